@@ -1,0 +1,62 @@
+"""gossamer: decentralized learning. Write an algorithm once; simulate it in virtual time; run it over TCP."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gossamer.algorithms import Algorithm
+    from gossamer.api import run
+    from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
+    from gossamer.experiment import Experiment
+    from gossamer.messages import Message, Model, Part
+    from gossamer.node import Node
+    from gossamer.results.run import Run, load_run
+    from gossamer.tasks import Task
+    from gossamer.wrapper import NodeWrapper
+
+__version__ = "0.1.0"
+
+# Imported on first use, so that `gossamer --help` does not wait for torch.
+_HOMES = {
+    "Algorithm": "gossamer.algorithms",
+    "BadInput": "gossamer.errors",
+    "Deadlock": "gossamer.errors",
+    "Experiment": "gossamer.experiment",
+    "GossamerError": "gossamer.errors",
+    "Message": "gossamer.messages",
+    "Model": "gossamer.messages",
+    "Node": "gossamer.node",
+    "NodeWrapper": "gossamer.wrapper",
+    "Part": "gossamer.messages",
+    "Run": "gossamer.results.run",
+    "RunFailed": "gossamer.errors",
+    "Task": "gossamer.tasks",
+    "load_run": "gossamer.results.run",
+    "run": "gossamer.api",
+}
+
+__all__ = [
+    "Algorithm",
+    "BadInput",
+    "Deadlock",
+    "Experiment",
+    "GossamerError",
+    "Message",
+    "Model",
+    "Node",
+    "NodeWrapper",
+    "Part",
+    "Run",
+    "RunFailed",
+    "Task",
+    "load_run",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

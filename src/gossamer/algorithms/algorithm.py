@@ -1,0 +1,40 @@
+"""The base of algorithms: the protocol that one node follows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from gossamer.messages import Model
+from gossamer.node import Node
+from gossamer.registry import Component
+
+
+class Algorithm(Component):
+    """One node's protocol: ordinary async Python over flat vectors.
+
+    An algorithm object is frozen and shared by all nodes; its fields are its parameters in the experiment file. What a node
+    must remember from round to round is in ``node.state``.
+    """
+
+    @abstractmethod
+    async def run(self, node: Node) -> None:
+        """What one node does, until its stop rule ends ``node.rounds()``."""
+
+    def message_limit(self, P: int, nodes: int) -> int:
+        """The largest message that a node accepts, in bytes: the default allows two models and 64 KiB."""
+        return 8 * P + 65536
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        """Ranks that hold training data, ascending; the partition is over these. The default is all."""
+        return tuple(range(nodes))
+
+    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+        """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
+        return tuple(range(nodes))
+
+
+def shared_model(node: Node) -> Tensor | Model:
+    """What a node sends as its model: the parameters, and the buffers beside them where the model has any."""
+    return node.model if len(node.buffers) else node.parameters

@@ -1,0 +1,48 @@
+"""All-reduce: the exact average of all models, every round.
+
+Reduce-scatter, then all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004), each as direct
+messages: the vector is cut into n segments; node j averages segment j of all nodes in rank order and sends the result to all.
+A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits:
+
+    x_i <- (1/n) sum_j (x_j - eta g_j(x_j))
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.messages import Model
+from gossamer.node import Node
+from gossamer.registry import register
+
+
+@register("algorithm", "all-reduce")
+class AllReduce(Algorithm):
+    """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not used).
+
+    Args:
+        local_steps: mini-batch steps a round.
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            whole = torch.cat(node.model)
+            mean = await self._average(node, r, whole)
+            node.model = Model(mean[: len(node.parameters)], mean[len(node.parameters) :])
+
+    async def _average(self, node: Node, r: int, v: Tensor) -> Tensor:
+        segments = v.tensor_split(node.size)
+        for peer in node.peers():
+            node.send(peer, segments[peer], tag=("scatter", r))
+        parts = await node.gather(node.peers(), tag=("scatter", r))
+        mean = await node.combine(segments[node.rank], parts, {peer: 1 / node.size for peer in parts})
+        node.broadcast(node.peers(), mean, tag=("gather", r))
+        means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
+        # A segment whose owner is dead stays as it is here.
+        return torch.cat([means.get(rank, segments[rank]) for rank in range(node.size)])

@@ -1,0 +1,54 @@
+"""D-PSGD: decentralized parallel stochastic gradient descent.
+
+Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017, Algorithm 1. With the mixing matrix W
+of the topology (symmetric, doubly stochastic for Metropolis-Hastings weights):
+
+- local steps before mixing (the usual form; DecentralizePy's): x_i <- sum_j W_ij (x_j - eta g_j(x_j))
+- overlapped (the paper's Algorithm 1, which communicates while it computes): x_i <- sum_j W_ij x_j - eta g_i(x_i)
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.node import Node
+from gossamer.registry import register
+
+
+@register("algorithm", "d-psgd")
+class DPSGD(Algorithm):
+    """D-PSGD (Lian et al., 2017); weights come from ``topology.weights``.
+
+    Args:
+        local_steps: mini-batch steps a round.
+        overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1 for one step; the
+            displacement of all steps for several). Batch-norm buffers are not mixed in this form.
+        reset_optimizer: forget momentum at the start of every round (DecentralizePy's default).
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+    overlap: bool = False
+    reset_optimizer: bool = False
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            if self.reset_optimizer:
+                node.reset_optimizer()
+            if self.overlap:
+                await self._overlapped(node, r)
+                continue
+            await node.train(self.local_steps)
+            node.broadcast(await node.neighbors(r, "out"), shared_model(node), tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+            await node.mix(inbox, node.mixing_weights(r))
+
+    async def _overlapped(self, node: Node, r: int) -> None:
+        before = node.parameters
+        training = node.spawn(node.train(self.local_steps))
+        node.broadcast(await node.neighbors(r, "out"), before, tag=r)
+        inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+        mixed = await node.combine(before, inbox, node.mixing_weights(r))
+        # What training has added so far stays; what it adds from now on is added to the mixed model when it is committed.
+        node.parameters = mixed + (node.parameters - before)
+        await training

@@ -1,0 +1,96 @@
+"""Epidemic Learning: whom a node sends to is drawn afresh every round.
+
+De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS 2023, Algorithm 1:
+local steps, the model to s nodes, then the plain average of the own and all received models,
+
+    x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|)
+
+The paper's sampler (Oracle), and the receivers' knowledge of who sends to them (Local), is a generator that all nodes share: the
+distribution is the paper's. The published artifact asks a sampling process (Oracle) or sends a notice to every node that is
+not chosen, O(n^2) small messages a round (Local); neither is sent here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Int
+from pydantic import Field
+
+from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.errors import BadInput
+from gossamer.node import Node
+from gossamer.registry import register
+from gossamer.topology import Graph, random_regular
+
+
+class Epidemic(Algorithm):
+    """What both forms share.
+
+    Args:
+        degree: s, how many nodes a node sends its model to.
+        local_steps: mini-batch steps a round.
+    """
+
+    degree: int = Field(default=7, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        if self.degree >= nodes:
+            raise BadInput(f"algorithm.degree: {self.degree} for {nodes} nodes; accepted: 1 to {nodes - 1}")
+        return super().data_ranks(nodes)
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            recipients, senders = self._draw(node, r)
+            node.broadcast(recipients, shared_model(node), tag=r)
+            inbox = await node.gather(senders, tag=r)
+            await node.mix(inbox, {j: 1 / (1 + len(inbox)) for j in inbox})
+
+    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _seed(node: Node, r: int) -> int:
+        return int(node.rng("epidemic", r, shared=True).integers(2**63))
+
+
+@register("algorithm", "epidemic-oracle")
+class EpidemicOracle(Epidemic):
+    """EL-Oracle (de Vos et al., 2023): a fresh undirected s-regular graph over all nodes each round."""
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        if self.degree * nodes % 2:
+            raise BadInput(f"algorithm.degree: no {self.degree}-regular graph has {nodes} nodes; accepted: an even degree")
+        return super().data_ranks(nodes)
+
+    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        neighbors = _regular_graph(self._seed(node, r), node.size, self.degree).neighbors(node.rank)
+        return neighbors, neighbors
+
+
+@register("algorithm", "epidemic-local")
+class EpidemicLocal(Epidemic):
+    """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement; in-degrees vary."""
+
+    def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        table = _recipients(self._seed(node, r), node.size, self.degree)
+        senders = np.flatnonzero((table == node.rank).any(axis=1))
+        return tuple(int(rank) for rank in table[node.rank]), tuple(int(rank) for rank in senders)
+
+
+# Both are pure functions of their arguments; the cache spares a simulation from drawing the same round once a node.
+
+
+@lru_cache(maxsize=8)
+def _regular_graph(seed: int, nodes: int, degree: int) -> Graph:
+    return random_regular(nodes, degree, np.random.default_rng(seed))
+
+
+@lru_cache(maxsize=8)
+def _recipients(seed: int, nodes: int, degree: int) -> Int[np.ndarray, "nodes degree"]:
+    order = np.random.default_rng(seed).random((nodes, nodes))
+    np.fill_diagonal(order, np.inf)
+    return np.sort(np.argpartition(order, degree - 1, axis=1)[:, :degree], axis=1)

@@ -1,0 +1,81 @@
+"""FedAvg: federated averaging, for comparison. The server is a node like any other.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1: each round the
+server sends x to a set S of max(C K, 1) of the K clients; each takes local steps from it and sends the result x_k back;
+
+    x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.errors import BadInput
+from gossamer.messages import Model
+from gossamer.node import Node
+from gossamer.registry import register
+
+
+@register("algorithm", "fedavg")
+class FedAvg(Algorithm):
+    """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is judged.
+
+    It sends to clients directly: of the topology, only a picture is made.
+
+    Args:
+        local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
+        client_fraction: C, the share of clients that take part in a round.
+        weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's plain mean.
+        server: rank of the server.
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+    client_fraction: float = Field(default=1.0, gt=0, le=1)
+    weighting: Literal["data", "uniform"] = "data"
+    server: int = Field(default=0, ge=0)
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        if nodes < 2:
+            raise BadInput(f"nodes: {nodes} for fedavg; accepted: at least 2, one of them the server")
+        if self.server >= nodes:
+            raise BadInput(f"algorithm.server: rank {self.server} of {nodes} nodes; accepted: 0 to {nodes - 1}")
+        return tuple(rank for rank in range(nodes) if rank != self.server)
+
+    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (self.server,)
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            clients = self._clients(node, r)
+            if node.rank == self.server:
+                await self._serve(node, r, clients)
+            elif node.rank in clients:
+                await self._work(node, r)
+
+    def _clients(self, node: Node, r: int) -> list[int]:
+        # Drawn from a shared generator, so that a client knows without a message that a round passes it by.
+        candidates = self.data_ranks(node.size)
+        count = max(int(self.client_fraction * len(candidates)), 1)
+        chosen = node.rng("clients", r, shared=True).choice(candidates, count, replace=False)
+        return sorted(int(rank) for rank in chosen)
+
+    async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
+        node.broadcast(clients, shared_model(node), tag=("model", r))
+        replies = await node.gather(clients, tag=("update", r))
+        size = {k: reply["samples"] if self.weighting == "data" else 1 for k, reply in replies.items()}
+        models = {k: reply["model"] for k, reply in replies.items()}
+        if models:
+            await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
+
+    async def _work(self, node: Node, r: int) -> None:
+        model = (await node.receive(("model", r), source=self.server)).payload
+        if isinstance(model, Model):
+            node.model = model
+        else:
+            node.parameters = model
+        node.reset_optimizer()
+        await node.train(self.local_steps)
+        node.send(self.server, {"model": shared_model(node), "samples": node.samples}, tag=("update", r))

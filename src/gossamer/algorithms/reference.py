@@ -1,0 +1,46 @@
+"""Lower and upper references: nobody talks, or nobody needs to."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.node import Node
+from gossamer.registry import register
+
+
+@register("algorithm", "local")
+class Local(Algorithm):
+    """Every node trains on its own data and never communicates: x_i <- x_i - eta g_i(x_i).
+
+    Args:
+        local_steps: mini-batch steps a round.
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            await node.train(self.local_steps)
+
+
+@register("algorithm", "centralized")
+class Centralized(Algorithm):
+    """One node (rank 0) holds all data and trains alone; the other nodes do nothing and are not judged.
+
+    Args:
+        local_steps: mini-batch steps a round.
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (0,)
+
+    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (0,)
+
+    async def run(self, node: Node) -> None:
+        if node.rank == 0:
+            async for _ in node.rounds():
+                await node.train(self.local_steps)

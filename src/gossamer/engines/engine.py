@@ -1,0 +1,23 @@
+"""What an engine is: made from an experiment, run once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+from gossamer.engines.outcome import Outcome
+from gossamer.engines.recording import Observer
+from gossamer.results.folder import RunFolder
+
+
+class Engine(Protocol):
+    """Carries an experiment out. Making one loads and checks everything, so that bad input is found before work starts."""
+
+    description: dict[str, Any]
+    """What the record keeps of the start; see ``Setup.description``."""
+
+    def run(self, folder: RunFolder, observer: Observer) -> Outcome:
+        """Run to the end, recording into a folder."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,53 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gossamer.errors import RunFailed
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an engine hands back.
+
+    Args:
+        reason: "rounds", "time", "target", "stopped" (by the user) or "failed".
+        time_s: the engine's clock at the end, seconds.
+        wall_s: real seconds.
+        parameters: every node's parameters [nodes, P]; None after a failure.
+        buffers: every node's buffers [nodes, B], where there are any.
+        failure: why, for "failed".
+        trainer: which trainer computed.
+    """
+
+    reason: str
+    time_s: float
+    wall_s: float
+    parameters: Float[Tensor, "nodes params"] | None
+    buffers: Float[Tensor, "nodes buffers"] | None
+    failure: RunFailed | None
+    trainer: str
+
+
+def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
+    """One clear error that names the node, the round and the cause; the traceback goes with it."""
+    if isinstance(error, RunFailed) and error.node is not None:
+        return error
+    text = "".join(traceback.format_exception(error))
+    return RunFailed(
+        f"node {rank} failed in round {round}: {cause(error)}", node=rank, round=round, traceback=text
+    )
+
+
+def cause(error: BaseException) -> str:
+    """An error in one line: type, message, and the line of code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + message if message else ''}{where}"

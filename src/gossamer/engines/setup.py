@@ -1,0 +1,148 @@
+"""From an experiment to what an engine runs: data, partition, topology and initial models; all bad input is found here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from gossamer.errors import BadInput, listed
+from gossamer.experiment import Experiment
+from gossamer.learning.parameters import Layout, initial_model
+from gossamer.messages import Model
+from gossamer.node import NodeSetup
+from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.tasks import Task, label_counts, load_task
+from gossamer.topology import Graph, TopologySchedule
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What all nodes of a run are made of; made by :func:`prepare`.
+
+    Args:
+        experiment: what is run.
+        task: its data, model and loss.
+        parts: indices of each node's training samples.
+        labels: samples of each class at each node, or None where there are no classes.
+        topology: who may talk to whom.
+        layout: the shapes behind the flat vectors.
+        judged: ranks whose model is the algorithm's outcome.
+        evaluated: ranks whose model is judged by itself.
+        message_limit: the largest message that a node accepts, bytes.
+    """
+
+    experiment: Experiment
+    task: Task
+    parts: list[Int[np.ndarray, "_"]]
+    labels: Int[np.ndarray, "nodes classes"] | None
+    topology: TopologySchedule
+    layout: Layout
+    judged: tuple[int, ...]
+    evaluated: tuple[int, ...]
+    message_limit: int
+
+    def initial(self, rank: int) -> Model:
+        """The model that a node starts with: the same everywhere, or drawn for each node."""
+        shared = self.experiment.initial == "common"
+        seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
+        return initial_model(self.task.model, seed)
+
+    def node(self, rank: int, initial: Model | None = None) -> NodeSetup:
+        """What one node is made of."""
+        experiment = self.experiment
+        samples = experiment.evaluation.samples
+        test_samples = len(self.task.test[0])
+        return NodeSetup(
+            rank=rank,
+            size=experiment.nodes,
+            seed=experiment.seed,
+            topology=self.topology,
+            layout=self.layout,
+            initial=initial or self.initial(rank),
+            optimizer=experiment.optimizer,
+            samples=self.parts[rank],
+            label_counts=None if self.labels is None else self.labels[rank],
+            batch_size=experiment.batch_size,
+            test_samples=test_samples if samples is None else min(samples, test_samples),
+            gather_timeout_s=experiment.gather.timeout_s,
+            lost_peer=experiment.gather.lost_peer,
+            wrappers=experiment.wrappers,
+        )
+
+    def description(self) -> dict[str, Any]:
+        """What the record keeps of the start: nodes, label counts, the first graph."""
+        graph = self.topology.graph(0)
+        return {
+            "nodes": self.experiment.nodes,
+            "directed": graph.directed,
+            "parameters": self.layout.size,
+            "samples": [len(part) for part in self.parts],
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "classes": None if self.task.classes is None else list(self.task.classes),
+            "judged": list(self.judged),
+            "graphs": {"0": edges(graph)},
+        }
+
+
+def edges(graph: Graph) -> list[list[int]]:
+    """A graph's edges as lists, for the record."""
+    return [list(edge) for edge in graph.edges()]
+
+
+def prepare(experiment: Experiment) -> Setup:
+    """Load, partition and check everything that a run needs, before any work starts.
+
+    Raises:
+        BadInput: for anything that can't be used; names the field.
+    """
+    algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
+    holders, judged = algorithm.data_ranks(nodes), algorithm.judged_ranks(nodes)
+    task = load_task(experiment.task, experiment.data_root, seed)
+    with torch.random.fork_rng(devices=[]):
+        layout = Layout.of(task.model())
+    parts: list[Int[np.ndarray, "_"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
+    assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
+    for rank, part in zip(holders, assigned, strict=True):
+        parts[rank] = part
+    topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
+    topology.check()
+    _check_metric(experiment, task)
+    return Setup(
+        experiment=experiment,
+        task=task,
+        parts=parts,
+        labels=label_counts(task, parts),
+        topology=topology,
+        layout=layout,
+        judged=judged,
+        evaluated=_evaluated(experiment, judged),
+        message_limit=algorithm.message_limit(layout.size, nodes),
+    )
+
+
+def _check_metric(experiment: Experiment, task: Task) -> None:
+    target = experiment.stop.target
+    if target is None:
+        return
+    accepted = ["train_loss", "test_loss", "consensus_distance", *(f"test_{name}" for name in task.metrics)]
+    if target.metric not in accepted:
+        raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
+
+
+def _evaluated(experiment: Experiment, judged: tuple[int, ...]) -> tuple[int, ...]:
+    chosen = experiment.evaluation.nodes
+    if chosen == "all":
+        return judged
+    if chosen == "average":
+        return ()
+    if isinstance(chosen, int):
+        drawn = generator(experiment.seed, "evaluated").choice(judged, min(chosen, len(judged)), replace=False)
+        return tuple(sorted(int(rank) for rank in drawn))
+    ranks = tuple(sorted(set(chosen) & set(judged)))
+    if not ranks:
+        raise BadInput(f"evaluation.nodes: none of {chosen} is judged under this algorithm; accepted: among {list(judged)}")
+    return ranks

@@ -1,0 +1,180 @@
+"""Virtual time: events in a fixed order, drained by the event loop when nothing else is ready.
+
+asyncio runs the coroutines; its own timers are not used (they wake ties in heap order, which an unrelated timer changes). The loop's
+selector is where a real loop would wait for sockets: there, virtual time advances instead.
+
+At one instant: commits of computations, arrivals and deliveries, then timers, each in the order (rank, per-rank sequence); the
+coroutines they woke; when these are quiet, mixing steps; and again until nothing is left of this instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import selectors
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+from gossamer.errors import Deadlock, RunFailed
+
+NS = 1_000_000_000
+MAX_PASSES = 1_000_000
+"""Passes through one instant after which a node is taken to be spinning."""
+
+
+class Order(IntEnum):
+    """What comes first at one instant."""
+
+    COMMIT = 0
+    ARRIVAL = 1
+    DELIVERY = 2
+    TIMER = 3
+    END = 4
+
+
+class Event:
+    """A call at an instant; ``cancel()`` takes it back."""
+
+    __slots__ = ("_call", "rank")
+
+    def __init__(self, rank: int, call: Callable[[], None]) -> None:
+        self.rank = rank
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Don't make the call."""
+        self._call = None
+
+    def run(self) -> None:
+        """Make the call, unless it was taken back."""
+        if self._call is not None:
+            self._call()
+
+
+class Clock:
+    """The virtual clock and its events.
+
+    Attributes:
+        now_ns: nanoseconds since the start, a whole number.
+        waiting: set by the engine; says what every node waits for, for the message of a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.waiting: Callable[[], str] = str
+        self._heap: list[tuple[int, int, int, int, Event]] = []
+        self._sequences: dict[int, int] = {}
+        self._mixes: list[tuple[int, int, Callable[[], None]]] = []
+        self._passes = 0
+
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self.now_ns / NS
+
+    def at(self, time_ns: int, order: Order, rank: int, call: Callable[[], None]) -> Event:
+        """Make a call at an instant, for a node."""
+        event = Event(rank, call)
+        heapq.heappush(self._heap, (max(time_ns, self.now_ns), order, rank, self._next(rank), event))
+        return event
+
+    def after(self, seconds: float, order: Order, rank: int, call: Callable[[], None]) -> Event:
+        """Make a call some seconds from now; less than half a nanosecond is now."""
+        return self.at(self.now_ns + to_ns(seconds), order, rank, call)
+
+    def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
+        """Make a call at this instant, when every coroutine waits and no event of this instant is left."""
+        self._mixes.append((rank, self._next(rank), call))
+
+    def _next(self, rank: int) -> int:
+        # Sequences are per rank, so that what one node does can't reorder what another one does.
+        sequence = self._sequences.get(rank, 0)
+        self._sequences[rank] = sequence + 1
+        return sequence
+
+    def advance(self) -> None:
+        """Run the next events: of this instant if any are left, then this instant's mixing steps, else of the next instant.
+
+        Raises:
+            Deadlock: if nothing is left, while someone still waits.
+            RunFailed: if time does not move any more.
+        """
+        event = self._heap[0] if self._heap else None
+        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.END
+        if self._mixes and not of_this_instant:
+            self._run_mixes()
+        elif event is None:
+            raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
+        else:
+            if event[0] > self.now_ns:
+                self.now_ns, self._passes = event[0], 0
+            self._run_events()
+
+    def _run_events(self) -> None:
+        last = 0
+        while self._heap and self._heap[0][0] == self.now_ns:
+            _, order, last, _, event = heapq.heappop(self._heap)
+            event.run()
+            if order == Order.END:
+                break
+            if self._heap and self._heap[0][1] == Order.END:
+                break  # the end of time comes when all else of its instant is done
+        self._count_pass(last)
+
+    def _run_mixes(self) -> None:
+        mixes, self._mixes = sorted(self._mixes, key=lambda mix: mix[:2]), []
+        for _, _, call in mixes:
+            call()
+        self._count_pass(mixes[-1][0])
+
+    def _count_pass(self, rank: int) -> None:
+        self._passes += 1
+        if self._passes > MAX_PASSES:
+            raise RunFailed(
+                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps going without letting time pass"
+                " (a loop around an await that takes no time?)",
+                node=rank,
+            )
+
+
+def to_ns(seconds: float) -> int:
+    """Whole nanoseconds.
+
+    Raises:
+        ValueError: for a negative or infinite time.
+    """
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds: got {seconds}; accepted: a finite number, at least 0")
+    return round(seconds * NS)
+
+
+class _VirtualSelector(selectors.BaseSelector):
+    """Instead of waiting for file descriptors, let virtual time pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._keys: dict[int, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        self._keys[fd] = selectors.SelectorKey(fileobj, fd, events, data)
+        return self._keys[fd]
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._keys.pop(fileobj if isinstance(fileobj, int) else fileobj.fileno())
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:  # nothing is ready to run, and no timer of asyncio's is set
+            self._clock.advance()
+        return []
+
+
+def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
+    """An asyncio event loop whose time is a clock's. It serves coroutines, tasks and futures only: no sockets, no executors."""
+    loop = asyncio.SelectorEventLoop(_VirtualSelector(clock))
+    loop.time = clock.now  # type: ignore[method-assign]
+    return loop

@@ -1,0 +1,105 @@
+"""Deferred computation: what is computed together, and when its result is due, are two things.
+
+A computation has a virtual duration; its result is due at the end of it and is committed then, never earlier. When a due result is
+not there yet, everything that is under way and of the same kind is computed as one batch, from immutable snapshots. So what nodes
+read does not depend on what was batched with what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.engines.simulate.clock import Clock, Event, Order
+from gossamer.learning.computation import Computation, Kind
+
+_PENDING = object()
+
+
+@dataclass(eq=False)
+class _Entry:
+    computation: Computation
+    seconds: float
+    future: asyncio.Future[Any]
+    due: Event | None = None
+    result: Any = _PENDING
+
+
+class Compute:
+    """Carries out the computations of all nodes, one at a time per node, first come first served.
+
+    Args:
+        clock: says when results are due.
+        seconds: duration of a computation on its node.
+        execute: runs jobs of one kind as a batch, results in order.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        seconds: Callable[[Computation], float],
+        execute: Callable[[Kind, Sequence[Any]], list[Any]],
+    ) -> None:
+        self._clock, self._seconds, self._execute = clock, seconds, execute
+        self._queues: dict[int, deque[_Entry]] = {}
+        self.batches = 0
+        self.computations = 0
+
+    def submit(self, computation: Computation) -> Awaitable[Any]:
+        """Queue a computation at its node; gives what its ``commit`` returns, at its due instant."""
+        entry = _Entry(computation, self._seconds(computation), asyncio.get_running_loop().create_future())
+        queue = self._queues.setdefault(computation.rank, deque())
+        queue.append(entry)
+        if len(queue) == 1:
+            self._start(entry)
+        return self._wait(entry)
+
+    async def _wait(self, entry: _Entry) -> Any:
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            self._cancel(entry)
+            raise
+
+    def _start(self, entry: _Entry) -> None:
+        rank = entry.computation.rank
+        entry.due = self._clock.after(entry.seconds, Order.COMMIT, rank, lambda: self._due(entry))
+
+    def _cancel(self, entry: _Entry) -> None:
+        queue = self._queues[entry.computation.rank]
+        if entry not in queue:
+            return  # it was committed at this very instant
+        running = queue[0] is entry
+        queue.remove(entry)
+        if entry.due is not None:
+            entry.due.cancel()
+        if running and queue:
+            self._start(queue[0])
+
+    def _due(self, entry: _Entry) -> None:
+        if entry.result is _PENDING:
+            self._flush(entry.computation.kind)
+        queue = self._queues[entry.computation.rank]
+        queue.popleft()
+        if queue:
+            self._start(queue[0])
+        if isinstance(entry.result, Exception):
+            entry.future.set_exception(entry.result)
+        else:
+            entry.future.set_result(entry.computation.commit(entry.result))
+
+    def _flush(self, kind: Kind) -> None:
+        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build on it)."""
+        heads = [queue[0] for _, queue in sorted(self._queues.items()) if queue]
+        entries = [head for head in heads if head.computation.kind is kind and head.result is _PENDING]
+        self.batches += 1
+        self.computations += len(entries)
+        try:
+            results = self._execute(kind, [entry.computation.prepare() for entry in entries])
+        except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the nodes report it
+            results = [error] * len(entries)
+        for entry, result in zip(entries, results, strict=True):
+            entry.result = result

@@ -1,0 +1,385 @@
+"""The engine ``simulate``: every node on one machine, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gossamer.engines.outcome import Outcome, describe_failure
+from gossamer.engines.recording import (
+    NetworkRows,
+    Observer,
+    TargetWatch,
+    expected_reports,
+    is_due,
+    node_row,
+    stacked,
+    stopwatch,
+)
+from gossamer.engines.setup import Setup, edges, prepare
+from gossamer.engines.simulate.clock import Clock, Order, new_loop, to_ns
+from gossamer.engines.simulate.compute import Compute
+from gossamer.engines.simulate.links import Links
+from gossamer.engines.simulate.rows import Rows
+from gossamer.errors import BadInput, Deadlock, RunFailed
+from gossamer.experiment import Experiment, Simulate
+from gossamer.learning.computation import Computation, Kind, execute
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, can_batch
+from gossamer.messages import Message, Model, Payload, Sending, Traffic
+from gossamer.node import Node
+from gossamer.payload import freeze
+from gossamer.randomness import generator
+from gossamer.results.folder import RunFolder
+
+
+class _Host:
+    """One node's side of the simulator."""
+
+    def __init__(self, engine: Simulation, rank: int) -> None:
+        self._engine, self._rank = engine, rank
+        self.lost: set[int] = set()
+        self._secrets = 0
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._engine.links.counters(self._rank)
+
+    def now(self) -> float:
+        return self._engine.clock.now()
+
+    def timer(self, seconds: float, call: Callable[[], None]) -> Any:
+        return self._engine.clock.after(seconds, Order.TIMER, self._rank, call)
+
+    def store(self, vector: Tensor) -> Tensor:
+        return self._engine.rows.store(vector)
+
+    def is_stored(self, tensor: Tensor) -> bool:
+        return self._engine.rows.owns(tensor)
+
+    def fresh(self, length: int) -> Tensor:
+        rows = self._engine.rows
+        return rows.fresh() if length == rows.length else torch.empty(length, device=self._engine.device)
+
+    def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
+        return self._engine.links.send(self._rank, to, freeze(payload, self._engine.rows.owns), tag)
+
+    def compute(self, computation: Computation) -> Awaitable[Any]:
+        return self._engine.compute.submit(computation)
+
+    def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def call() -> None:
+            if future.done():  # cancelled
+                return
+            try:
+                future.set_result(run())
+            except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
+                future.set_exception(error)
+
+        self._engine.clock.when_quiet(self._rank, call)
+        return future
+
+    def finished(self, rounds: int) -> bool:
+        last = self._engine.setup.experiment.stop.rounds
+        return last is not None and rounds >= last
+
+    async def end_round(self) -> None:
+        self._engine.round_ended(self._rank)
+
+    def secret(self, n: int) -> bytes:
+        self._secrets += 1
+        return generator(self._engine.setup.experiment.seed, "secret", self._rank, self._secrets).bytes(n)
+
+
+class SimulateEngine:
+    """The engine of an experiment; making it finds bad input, :meth:`run` does the work."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        device = experiment.engine.device if isinstance(experiment.engine, Simulate) else "cpu"
+        if device != "cpu" and not torch.cuda.is_available():
+            raise BadInput(f"engine.device: {device!r}, but torch finds no GPU; accepted: cpu")
+        self._setup = prepare(experiment)
+        self.description = self._setup.description()
+
+    def run(self, folder: RunFolder, observer: Observer) -> Outcome:
+        """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
+        return Simulation(self._setup, folder, observer).run()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to end."""
+
+
+class Simulation:
+    """One run of all nodes of a setup in virtual time.
+
+    Args:
+        setup: what is run.
+        folder: where rows are recorded.
+        observer: who watches.
+    """
+
+    def __init__(self, setup: Setup, folder: RunFolder, observer: Observer) -> None:
+        experiment, self.setup, self._observer = setup.experiment, setup, observer
+        options = experiment.engine
+        assert isinstance(options, Simulate)
+        self._options = options
+        self.device = options.device
+        self._wall = stopwatch()
+        self.clock = Clock()
+        self.clock.waiting = self._waiting
+        self.rows = Rows(setup.layout.size, self.device)
+        self.links = Links(self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver)
+        self.compute = Compute(self.clock, self._seconds, self._execute)
+        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples, self.device)
+        self._trainer = self._first_trainer(options.trainer)
+        self._folder = folder
+        self._metrics, self._graphs = folder.segment("metrics"), folder.segment("graphs")
+        self._events = folder.segment("events")
+        self._network_rows = NetworkRows(setup, self._evaluator)
+        self._target = TargetWatch(experiment.stop.target, expected_reports(setup))
+        self._loop = new_loop(self.clock)
+        self._end: asyncio.Future[str] = self._loop.create_future()
+        self._running = experiment.nodes
+        self._chosen = False
+        self._rounds = 0
+        self._graph, self._graph_round = setup.topology.graph(0), 0
+        self.nodes: list[Node] = []
+
+    # --- the run -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run to the end."""
+        keep_freed_memory()
+        loop = self._loop
+        failure: RunFailed | None = None
+        reason = "failed"
+        with _torch_settings(self._options.threads), _signals(lambda: self._finish("stopped")):
+            try:
+                self._build()
+                self._observer.start(self.setup.description())
+                reason = loop.run_until_complete(self._main())
+            except RunFailed as error:
+                failure = error
+            finally:
+                # A task that waits on in spite of its cancellation is left behind with the loop.
+                with suppress(Deadlock):
+                    loop.run_until_complete(self._end_nodes())
+                loop.close()
+        if failure is None and reason in ("rounds", "time", "target"):
+            self._last_rows()
+        for segment in (self._metrics, self._graphs, self._events):
+            segment.close()
+        parameters, buffers = stacked([node.model for node in self.nodes]) if failure is None else (None, None)
+        return Outcome(reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name)
+
+    def _build(self) -> None:
+        common = self.setup.initial(0) if self.setup.experiment.initial == "common" else None
+        for rank in range(self.setup.experiment.nodes):
+            initial = common or self.setup.initial(rank)
+            if self.device != "cpu":
+                initial = Model(*(vector.to(self.device) for vector in initial))
+            if common is not None:
+                common = initial = Model(self.rows.store(initial.parameters), initial.buffers)
+            self.nodes.append(Node(self.setup.node(rank, initial), _Host(self, rank)))
+
+    async def _main(self) -> str:
+        stop, every_s = self.setup.experiment.stop, self.setup.experiment.evaluation.every_s
+        if stop.time_s is not None:
+            self.clock.at(to_ns(stop.time_s), Order.END, 0, lambda: self._finish("time"))
+        if every_s is not None:
+            self._tick(0, every_s)
+        if self.setup.experiment.evaluation.every_rounds is not None:
+            for node in self.nodes:
+                self._record(node, moment=0)
+        algorithm = self.setup.experiment.algorithm
+        for node in self.nodes:
+            life = asyncio.ensure_future(self._life(node, algorithm.run(node)))
+            life.add_done_callback(self._ended)
+        return await self._end
+
+    async def _life(self, node: Node, protocol: Coroutine[Any, Any, None]) -> None:
+        """A node's protocol; afterwards its spawned tasks go on answering, and may still fail."""
+        try:
+            await node.live(protocol)
+            self._running -= 1
+            if self._running == 0:
+                self._finish("rounds")
+            raise await node.failure()
+        except Exception as error:
+            raise describe_failure(error, node.rank, node.round) from error
+
+    def _ended(self, life: asyncio.Future[None]) -> None:
+        if not life.cancelled() and (error := life.exception()) is not None and not self._end.done():
+            self._end.set_exception(error)
+
+    async def _end_nodes(self) -> None:
+        lives = asyncio.all_tasks() - {asyncio.current_task()}
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+        for node in self.nodes:
+            await node.end()
+
+    def _finish(self, reason: str) -> None:
+        if not self._end.done():
+            self._end.set_result(reason)
+
+    def _waiting(self) -> str:
+        said = [f"node {node.rank} for {'; '.join(node.waiting())}" for node in self.nodes if node.waiting()]
+        more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
+        return "; ".join(said[:20]) + more if said else "for something that is not a message"
+
+    # --- what nodes ask for --------------------------------------------------------------------------------------------
+
+    def _deliver(self, rank: int, message: Message) -> None:
+        self.nodes[rank].deliver(message)
+
+    def _seconds(self, computation: Computation) -> float:
+        profile, seed = self.setup.experiment.compute, self.setup.experiment.seed
+        if computation.kind is Kind.APPLY:
+            return 0.0
+        return float(profile.seconds(seed, computation.rank, computation.first_step, computation.work))
+
+    def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
+        if self._options.trainer == "auto" and kind is Kind.TRAIN and len(jobs) > 1 and not self._chosen:
+            return self._measure(jobs)
+        return execute(kind, jobs, self._trainer, self._evaluator)
+
+    # --- trainers ------------------------------------------------------------------------------------------------------
+
+    def _first_trainer(self, name: str) -> Trainer:
+        kind = BatchedTrainer if name == "batched" else SequentialTrainer
+        return self._make_trainer(kind)
+
+    def _make_trainer(self, kind: type[Trainer]) -> Trainer:
+        return kind(self.setup.task, self.setup.experiment.optimizer, self.rows.fresh, self.device)
+
+    def _measure(self, jobs: Sequence[Any]) -> list[Any]:
+        """Run the same batch by both trainers, the second time warm; keep the faster, and its results."""
+        self._chosen = True
+        if not can_batch(self._trainer.flat.module):
+            return self._trainer.train(list(jobs))
+        best: tuple[float, Trainer, list[Any]] | None = None
+        said = []
+        for kind in (SequentialTrainer, BatchedTrainer):
+            trainer = self._make_trainer(kind)
+            trainer.train(jobs[: min(len(jobs), 4)])
+            start = time.perf_counter()
+            results = trainer.train(jobs)
+            seconds = time.perf_counter() - start
+            said.append(f"{trainer.name} {seconds * 1e3:.1f} ms")
+            if best is None or seconds < best[0]:
+                best = (seconds, trainer, list(results))
+        assert best is not None
+        self._trainer = best[1]
+        self._observer.say(f"trainer: {self._trainer.name} (a batch of {len(jobs)} nodes: {', '.join(said)})")
+        return best[2]
+
+    # --- recording -----------------------------------------------------------------------------------------------------
+
+    def round_ended(self, rank: int) -> None:
+        """A node has completed a round."""
+        node = self.nodes[rank]
+        self._rounds += 1
+        self._observer.progress(self._rounds, self.clock.now())
+        if is_due(self.setup, node.round):
+            self._record(node, moment=node.round)
+
+    def _tick(self, number: int, every_s: float) -> None:
+        self._record_all(("tick", number))
+        due_ns = to_ns((number + 1) * every_s)
+        # After all else of the instant, so that a snapshot is what the instant ends with.
+        self.clock.at(
+            due_ns,
+            Order.TIMER,
+            0,
+            lambda: self.clock.when_quiet(len(self.nodes), lambda: self._tick(number + 1, every_s)),
+        )
+
+    def _record_all(self, moment: Any) -> None:
+        for node in self.nodes:
+            self._record(node, moment)
+
+    def _record(self, node: Node, moment: Any) -> None:
+        rank = node.rank
+        if rank not in self.setup.judged and node.round == 0 and self.setup.parts[rank].size == 0:
+            return  # a node that has no part in the algorithm
+        self._record_graph(node.round)
+        test = self._evaluator.test(node.model) if rank in self.setup.evaluated else None
+        row = node_row(node, self.links.traffic(rank), self.clock.now(), self._wall(), test)
+        self._append(row, moment)
+        network = self._network_rows.add(moment, row, node.model)
+        if network is not None:
+            self._append(network, moment)
+
+    def _append(self, row: dict[str, Any], moment: Any) -> None:
+        self._metrics.append(row)
+        self._observer.row(row)
+        if self._target.reached(moment, row):
+            self._finish("target")
+
+    def _record_graph(self, rounds: int) -> None:
+        """The graph of the round that was completed last, where it is another than before."""
+        if rounds <= self._graph_round:
+            return
+        self._graph_round = rounds
+        graph = self.setup.topology.graph(rounds - 1)
+        if graph is not self._graph:
+            self._graph = graph
+            self._graphs.append({"round": rounds, "edges": edges(graph)})
+
+    def _last_rows(self) -> None:
+        """A run that ended by time or target is recorded once more, as it ended."""
+        if self.setup.experiment.stop.rounds is None or any(
+            node.round < self.setup.experiment.stop.rounds for node in self.nodes if node.rank in self.setup.judged
+        ):
+            self._record_all("end")
+
+
+@contextmanager
+def _torch_settings(threads: int) -> Iterator[None]:
+    """torch's threads and generator for the run, and the caller's again after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def handle(number: int, frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, before[each])
+        stop()
+
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])

@@ -1,0 +1,70 @@
+"""The errors that gossamer raises on purpose.
+
+::
+
+    GossamerError
+    ├── BadInput     what the user gave can't be run: exit code 2, one clear line a problem
+    └── RunFailed    a run started and could not be finished: exit code 1, recorded rows are kept
+        └── Deadlock     every node waits and nothing can wake one
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class GossamerError(Exception):
+    """Base of everything that gossamer raises on purpose."""
+
+
+class BadInput(GossamerError):
+    """An experiment, file or argument that can't be used, found before work starts.
+
+    Args:
+        problems: one line each, naming the field, the value and what is accepted.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class RunFailed(GossamerError):
+    """A run that could not be finished.
+
+    Args:
+        message: one line that names the cause.
+        node: rank of the node that failed, if one did.
+        round: the round that the node was in, if one did.
+        traceback: the node's traceback as text, where there is one.
+
+    Attributes:
+        folder: where what was recorded is kept, once that is known.
+    """
+
+    folder: Path | None = None
+
+    def __init__(
+        self, message: str, *, node: int | None = None, round: int | None = None, traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.node = node
+        self.round = round
+        self.traceback = traceback
+
+
+class Deadlock(RunFailed):
+    """Every node waits and no event is left that could wake one; the message names who waits for what."""
+
+
+def suggest(wrong: str, accepted: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest accepted name, or nothing when none is near."""
+    near = difflib.get_close_matches(wrong, list(accepted), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sorted, comma separated list."""
+    return ", ".join(sorted(names))

@@ -1,0 +1,300 @@
+"""Experiment: one complete description of what is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, model_validator
+
+from gossamer.errors import BadInput
+from gossamer.registry import Component, FilePath, FromCommandLine, build, component
+from gossamer.validation import bad_input
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Evaluation(_Section):
+    """When and on what models are judged for the record; it costs no time on the nodes' clocks.
+
+    Args:
+        every_rounds: a row a node every so many of its rounds, and before the first and after the last.
+        every_s: rows of all nodes at common instants, every so many seconds (for asynchronous algorithms).
+        nodes: whose models are judged: "all", "average" (the average model), a number (that many, drawn), or a list of ranks.
+        samples: how many test samples, drawn once; null is all.
+    """
+
+    every_rounds: int | None = Field(default=10, ge=1)
+    every_s: float | None = Field(default=None, gt=0)
+    nodes: Literal["all", "average"] | Annotated[int, Field(ge=1)] | list[int] = "all"
+    samples: int | None = Field(default=1000, ge=1)
+
+
+class Target(_Section):
+    """A level of a metric, at which a run may stop: mean over judged nodes; losses count downwards.
+
+    Args:
+        metric: a column of the recorded rows, e.g. test_accuracy.
+        value: the level.
+    """
+
+    metric: str
+    value: float
+
+
+class Stop(_Section):
+    """When a run ends: at the first of these.
+
+    Args:
+        rounds: rounds of every node.
+        time_s: seconds of the engine's clock.
+        target: a level of a metric.
+    """
+
+    rounds: int | None = Field(default=None, ge=1)
+    time_s: float | None = Field(default=None, gt=0)
+    target: Target | None = None
+
+    @model_validator(mode="after")
+    def _ends(self) -> Stop:
+        if self.rounds is None and self.time_s is None:
+            raise ValueError("stop.rounds or stop.time_s, so that the run ends")
+        return self
+
+
+class Gather(_Section):
+    """What a node that waits for its peers does about slow and dead ones.
+
+    Args:
+        timeout_s: go on without the missing ones after so many seconds; null waits for ever.
+        lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without it.
+    """
+
+    timeout_s: float | None = Field(default=None, gt=0)
+    lost_peer: Literal["fail", "skip"] = "fail"
+
+
+class Simulate(_Section):
+    """Virtual time on this machine.
+
+    Args:
+        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), or "auto" (measures both on the first batches).
+        threads: torch's threads; the bits of "sequential" with one thread are those of the engine processes.
+        device: where models and data live.
+    """
+
+    name: Literal["simulate"] = "simulate"
+    trainer: Literal["auto", "sequential", "batched"] = "auto"
+    threads: int = Field(default=1, ge=1)
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+
+
+class Processes(_Section):
+    """One operating-system process a node, over TCP on loopback.
+
+    Args:
+        trainer: one node has nothing to batch with: "auto" is "sequential".
+        threads: torch's threads in each node.
+        start_timeout_s: seconds within which all nodes must be up.
+        train_at_once: how many nodes compute at the same time; null is the number of cores.
+    """
+
+    name: Literal["processes"] = "processes"
+    trainer: Literal["auto", "sequential"] = "auto"
+    threads: Literal[1] = 1
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    train_at_once: int | None = Field(default=None, ge=1)
+
+
+ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
+
+
+def _engine(value: Any) -> Any:
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        return value
+    name = value.get("name", "simulate")
+    if name not in ENGINES:
+        raise BadInput(f"engine.name: got {name!r}; accepted: {', '.join(ENGINES)}")
+    try:
+        return ENGINES[name].model_validate(dict(value))
+    except ValidationError as error:
+        raise bad_input(error, ENGINES[name], "engine") from None
+
+
+def _wrappers(value: Any) -> Any:
+    return [build("wrapper", item, None, "wrappers") for item in value] if isinstance(value, list | tuple) else value
+
+
+class Experiment(BaseModel):
+    """One complete description: task, partition, topology, algorithm, network, compute, evaluation, stop rule, seed.
+
+    Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen; :meth:`override`
+    gives a changed copy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    seed: int = Field(default=1, ge=0)
+    nodes: int = Field(ge=1)
+    task: component("task")  # type: ignore[valid-type]
+    partition: component("partition") = Field(default="iid", validate_default=True)  # type: ignore[valid-type]
+    topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
+    algorithm: component("algorithm")  # type: ignore[valid-type]
+    wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
+    optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = 16
+    initial: Literal["common", "independent"] = "common"
+    compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
+    network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
+    gather: Gather = Gather()
+    evaluation: Evaluation = Evaluation()
+    stop: Stop
+    data_root: FilePath | None = None
+    engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
+
+    @field_serializer(
+        "task", "partition", "topology", "algorithm", "optimizer", "compute", "network", when_used="always"
+    )
+    def _component(self, value: Component) -> dict[str, Any]:
+        return value.spec()
+
+    @field_serializer("wrappers", when_used="always")
+    def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:
+        return [item.spec() for item in value]
+
+    @field_serializer("data_root", when_used="always")
+    def _path(self, value: Path | None) -> str | None:
+        return None if value is None else str(value)
+
+    @model_validator(mode="after")
+    def _known_ranks(self) -> Experiment:
+        chosen = self.evaluation.nodes
+        if isinstance(chosen, int) and chosen > self.nodes:
+            raise BadInput(f"evaluation.nodes: {chosen} of {self.nodes} nodes; accepted: at most {self.nodes}")
+        if isinstance(chosen, list) and any(not 0 <= rank < self.nodes for rank in chosen):
+            raise BadInput(f"evaluation.nodes: got {chosen}; accepted: ranks 0 to {self.nodes - 1}")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None) -> Experiment:
+        """Read an experiment file.
+
+        Args:
+            path: a YAML file; relative paths in it are relative to it.
+            overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them are relative
+                to the working directory.
+            engine: another engine's name, in place of the file's.
+
+        Raises:
+            BadInput: for a missing file, broken YAML, or anything in it that can't be used.
+        """
+        file = Path(path)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise BadInput(f"{path}: {reason}; accepted: a YAML experiment file") from None
+        return cls.parse(text, overrides, engine, folder=file.resolve().parent, source=str(path))
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        overrides: Iterable[str] = (),
+        engine: str | None = None,
+        *,
+        folder: Path | None = None,
+        source: str = "experiment",
+    ) -> Experiment:
+        """The experiment that a YAML text describes; arguments and errors as for :meth:`load`."""
+        try:
+            raw = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(raw, dict):
+            raise BadInput(f"{source}: a {type(raw).__name__}; accepted: a mapping of fields such as 'task' and 'nodes'")
+        for override in overrides:
+            _assign(raw, override)
+        if engine is not None:
+            raw["engine"] = _with_engine(raw.get("engine"), engine)
+        return cls.of(raw, folder)
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
+        """The experiment that a mapping describes; relative paths are relative to ``folder``.
+
+        Raises:
+            BadInput: for anything in it that can't be used.
+        """
+        try:
+            return cls.model_validate(dict(raw), context={"folder": folder})
+        except ValidationError as error:
+            raise bad_input(error, cls) from None
+
+    def override(self, **changes: Any) -> Experiment:
+        """A copy with other values for some fields, validated anew.
+
+        Raises:
+            BadInput: for a value that can't be used.
+        """
+        return Experiment.of({**self.model_dump(mode="json"), **changes})
+
+    def to_yaml(self) -> str:
+        """The resolved experiment: every field, as a YAML text that gives the same experiment again."""
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+    def save(self, path: str | Path) -> None:
+        """Write the resolved experiment as a YAML file."""
+        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+
+def _with_engine(old: Any, name: str) -> dict[str, Any]:
+    """Another engine with those of the old one's fields that it has too."""
+    fields = ENGINES[name].model_fields if name in ENGINES else {}
+    kept = {key: value for key, value in old.items() if key in fields} if isinstance(old, Mapping) else {}
+    if name == "processes":
+        # One node a process has one way to train.
+        kept.pop("trainer", None)
+        kept.pop("threads", None)
+    return {**kept, "name": name}
+
+
+def _assign(raw: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not re.fullmatch(r"[A-Za-z_][\w-]*(\.[\w-]+)*", path):
+        raise BadInput(f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05")
+    try:
+        value = _from_command_line(yaml.safe_load(text))
+    except yaml.YAMLError:
+        raise BadInput(f"--set {override}: {text!r} is not a YAML value") from None
+    *parents, last = path.split(".")
+    place = raw
+    for depth, name in enumerate(parents):
+        inner = place.get(name, {})
+        if isinstance(inner, str) and depth == 0:
+            inner = {"name": inner}  # a bare name stands for a component with default parameters
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set {override}: {'.'.join(parents[: depth + 1])} is {inner!r}, which has no fields")
+        place[name] = inner
+        place = inner
+    if last == "name" and "name" in place and place["name"] != value:
+        place.clear()  # another component: the old one's parameters are not its own
+    place[last] = value
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, str):
+        return FromCommandLine(value)
+    if isinstance(value, list):
+        return [_from_command_line(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _from_command_line(item) for key, item in value.items()}
+    return value

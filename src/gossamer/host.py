@@ -1,0 +1,61 @@
+"""What an engine gives one node: a clock, links, computation, storage and a recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from gossamer.messages import Payload, Sending, Traffic
+
+if TYPE_CHECKING:
+    from gossamer.learning.computation import Computation
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None:
+        """Don't make the call."""
+
+
+class Host(Protocol):
+    """One node's side of an engine. A node knows its engine only through this."""
+
+    traffic: Traffic
+    lost: set[int]
+    """Ranks known to be dead."""
+
+    def now(self) -> float:
+        """Seconds since the run's start: virtual or real."""
+
+    def timer(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call after some seconds, and after every delivery of that instant."""
+
+    def store(self, vector: Tensor) -> Tensor:
+        """An immutable vector of these values; the same object if it is one already."""
+
+    def is_stored(self, tensor: Tensor) -> bool:
+        """Whether a tensor is (a view of) an immutable vector of the store."""
+
+    def fresh(self, length: int) -> Tensor:
+        """A new, writable vector float32 [length], aligned to 64 bytes."""
+
+    def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
+        """Queue a message; the payload is frozen at the call."""
+
+    def compute(self, computation: Computation) -> Awaitable[Any]:
+        """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the computation."""
+
+    def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
+        """Run a mixing step when all else of this instant is done; gives its value."""
+
+    def finished(self, rounds: int) -> bool:
+        """Whether a node that has completed this many rounds is at its end."""
+
+    def end_round(self) -> Awaitable[None]:
+        """Record, evaluate and checkpoint as the experiment says, after a round was counted."""
+
+    def secret(self, n: int) -> bytes:
+        """n bytes that no other node knows: keyed when simulated, from the operating system when real."""

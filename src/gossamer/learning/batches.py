@@ -1,0 +1,61 @@
+"""Which samples a node trains on: a keyed stream of permutations of its own samples, cut into batches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gossamer.errors import BadInput
+from gossamer.randomness import generator
+
+
+class BatchStream:
+    """The mini-batches of one node; batch k is a function of (seed, rank, k) only.
+
+    The node's samples are shuffled, epoch after epoch, and the sequence of epochs is cut into batches of equal size; so every
+    sample is seen once an epoch, and a batch may straddle two epochs.
+
+    Args:
+        seed: the experiment's seed.
+        rank: the node.
+        samples: indices of the node's samples in the training set [n].
+        batch_size: samples a batch; more than n means n; ``"full"`` is all n samples, unshuffled.
+    """
+
+    def __init__(
+        self, seed: int, rank: int, samples: Int[np.ndarray, " n"], batch_size: int | Literal["full"]
+    ) -> None:
+        self._seed, self._rank = seed, rank
+        self._samples = samples
+        self._full = batch_size == "full"
+        self.batch_size = len(samples) if batch_size == "full" else min(int(batch_size), len(samples))
+        self._epoch: tuple[int, Int[np.ndarray, " n"]] | None = None
+
+    def batch(self, number: int) -> Int[Tensor, " batch"]:
+        """Indices of batch ``number`` (from 0) in the training set, int64 [batch size].
+
+        Raises:
+            BadInput: if the node has no samples.
+        """
+        if len(self._samples) == 0:
+            raise BadInput(f"partition: node {self._rank} has no samples to train on")
+        if self._full:
+            return torch.from_numpy(self._samples)
+        start, taken = number * self.batch_size, []
+        stop = start + self.batch_size
+        while start < stop:
+            epoch, offset = divmod(start, len(self._samples))
+            piece = self._permutation(epoch)[offset : offset + stop - start]
+            taken.append(piece)
+            start += len(piece)
+        return torch.from_numpy(np.concatenate(taken))
+
+    def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            shuffled = generator(self._seed, "batch", self._rank, epoch).permutation(self._samples)
+            self._epoch = (epoch, shuffled)
+        return self._epoch[1]

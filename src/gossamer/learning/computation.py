@@ -1,0 +1,91 @@
+"""Computations of a node, as engines see them: what to do, and what becomes of the result.
+
+An engine decides when a computation runs and when its result is due; what it is does not depend on the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.optimizer import State
+from gossamer.learning.trainer import Trainer, TrainResult
+from gossamer.messages import Model
+
+
+class Kind(Enum):
+    """What is computed; computations of one kind can share a batch."""
+
+    TRAIN = "train"
+    GRADIENT = "gradient"
+    APPLY = "apply"
+    EVALUATE = "evaluate"
+
+
+@dataclass(eq=False)
+class Computation:
+    """One await of a node that computes.
+
+    Args:
+        kind: what is computed.
+        rank: the node.
+        first_step: number of the node's first local step in it.
+        work: how many local steps it is worth.
+        prepare: gives the job; called when the node's earlier computations are done (they hand on optimizer state).
+        commit: takes the result at its due instant and returns what the await gives.
+        cancelled: set when nobody wants the result any more; it is then not committed.
+    """
+
+    kind: Kind
+    rank: int
+    first_step: int
+    work: float
+    prepare: Callable[[], Any]
+    commit: Callable[[Any], Any]
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ApplyJob:
+    """One optimizer step with a given gradient [P]."""
+
+    start: Model
+    gradient: Float[Tensor, " params"]
+    lr: float
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateJob:
+    """Judging a model on the test sample, or on a node's training samples (indices [n])."""
+
+    model: Model
+    on: Literal["test", "train"]
+    samples: Int[np.ndarray, " n"]
+
+
+def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator) -> list[Any]:
+    """Run jobs of one kind; results in the jobs' order."""
+    if kind is Kind.TRAIN:
+        return list(trainer.train(jobs))
+    if kind is Kind.GRADIENT:
+        return list(trainer.gradient(jobs))
+    if kind is Kind.APPLY:
+        return [_apply(job, trainer) for job in jobs]
+    return [
+        evaluator.test(job.model) if job.on == "test" else evaluator.train(job.model, job.samples) for job in jobs
+    ]
+
+
+def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
+    parameters = trainer.fresh().copy_(job.start.parameters)
+    state = {name: value.clone() for name, value in job.state.items()}
+    trainer.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
+    return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))

@@ -1,0 +1,74 @@
+"""Evaluation: loss and metrics of a model on a keyed sample of the test set (or of a node's training samples)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gossamer.learning.parameters import FlatModule
+from gossamer.learning.trainer import channels_last
+from gossamer.messages import Model
+from gossamer.randomness import generator
+from gossamer.tasks.task import Task
+
+BATCH = 100
+"""Samples a forward pass: large enough to amortise calls, small enough that activations stay in the cache."""
+
+
+class Evaluator:
+    """Judges models; the test sample is drawn and laid out once.
+
+    Args:
+        task: gives test data, loss and metrics.
+        seed: the experiment's seed.
+        samples: how many test samples to use; None is all.
+        device: where it computes.
+    """
+
+    def __init__(
+        self, task: Task, seed: int, samples: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._task = task
+        self._flat = FlatModule(task.model, device)
+        inputs, targets = task.test
+        if samples is not None and samples < len(inputs):
+            chosen = np.sort(generator(seed, "evaluation").choice(len(inputs), samples, replace=False))
+            inputs, targets = inputs[torch.from_numpy(chosen)], targets[torch.from_numpy(chosen)]
+        self._inputs, self._targets = channels_last(inputs.to(device)), targets.to(device)
+
+    @property
+    def samples(self) -> int:
+        """Number of test samples in use."""
+        return len(self._inputs)
+
+    def test(self, model: Model) -> dict[str, float]:
+        """``loss`` and every metric of the task: means over the test sample."""
+        return self._evaluate(model, self._inputs, self._targets)
+
+    def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> dict[str, float]:
+        """The same over some training samples, given by their indices [n]."""
+        chosen = torch.from_numpy(samples)
+        inputs, targets = self._task.train
+        device = self._inputs.device
+        return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
+
+    def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
+        measures = {"loss": self._task.loss, **self._task.metrics}
+        totals = dict.fromkeys(measures, 0.0)
+        self._flat.load(model)
+        self._flat.module.eval()
+        with torch.inference_mode():
+            for x, y in _batches(inputs, targets):
+                outputs = self._flat.module(channels_last(x))
+                for name, measure in measures.items():
+                    totals[name] += float(measure(outputs, y)) * len(x)
+        return {name: total / max(len(inputs), 1) for name, total in totals.items()}
+
+
+def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(inputs), BATCH):
+        yield inputs[start : start + BATCH], targets[start : start + BATCH]

@@ -1,0 +1,32 @@
+"""Memory that is handed back to the system and taken again at every step costs more than it saves."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEEP = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep freed tensors for the next ones.
+
+    Returns:
+        Whether it could be set; other C libraries are left alone.
+    """
+    mallopt = _libc_function("mallopt")
+    return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, _KEEP)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEEP))
+
+
+def trim() -> None:
+    """Hand freed memory back to the system (for a process that will wait for a while)."""
+    malloc_trim = _libc_function("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)

@@ -1,0 +1,171 @@
+"""Mixing: weighted sums of vectors, of which some may be missing or known only in part.
+
+Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that engines agree to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gossamer.messages import Model, Part
+
+Missing = Literal["own", "renormalize"]
+Fresh = Callable[[int], Tensor]
+"""length -> a new, writable vector"""
+
+
+def combine(
+    own: Any,
+    inbox: Mapping[int, Any],
+    weights: Mapping[int, float],
+    *,
+    self_weight: float | None = None,
+    missing: Missing = "own",
+    index_sets: Mapping[str, Tensor] | None = None,
+    fresh: Fresh = torch.empty,
+) -> Any:
+    """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
+
+    Args:
+        own: a vector float32 [n], or a :class:`Model`.
+        inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier one where they
+            overlap), or a :class:`Model` if ``own`` is one.
+        weights: rank -> weight, for every rank in the inbox at least.
+        self_weight: weight of ``own``; None is one minus the sum of ``weights``.
+        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own value in its place
+            (so that weight goes to self); ``"renormalize"`` leaves it out and divides by the weight that is present.
+        index_sets: indices of the sets that parts name.
+        fresh: makes the result's vector.
+
+    Returns:
+        A new vector [n], or a new Model.
+
+    Raises:
+        ValueError: for a rank without a weight, or lengths that differ.
+    """
+    if isinstance(own, Model):
+        vectors = [
+            combine(
+                part,
+                {rank: _half(payload, half) for rank, payload in inbox.items()},
+                weights,
+                self_weight=self_weight,
+                missing=missing,
+                index_sets=index_sets,
+                fresh=fresh,
+            )
+            for half, part in enumerate(own)
+        ]
+        return Model(*vectors)
+    unweighted = sorted(inbox.keys() - weights.keys())
+    if unweighted:
+        raise ValueError(f"combine: no weight for ranks {unweighted}; weights are given for {sorted(weights)}")
+    if self_weight is None:
+        self_weight = 1.0 - sum(weights[rank] for rank in sorted(weights))
+    sets = index_sets or {}
+    if missing == "own":
+        absent = sum(weights[rank] for rank in sorted(weights.keys() - inbox.keys()))
+        return _fill_with_own(own, inbox, weights, self_weight + absent, sets, fresh(len(own)))
+    if missing == "renormalize":
+        return _renormalize(own, inbox, weights, self_weight, sets, fresh(len(own)))
+    raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
+
+
+def _half(payload: Any, half: int) -> Any:
+    if not isinstance(payload, Model):
+        raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model")
+    return payload[half]
+
+
+def _fill_with_own(
+    own: Float[Tensor, " n"],
+    inbox: Mapping[int, Any],
+    weights: Mapping[int, float],
+    self_weight: float,
+    sets: Mapping[str, Tensor],
+    out: Float[Tensor, " n"],
+) -> Float[Tensor, " n"]:
+    torch.mul(own, self_weight, out=out)
+    for rank in sorted(inbox):
+        payload = inbox[rank]
+        if not isinstance(payload, Tensor):
+            vector = own.clone()
+            for part in _parts(payload):
+                vector[region(part, len(own), sets)] = part.values
+            payload = vector
+        out.add_(_checked(payload, own, rank), alpha=weights[rank])
+    return out
+
+
+def _renormalize(
+    own: Float[Tensor, " n"],
+    inbox: Mapping[int, Any],
+    weights: Mapping[int, float],
+    self_weight: float,
+    sets: Mapping[str, Tensor],
+    out: Float[Tensor, " n"],
+) -> Float[Tensor, " n"]:
+    torch.mul(own, self_weight, out=out)
+    present = torch.full_like(out, self_weight)
+    for rank in sorted(inbox):
+        payload, weight = inbox[rank], weights[rank]
+        if isinstance(payload, Tensor):
+            out.add_(_checked(payload, own, rank), alpha=weight)
+            present.add_(weight)
+        elif isinstance(payload, Part):
+            where = region(payload, len(own), sets)
+            out[where] += payload.values * weight
+            present[where] += weight
+        else:
+            vector, sent = torch.zeros_like(own), torch.zeros_like(own)
+            for part in _parts(payload):
+                where = region(part, len(own), sets)
+                vector[where] = part.values
+                sent[where] = 1.0
+            out.add_(vector, alpha=weight)
+            present.add_(sent, alpha=weight)
+    # Where nobody (not even self) has weight, the own value stays.
+    torch.where(present == 0, own, out.div_(present), out=out)
+    return out
+
+
+def _parts(payload: Any) -> list[Part]:
+    parts = payload if isinstance(payload, list) else [payload]
+    for part in parts:
+        if not isinstance(part, Part):
+            raise ValueError(f"combine: got {type(part).__name__}; accepted: a vector, a Part, a list of Parts or a Model")
+    return parts
+
+
+def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tensor:
+    """The coordinates of a part, as something that indexes a vector of the given length.
+
+    Raises:
+        ValueError: for another length, an unknown index set, or indices that don't fit the values.
+    """
+    if part.size != length:
+        raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
+    if isinstance(part.where, int):
+        if not 0 <= part.where <= length - len(part.values):
+            raise ValueError(f"combine: coordinates {part.where} to {part.where + len(part.values)} of {length}")
+        return slice(part.where, part.where + len(part.values))
+    if isinstance(part.where, str):
+        if part.where not in sets:
+            raise ValueError(f"combine: index set {part.where!r} is not registered; known: {sorted(sets)}")
+        indices = sets[part.where]
+    else:
+        indices = part.where.long()
+    if len(indices) != len(part.values):
+        raise ValueError(f"combine: {len(indices)} indices for {len(part.values)} values")
+    return indices
+
+
+def _checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+    if vector.shape != own.shape:
+        raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
+    return vector

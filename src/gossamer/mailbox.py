@@ -1,0 +1,155 @@
+"""A node's mailbox: messages wait in it until a task takes them, never inside a future.
+
+So a message is not lost when the task that waited for it is cancelled or times out at the same instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gossamer.messages import Message, matches
+
+Prefix = tuple[str | int, ...]
+
+
+class Inbox(dict[int, Any]):
+    """What ``gather`` collected: rank -> payload in rank order.
+
+    Attributes:
+        missing: ranks that were asked for and are not here, ascending.
+    """
+
+    def __init__(self, payloads: dict[int, Any], missing: Iterable[int] = ()) -> None:
+        super().__init__(sorted(payloads.items()))
+        self.missing = tuple(sorted(missing))
+
+
+class Waiter:
+    """One task that waits for messages.
+
+    Args:
+        prefix: the messages' tag begins with it.
+        sources: ranks it takes messages from; None is any.
+        wanted: wake when this many of ``sources`` have a message here (1 for a plain receive).
+    """
+
+    def __init__(self, prefix: Prefix, sources: set[int] | None, wanted: int = 1) -> None:
+        self.prefix = prefix
+        self.sources = sources
+        self.wanted = wanted
+        self.seen: set[int] = set()
+        self.expired = False
+        self._future: asyncio.Future[None] | None = None
+
+    def offer(self, message: Message) -> None:
+        """Tell the waiter of a message that is now in the mailbox."""
+        if (self.sources is None or message.source in self.sources) and matches(self.prefix, message.tag):
+            self.seen.add(message.source)
+            if len(self.seen) >= self.wanted:
+                self.wake()
+
+    def wake(self) -> None:
+        """Let the waiting task look again."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def expire(self) -> None:
+        """The time is up."""
+        self.expired = True
+        self.wake()
+
+    async def wait(self) -> None:
+        """Until woken."""
+        self._future = asyncio.get_running_loop().create_future()
+        await self._future
+
+    def __str__(self) -> str:
+        tag = f"tag {_shown(self.prefix)}" if self.prefix else "any message"
+        waiting = sorted(self.sources - self.seen) if self.sources is not None else None
+        return f"{tag} from {'anyone' if waiting is None else f'ranks {waiting}'}"
+
+
+class Mailbox:
+    """Messages in order of arrival, and who waits for them.
+
+    Args:
+        dropped: called with each message that nobody will take: a latecomer for a tag that was already gathered.
+    """
+
+    def __init__(self, dropped: Callable[[Message], None]) -> None:
+        self._messages: list[Message] = []
+        self._waiters: list[Waiter] = []
+        self._late: dict[int, set[Prefix]] = {}
+        self._dropped = dropped
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def deliver(self, message: Message) -> None:
+        """Put a message in, and wake who waits for it."""
+        for prefix in self._late.get(message.source, ()):
+            if matches(prefix, message.tag):
+                self._late[message.source].discard(prefix)
+                self._dropped(message)
+                return
+        self._messages.append(message)
+        for waiter in self._waiters:
+            waiter.offer(message)
+
+    def close(self, prefix: Prefix, sources: Iterable[int]) -> None:
+        """The next message of each source under this tag comes too late and will be dropped."""
+        for source in sources:
+            self._late.setdefault(source, set()).add(prefix)
+
+    def take_first(self, prefix: Prefix, sources: set[int] | None) -> Message | None:
+        """Take out the oldest message that fits, if there is one."""
+        for index, message in enumerate(self._messages):
+            if (sources is None or message.source in sources) and matches(prefix, message.tag):
+                return self._messages.pop(index)
+        return None
+
+    def take_all(self, prefix: Prefix, sources: set[int] | None) -> list[Message]:
+        """Take out every message that fits, oldest first."""
+        taken, left = [], []
+        for message in self._messages:
+            fits = (sources is None or message.source in sources) and matches(prefix, message.tag)
+            (taken if fits else left).append(message)
+        self._messages = left
+        return taken
+
+    def take_one_each(self, prefix: Prefix, sources: set[int]) -> dict[int, Message]:
+        """Take out the oldest message that fits of every source."""
+        taken: dict[int, Message] = {}
+        left = []
+        for message in self._messages:
+            if message.source in sources and message.source not in taken and matches(prefix, message.tag):
+                taken[message.source] = message
+            else:
+                left.append(message)
+        self._messages = left
+        return taken
+
+    def watch(self, waiter: Waiter) -> None:
+        """Have a waiter told of what is here and what comes."""
+        self._waiters.append(waiter)
+        for message in self._messages:
+            waiter.offer(message)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Stop telling it."""
+        self._waiters.remove(waiter)
+
+    def wake_all(self) -> None:
+        """Let every waiting task look again (a peer was lost)."""
+        for waiter in self._waiters:
+            waiter.wake()
+
+    def waiting(self) -> list[str]:
+        """What each waiting task waits for, in words."""
+        return [str(waiter) for waiter in self._waiters]
+
+
+def _shown(prefix: Prefix) -> str:
+    return repr(prefix[0] if len(prefix) == 1 else prefix)

@@ -1,0 +1,621 @@
+"""Node: all that an algorithm may do. The same under every engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gossamer.errors import GossamerError
+from gossamer.host import Host
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
+from gossamer.learning.mixing import Missing, combine
+from gossamer.learning.optimizer import Optimizer, State
+from gossamer.learning.parameters import Field, Layout
+from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
+from gossamer.mailbox import Inbox, Mailbox, Waiter
+from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as_tag
+from gossamer.payload import freeze
+from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.topology import Graph, TopologySchedule
+from gossamer.wrapper import NodeWrapper
+
+T = TypeVar("T")
+
+
+class PeerLost(GossamerError):
+    """A node waits for a peer that is dead, and the experiment says that this ends the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSetup:
+    """What a node is made of, apart from its engine.
+
+    Args:
+        rank: which node, from 0.
+        size: number of nodes.
+        seed: the experiment's seed.
+        topology: who may talk to whom.
+        layout: the shapes behind the flat vectors.
+        initial: the model it starts with.
+        optimizer: takes local steps; its ``lr`` is the node's first.
+        samples: indices of the node's training samples [n].
+        label_counts: samples of each class [classes], or None where there are no classes.
+        batch_size: samples a local step, or "full".
+        test_samples: samples that a recorded or asked-for evaluation judges.
+        gather_timeout_s: default timeout of ``gather``, seconds; None waits for ever.
+        lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it.
+        wrappers: change what the node sends or receives, outermost last.
+    """
+
+    rank: int
+    size: int
+    seed: int
+    topology: TopologySchedule
+    layout: Layout
+    initial: Model
+    optimizer: Optimizer
+    samples: Int[np.ndarray, " n"]
+    label_counts: Int[np.ndarray, " classes"] | None
+    batch_size: int | Literal["full"]
+    test_samples: int
+    gather_timeout_s: float | None = None
+    lost_peer: Literal["fail", "skip"] = "fail"
+    wrappers: Sequence[NodeWrapper] = ()
+
+
+class Node:
+    """One node, as its algorithm sees it.
+
+    Attributes:
+        rank: this node's number, from 0.
+        size: number of nodes.
+        samples: number of training samples that this node holds.
+        label_counts: how many of them are of each class, int64 [classes]; None where the targets are not classes.
+        layout: fields (name, start, shape) of the flat parameter vector.
+        lr: learning rate of the steps to come; assign it to follow a schedule.
+        state: all that must outlive a round, by name; values are payloads.
+        round: rounds completed.
+        step: local steps asked for so far.
+    """
+
+    def __init__(self, setup: NodeSetup, host: Host) -> None:
+        self.rank, self.size = setup.rank, setup.size
+        self.samples = len(setup.samples)
+        self.label_counts = setup.label_counts
+        self.layout: tuple[Field, ...] = setup.layout.parameters
+        self.lr = setup.optimizer.lr
+        self.state: dict[str, Payload] = {}
+        self.round = 0
+        self.step = 0
+        self.columns: dict[str, Any] = {}
+        self.losses: list[float] = []
+        self._setup, self._host = setup, host
+        self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
+        self._parameters = host.store(setup.initial.parameters)
+        self._buffers = setup.initial.buffers.clone()
+        self._version = self._parameters._version
+        self._writes = self._buffer_writes = 0
+        self._optimizer_state: State | None = None
+        self._reset = False
+        self._index_sets: dict[str, Tensor] = {}
+        self._mailbox = Mailbox(self._drop)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[BaseException] | None = None
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Float[Tensor, " params"]:
+        """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
+        if self._parameters._version != self._version:
+            raise RuntimeError(
+                f"node {self.rank}: its parameters were modified in place; snapshots are immutable: compute a new vector"
+                " and assign it (node.parameters = v)"
+            )
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, v: Float[Tensor, " params"]) -> None:
+        self._check_vector(v, "parameters", self._setup.layout.size)
+        self._parameters = self._host.store(v)
+        self._version = self._parameters._version
+        self._writes += 1
+
+    @property
+    def buffers(self) -> Float[Tensor, " buffers"]:
+        """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
+        return self._buffers
+
+    @buffers.setter
+    def buffers(self, v: Float[Tensor, " buffers"]) -> None:
+        self._check_vector(v, "buffers", self._setup.layout.buffer_size)
+        self._buffers = v.detach().clone()
+        self._buffer_writes += 1
+
+    @property
+    def model(self) -> Model:
+        """Parameters and buffers together: assignable, sendable, mixable."""
+        return Model(self.parameters, self.buffers)
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self.parameters, self.buffers = model
+
+    def _check_vector(self, v: Tensor, what: str, length: int) -> None:
+        if v.shape != (length,) or v.dtype != torch.float32:
+            raise ValueError(
+                f"node.{what}: got {v.dtype} of shape {tuple(v.shape)}; accepted: torch.float32 of shape ({length},)"
+            )
+
+    # --- computing ---------------------------------------------------------------------------------------------------
+
+    async def train(self, steps: int = 1) -> float:
+        """Take local steps from the parameters as they are at the call.
+
+        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is added
+        as the update ``result - snapshot``. A node computes one thing at a time, first come first served. Cancelled, nothing
+        of it is applied; the step counter has advanced.
+
+        Args:
+            steps: number of mini-batch steps.
+
+        Returns:
+            The mean training loss over the steps.
+        """
+        start, first = self.model, self.step
+        self.step += steps
+        batches = [self._batches.batch(first + k) for k in range(steps)]
+        take_state, lr = self._optimizer_state_for(start), self.lr
+        seed = torch_seed(self._setup.seed, "train", self.rank, first)
+        return float(
+            await self._compute(
+                Kind.TRAIN,
+                lambda: TrainJob(start, batches, lr, take_state(), seed),
+                self._committer(start),
+                first_step=first,
+                work=steps,
+            )
+        )
+
+    async def gradient(
+        self,
+        at: Float[Tensor, " params"] | Model | None = None,
+        batch: int | Sequence[int] | Literal["full"] | None = None,
+    ) -> Float[Tensor, " params"]:
+        """The mean gradient of the loss over one batch.
+
+        Args:
+            at: where; None is the node's parameters at the call.
+            batch: None is the node's next batch (the step counter advances); a number is that batch of the node's stream
+                (``node.step - 1`` is the last one drawn); "full" is all of its samples; a sequence picks some of its samples, by
+                their position from 0 to ``node.samples - 1``.
+
+        Returns:
+            A vector float32 [P].
+        """
+        model = self._as_model(at)
+        first = self.step
+        if batch is None:
+            indices = self._batches.batch(first)
+            self.step += 1
+        elif isinstance(batch, int):
+            indices = self._batches.batch(batch)
+        else:
+            own = torch.from_numpy(self._setup.samples)
+            indices = own if batch == "full" else own[torch.tensor(list(batch), dtype=torch.int64)]
+        seed = torch_seed(self._setup.seed, "train", self.rank, first)
+        gradient: Tensor = await self._compute(
+            Kind.GRADIENT, lambda: GradientJob(model, indices, seed), lambda g: g, first_step=first, work=1
+        )
+        return gradient
+
+    async def apply(self, v: Float[Tensor, " params"]) -> None:
+        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed as in ``train``."""
+        self._check_vector(v, "apply", self._setup.layout.size)
+        start, gradient, lr = self.model, v.detach().clone(), self.lr
+        take_state = self._optimizer_state_for(start)
+        await self._compute(
+            Kind.APPLY,
+            lambda: ApplyJob(start, gradient, lr, take_state()),
+            self._committer(start),
+            first_step=self.step,
+            work=0,
+        )
+
+    async def combine(
+        self,
+        own: Any,
+        inbox: Mapping[int, Payload],
+        weights: Mapping[int, float],
+        *,
+        self_weight: float | None = None,
+        missing: Missing = "own",
+    ) -> Any:
+        """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see :func:`gossamer.learning.mixing.combine`."""
+        return await self._host.mix(lambda: self._combine(own, inbox, weights, self_weight, missing))
+
+    async def mix(
+        self,
+        inbox: Mapping[int, Payload],
+        weights: Mapping[int, float],
+        *,
+        self_weight: float | None = None,
+        missing: Missing = "own",
+    ) -> None:
+        """Read the parameters, combine them with the inbox and write the result, indivisibly.
+
+        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only.
+        """
+
+        def run() -> None:
+            whole = any(isinstance(payload, Model) for payload in inbox.values())
+            mixed = self._combine(
+                self.model if whole else self.parameters, inbox, weights, self_weight, missing
+            )
+            if whole:
+                self.model = mixed
+            else:
+                self.parameters = mixed
+
+        await self._host.mix(run)
+
+    def _combine(
+        self, own: Any, inbox: Mapping[int, Payload], weights: Mapping[int, float], self_weight: float | None, missing: Missing
+    ) -> Any:
+        return combine(
+            own,
+            inbox,
+            weights,
+            self_weight=self_weight,
+            missing=missing,
+            index_sets=self._index_sets,
+            fresh=self._host.fresh,
+        )
+
+    async def evaluate(
+        self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
+    ) -> dict[str, float]:
+        """Judge a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test sample or on the node's
+        training samples. It takes time on the node's clock (when simulated, a third of the steps that as many samples are), unlike the
+        evaluation that the engine records.
+        """
+        model = self._as_model(v)
+        job = EvaluateJob(model, on, self._setup.samples)
+        samples = self._setup.test_samples if on == "test" else self.samples
+        # A forward pass is about a third of a step's work.
+        work = samples / max(self._batches.batch_size, 1) / 3
+        result: dict[str, float] = await self._compute(
+            Kind.EVALUATE, lambda: job, lambda r: r, first_step=self.step, work=work
+        )
+        return result
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimizer's state (momentum) before the next step that is asked for."""
+        self._reset = True
+
+    def _as_model(self, v: Tensor | Model | None) -> Model:
+        if v is None or isinstance(v, Model):
+            return v or self.model
+        self._check_vector(v, "model", self._setup.layout.size)
+        # The caller may go on to write its own vector; the store's vectors nobody writes.
+        return Model(self._host.store(v), self.buffers)
+
+    def _optimizer_state_for(self, start: Model) -> Any:
+        reset, self._reset = self._reset, False
+
+        def take() -> State:
+            if reset or self._optimizer_state is None:
+                return self._setup.optimizer.init(start.parameters)
+            return self._optimizer_state
+
+        return take
+
+    def _committer(self, start: Model) -> Any:
+        writes, buffer_writes = self._writes, self._buffer_writes
+
+        def commit(result: TrainResult) -> float:
+            new = result.model
+            if self._writes == writes:
+                self.parameters = new.parameters
+            else:
+                self.parameters = self.parameters + (new.parameters - start.parameters)
+            if self._buffer_writes == buffer_writes:
+                self._buffers = new.buffers
+            else:
+                self._buffers = self._buffers + (new.buffers - start.buffers)
+            self._buffer_writes += 1
+            self._optimizer_state = result.state
+            if result.loss == result.loss:
+                self.losses.append(result.loss)
+            return result.loss
+
+        return commit
+
+    async def _compute(
+        self, kind: Kind, prepare: Any, commit: Any, *, first_step: int, work: float
+    ) -> Any:
+        computation = Computation(kind, self.rank, first_step, work, prepare, commit)
+        return await self._host.compute(computation)
+
+    # --- talking -----------------------------------------------------------------------------------------------------
+
+    def peers(self) -> tuple[int, ...]:
+        """Every rank that this node may send to, ascending: all the others."""
+        return tuple(rank for rank in range(self.size) if rank != self.rank)
+
+    def send(self, to: int, payload: Payload, tag: Tag) -> Sending:
+        """Queue a message, first in first out per node; what the payload holds is fixed at the call.
+
+        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; its ``cancel()``
+        takes the message back. To a peer known dead it returns at once and the message is counted as lost.
+
+        Raises:
+            ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
+            TypeError: for a payload or tag that can't travel.
+        """
+        if to == self.rank or not 0 <= to < self.size:
+            raise ValueError(f"node {self.rank}: send to rank {to}; accepted: 0 to {self.size - 1} but itself")
+        name = as_tag(tag)
+        for wrapper in self._setup.wrappers:
+            payload = wrapper.outgoing(self, to, payload, name)
+        return self._host.send(to, payload, name)
+
+    def broadcast(self, to: Iterable[int], payload: Payload, tag: Tag) -> list[Sending]:
+        """``send`` the same payload to several ranks, in ascending order."""
+        ranks = sorted(to)
+        if len(ranks) > 1:
+            payload = freeze(payload, self._host.is_stored)
+        return [self.send(rank, payload, tag) for rank in ranks]
+
+    async def receive(
+        self, tag: Tag | None = None, source: int | None = None, timeout: float | None = None
+    ) -> Message:
+        """Take the oldest message whose tag begins with ``tag``, waiting for one if need be.
+
+        Args:
+            tag: a tag or the beginning of one; None is any.
+            source: the sender; None is anyone.
+            timeout: seconds to wait at most; a message delivered at that very instant still counts.
+
+        Raises:
+            TimeoutError: if none came in time.
+            PeerLost: if ``source`` is dead and left no message.
+        """
+        prefix = () if tag is None else as_tag(tag)
+        sources = None if source is None else {source}
+        waiter = Waiter(prefix, sources)
+        self._mailbox.watch(waiter)
+        timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
+        try:
+            while (message := self._mailbox.take_first(prefix, sources)) is None:
+                if waiter.expired:
+                    raise TimeoutError(f"node {self.rank}: {waiter} did not come within {timeout} s")
+                if source in self._host.lost:
+                    raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
+                await waiter.wait()
+            return message
+        finally:
+            self._mailbox.unwatch(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def drain(self, tag: Tag | None = None, source: int | None = None) -> list[Message]:
+        """Take every message that is here now and fits, oldest first; never waits."""
+        return self._mailbox.take_all(() if tag is None else as_tag(tag), None if source is None else {source})
+
+    async def gather(
+        self, peers: Iterable[int], tag: Tag, *, at_least: int | None = None, timeout: float | None = None
+    ) -> Inbox:
+        """Collect one message under a tag from each of some peers.
+
+        Args:
+            peers: whom to wait for.
+            tag: the tag, or the beginning of it.
+            at_least: go on as soon as this many are here (with all that are here by then).
+            timeout: seconds after which to go on with what is here; None is the experiment's ``gather.timeout_s``.
+
+        Returns:
+            Rank -> payload in rank order; ``.missing`` names who did not send. What they send later under this tag is
+            counted and dropped.
+
+        Raises:
+            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
+        """
+        prefix, wanted = as_tag(tag), set(peers)
+        enough = len(wanted) if at_least is None else min(at_least, len(wanted))
+        timeout = self._setup.gather_timeout_s if timeout is None else timeout
+        waiter = Waiter(prefix, wanted, enough)
+        self._mailbox.watch(waiter)
+        timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
+        try:
+            while len(waiter.seen) < enough and not waiter.expired:
+                dead = (wanted & self._host.lost) - waiter.seen
+                if dead and self._setup.lost_peer == "fail":
+                    raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(dead)} are dead")
+                if len(wanted - dead) < enough:
+                    enough = waiter.wanted = len(wanted - dead)
+                    continue
+                await waiter.wait()
+            taken = self._mailbox.take_one_each(prefix, wanted)
+        finally:
+            self._mailbox.unwatch(waiter)
+            if timer is not None:
+                timer.cancel()
+        missing = wanted - taken.keys()
+        self._mailbox.close(prefix, missing)
+        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def deliver(self, message: Message) -> None:
+        """For engines: a message has arrived."""
+        changed: Message | None = message
+        for wrapper in reversed(self._setup.wrappers):
+            if changed is not None:
+                changed = wrapper.incoming(self, changed)
+        if changed is not None:
+            self._mailbox.deliver(changed)
+
+    def peer_lost(self) -> None:
+        """For engines: ``host.lost`` has grown."""
+        self._mailbox.wake_all()
+
+    def waiting(self) -> list[str]:
+        """What this node's tasks wait for, in words."""
+        return self._mailbox.waiting()
+
+    def _drop(self, message: Message) -> None:
+        self._host.traffic.messages_late += 1
+
+    # --- the graph ---------------------------------------------------------------------------------------------------
+
+    async def neighbors(
+        self, r: int | None = None, direction: Literal["both", "in", "out"] = "both", layer: str | None = None
+    ) -> tuple[int, ...]:
+        """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending.
+
+        For a directed graph the direction must be named: "in" (who sends to this node) or "out".
+        """
+        return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
+
+    def mixing_weights(self, r: int | None = None) -> dict[int, float]:
+        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own."""
+        return self._setup.topology.mixing_weights(self.rank, self._round(r))
+
+    def topology(self, r: int | None = None) -> Graph:
+        """The whole graph of round ``r``: an oracle, which no node of a real deployment has."""
+        return self._setup.topology.graph(self._round(r))
+
+    def _round(self, r: int | None) -> int:
+        return self.round if r is None else r
+
+    # --- time, randomness, tasks, records ----------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the run's start: virtual when simulated, real otherwise."""
+        return self._host.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for some seconds of the engine's time."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self._host.timer(seconds, lambda: None if done.done() else done.set_result(None))
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
+        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the same again.
+
+        Args:
+            purpose: what is drawn.
+            counters: what tells repeated draws apart, e.g. the round.
+            shared: leave the rank out, so that all nodes draw the same.
+        """
+        return generator(self._setup.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters)
+
+    def secret(self, n: int) -> bytes:
+        """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
+        return self._host.secret(n)
+
+    def index_set(self, name: str, indices: Int[Tensor, " k"]) -> None:
+        """Register coordinates under a name, so that a :class:`Part` can name them instead of carrying them.
+
+        Sender and receiver must register the same.
+        """
+        self._index_sets[name] = indices.detach().to(torch.int64, copy=True)
+
+    def record(self, **values: float | int | str | bool) -> None:
+        """Put values into columns of the node's next recorded row."""
+        self.columns.update(values)
+
+    def rounds(self) -> _Rounds:
+        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are recorded between."""
+        return _Rounds(self)
+
+    async def end_round(self, r: int) -> None:
+        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        self.round = r + 1
+        await self._host.end_round()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and messages so far."""
+        return self._host.traffic
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stop rule's number of rounds is reached."""
+        return self._host.finished(self.round)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something beside: a task owned by this node, awaitable and cancellable.
+
+        It starts when the spawning task next waits. It ends with the node at the latest: when ``run`` of every node has
+        returned, tasks that are still there are cancelled. An exception in it, awaited or not, fails the node.
+        """
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(error)
+
+    async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
+        """For engines: run the node's protocol until it returns; its first failure, in any of its tasks, is raised.
+
+        Tasks that the protocol spawned go on until :meth:`end`.
+        """
+        self._failure = asyncio.get_running_loop().create_future()
+        main = self.spawn(protocol)
+        await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            raise self._failure.result()
+        if main.cancelled():
+            raise asyncio.CancelledError
+        main.result()
+
+    async def failure(self) -> BaseException:
+        """For engines: wait for a task of this node to fail, after its protocol has returned."""
+        assert self._failure is not None, "live() comes first"
+        return await self._failure
+
+    async def end(self) -> None:
+        """For engines: cancel every task of this node and wait until it has ended."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            # Done callbacks run after wait() returns; a task is forgotten here in any case.
+            self._tasks.difference_update(tasks)
+
+
+class _Rounds:
+    """The iterator behind ``Node.rounds``; an object rather than an async generator, which a break would leave to be finalised."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._current: int | None = None
+
+    def __aiter__(self) -> _Rounds:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._current is not None:
+            await self._node.end_round(self._current)
+        if self._node.finished:
+            raise StopAsyncIteration
+        self._current = self._node.round
+        return self._current

@@ -1,0 +1,213 @@
+"""Names for everything pluggable: a registered name, ``"package.module:Class"`` or an entry point.
+
+A component is a frozen pydantic model: its fields are its parameters. A component is found by name in three places, in
+this order: the built-in names (given with :func:`register`), entry points of the group ``gossamer.<kind>``, and
+``"package.module:Class"`` (or ``":function"``, whose keyword parameters are then the parameters).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, create_model
+
+from gossamer.errors import BadInput, listed, suggest
+from gossamer.validation import bad_input
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "algorithm": ("gossamer.algorithms",),
+    "compute": ("gossamer.network",),
+    "network": ("gossamer.network",),
+    "optimizer": ("gossamer.learning",),
+    "partition": ("gossamer.tasks",),
+    "task": ("gossamer.tasks",),
+    "topology": ("gossamer.topology",),
+    "weights": ("gossamer.topology",),
+    "wrapper": ("gossamer.algorithms",),
+}
+"""Pluggable kind -> the packages whose import registers the built-in names."""
+
+_builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
+
+
+class Component(BaseModel):
+    """Base of everything that an experiment names: frozen, no unknown fields, fields = parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    registered_name: ClassVar[str] = ""
+
+    @classmethod
+    def name_of(cls) -> str:
+        """The name under which an experiment file finds this class."""
+        return cls.__dict__.get("registered_name") or f"{cls.__module__}:{cls.__qualname__}"
+
+    def spec(self) -> dict[str, Any]:
+        """What an experiment file says to get this component: its name and every parameter."""
+        return {"name": self.name_of(), **self.model_dump(mode="json")}
+
+
+class FunctionComponent(Component):
+    """A plain function under a name; its keyword parameters are the fields and :meth:`call` calls it."""
+
+    function: ClassVar[Callable[..., Any]]
+
+    def call(self) -> Any:
+        """The function's value for these parameters."""
+        return type(self).function(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+C = TypeVar("C", bound=type[Component])
+
+
+def register(kind: str, name: str) -> Callable[[C], C]:
+    """Class decorator: give a built-in component its name."""
+
+    def add(cls: C) -> C:
+        if name in _builtin[kind]:
+            raise ValueError(f"{kind} {name!r} is registered twice: {_builtin[kind][name]} and {cls}")
+        cls.registered_name = name
+        _builtin[kind][name] = cls
+        return cls
+
+    return add
+
+
+def names(kind: str) -> dict[str, type[Component]]:
+    """Every name of a kind that can be used without a module path, built in or by entry point."""
+    _load_builtin(kind)
+    found = dict(_builtin[kind])
+    for point in entry_points(group=f"gossamer.{kind}"):
+        found.setdefault(point.name, _as_component(point.load(), point.name, point.value))
+    return found
+
+
+def find(kind: str, name: str) -> type[Component]:
+    """The component class that a name stands for.
+
+    Raises:
+        BadInput: for a name that is not registered (it lists the accepted ones and the nearest), or a module or attribute
+            that can't be imported.
+    """
+    if ":" in name:
+        return _import(kind, name)
+    _load_builtin(kind)
+    if name in _builtin[kind]:
+        return _builtin[kind][name]
+    accepted = names(kind)
+    if name not in accepted:
+        raise BadInput(
+            f"unknown {kind} {name!r}{suggest(name, accepted)}; accepted: {listed(list(accepted))}"
+            ' or "package.module:Class"'
+        )
+    return accepted[name]
+
+
+def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
+    """A component from what an experiment file says: a mapping with ``name``, a bare name, or a component.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        value: what the file says.
+        context: pydantic's validation context; ``folder`` is what relative paths are relative to.
+        field: where the value stands, for messages; None is the kind's name.
+
+    Raises:
+        BadInput: for an unknown name, or parameters that the component refuses.
+    """
+    field = field or kind
+    if isinstance(value, Component):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise BadInput(f"{field}: got {value!r}; accepted: a name, or a mapping with 'name' and its parameters")
+    parameters = {key: item for key, item in value.items() if key != "name"}
+    cls = find(kind, value["name"])
+    try:
+        return cls.model_validate(parameters, context=context)
+    except ValidationError as error:
+        raise bad_input(error, cls, field) from None
+
+
+def _load_builtin(kind: str) -> None:
+    for package in KINDS[kind]:
+        importlib.import_module(package)
+
+
+def _import(kind: str, path: str) -> type[Component]:
+    module_name, _, attribute = path.partition(":")
+    # The working directory is importable, as under `python -m`.
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{kind} {path!r}: no module named {error.name!r} (the working directory is searched too)") from None
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
+        raise BadInput(f"{kind} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise BadInput(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, public)}")
+    return _as_component(found, path, path)
+
+
+def _as_component(found: Any, name: str, path: str) -> type[Component]:
+    if inspect.isclass(found) and issubclass(found, Component):
+        if not found.registered_name:
+            found.registered_name = name
+        return found
+    if not callable(found):
+        raise BadInput(f"{path!r} is {type(found).__name__}; accepted: a Component class or a function")
+    return _from_function(found, name)
+
+
+_functions: dict[tuple[Callable[..., Any], str], type[Component]] = {}
+
+
+def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
+    if (function, name) not in _functions:
+        fields: dict[str, Any] = {}
+        hints = inspect.get_annotations(function, eval_str=True)
+        for parameter in inspect.signature(function).parameters.values():
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            fields[parameter.name] = (hints.get(parameter.name, Any), default)
+        cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
+        cls.function = staticmethod(function)  # type: ignore[assignment]
+        cls.registered_name = name
+        _functions[function, name] = cls
+    return _functions[function, name]
+
+
+class FromCommandLine(str):
+    """A value given on the command line: a relative path in it is relative to the working directory."""
+
+
+def _component_validator(kind: str) -> BeforeValidator:
+    def validate(value: Any, info: ValidationInfo) -> Component:
+        return build(kind, value, info.context, info.field_name or kind)
+
+    return BeforeValidator(validate)
+
+
+def component(kind: str) -> Any:
+    """The pydantic type of a field that holds a component of a kind."""
+    return Annotated[Component, _component_validator(kind)]
+
+
+def _keep_origin(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str) and not isinstance(value, FromCommandLine):
+        base = (info.context or {}).get("folder")
+        return Path(base) / value if base is not None else Path(value)
+    return value
+
+
+FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_keep_origin)]
+"""A path: relative to the experiment file where it stands in one, else to the working directory; resolved on reading."""

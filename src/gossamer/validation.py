@@ -1,0 +1,70 @@
+"""pydantic's errors as gossamer's: one line a problem, naming the field, the value and what is accepted."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from gossamer.errors import BadInput, listed, suggest
+
+
+def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") -> BadInput:
+    """The problems of a validation error.
+
+    Args:
+        error: what pydantic raised.
+        model: the model that was validated.
+        prefix: where the model stands in the experiment, e.g. "algorithm".
+    """
+    lines: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False):
+        location = [part for part in problem["loc"] if not _is_branch(part)]
+        name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
+        if problem["type"] == "extra_forbidden":
+            accepted = _fields_at(model, location[:-1])
+            text = f"unknown field{suggest(str(location[-1]), accepted)}; accepted: {listed(accepted)}"
+        elif problem["type"] == "missing":
+            text = "missing; a value is required"
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            message = message.removeprefix("Input should be ")
+            text = f"got {problem['input']!r}; accepted: {message}"
+        lines.setdefault(name, []).append(text)
+    return BadInput(*(f"{name}: {_merged(texts)}" for name, texts in lines.items()))
+
+
+def _merged(texts: list[str]) -> str:
+    """The branches of a union refuse one value each in their own words: say them once, joined."""
+    head, separator, _ = texts[0].partition("; accepted: ")
+    if len(texts) == 1 or not separator:
+        return texts[0]
+    return head + separator + " or ".join(dict.fromkeys(text.partition("; accepted: ")[2] for text in texts))
+
+
+def _is_branch(part: int | str) -> bool:
+    # pydantic puts the names of a union's branches into the location: "int", "literal['full']", "list[int]", ...
+    return isinstance(part, str) and (
+        "[" in part or part in {"int", "float", "str", "bool"} or part[:1].isupper() or part.startswith("function-")
+    )
+
+
+def _fields_at(model: type[BaseModel], location: list[int | str]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        inner = _model_in(field.annotation) if field is not None else None
+        if inner is None:
+            continue
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        for argument in get_args(annotation):
+            if (found := _model_in(argument)) is not None:
+                return found
+    return None
