@@ -43,7 +43,7 @@ class Host(Protocol):
         """A new, writable vector float32 [length], aligned to 64 bytes."""
 
     def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
-        """Queue a message; the payload is frozen at the call."""
+        """Queue a message whose payload is frozen (:func:`gossamer.payload.freeze`) and will not change."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the computation."""

@@ -361,19 +361,25 @@ class Node:
             ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
             TypeError: for a payload or tag that can't travel.
         """
-        if to == self.rank or not 0 <= to < self.size:
-            raise ValueError(f"node {self.rank}: send to rank {to}; accepted: 0 to {self.size - 1} but itself")
+        self._check_peer(to)
         name = as_tag(tag)
         for wrapper in self._setup.wrappers:
             payload = wrapper.outgoing(self, to, payload, name)
-        return self._host.send(to, payload, name)
+        return self._host.send(to, freeze(payload, self._host.is_stored), name)
 
     def broadcast(self, to: Iterable[int], payload: Payload, tag: Tag) -> list[Sending]:
         """``send`` the same payload to several ranks, in ascending order."""
         ranks = sorted(to)
-        if len(ranks) > 1:
-            payload = freeze(payload, self._host.is_stored)
-        return [self.send(rank, payload, tag) for rank in ranks]
+        if self._setup.wrappers:  # each receiver may get something else
+            return [self.send(rank, payload, tag) for rank in ranks]
+        name, frozen = as_tag(tag), freeze(payload, self._host.is_stored)
+        for rank in ranks:
+            self._check_peer(rank)
+        return [self._host.send(rank, frozen, name) for rank in ranks]
+
+    def _check_peer(self, rank: int) -> None:
+        if rank == self.rank or not 0 <= rank < self.size:
+            raise ValueError(f"node {self.rank}: send to rank {rank}; accepted: 0 to {self.size - 1} but itself")
 
     async def receive(
         self, tag: Tag | None = None, source: int | None = None, timeout: float | None = None

@@ -10,12 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gossamer.engines.setup import Setup
+from gossamer.engines.setup import Setup, edges
 from gossamer.experiment import Target
 from gossamer.learning.evaluate import Evaluator
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.recorder import consensus_distance
+from gossamer.results.segment import Segment
+from gossamer.topology import TopologySchedule
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
@@ -80,31 +82,58 @@ class NetworkRows:
         self._judged = set(setup.judged)
         self._average = setup.experiment.evaluation.nodes == "average"
         self._evaluator = evaluator
-        self._snapshots: dict[Any, dict[int, Model]] = {}
+        self._pending: dict[Any, dict[int, tuple[Mapping[str, Any], Model]]] = {}
 
-    def add(self, moment: Any, node: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
+    def add(self, moment: Any, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         """Take a node's row and snapshot; gives the network's row when it is the last one."""
-        rank = node["node"]
-        if rank not in self._judged:
+        if row["node"] in self._judged:
+            self._pending.setdefault(moment, {})[row["node"]] = (row, model)
+        return self._completed(moment)
+
+    def without(self, rank: int) -> dict[Any, dict[str, Any]]:
+        """A node is gone for good; gives the rows, by moment, that waited for it alone."""
+        self._judged.discard(rank)
+        for snapshots in self._pending.values():
+            snapshots.pop(rank, None)
+        rows = {moment: self._completed(moment) for moment in list(self._pending)}
+        return {moment: row for moment, row in rows.items() if row is not None}
+
+    def _completed(self, moment: Any) -> dict[str, Any] | None:
+        snapshots = self._pending.get(moment, {})
+        if not snapshots or len(snapshots) < len(self._judged):
             return None
-        snapshots = self._snapshots.setdefault(moment, {})
-        snapshots[rank] = model
-        if len(snapshots) < len(self._judged):
-            return None
-        del self._snapshots[moment]
-        models = [snapshots[rank] for rank in sorted(snapshots)]
+        del self._pending[moment]
+        rows, models = zip(*(snapshots[rank] for rank in sorted(snapshots)), strict=True)
         parameters = torch.stack([model.parameters for model in models])
-        row: dict[str, Any] = {
+        network: dict[str, Any] = {
             "node": NETWORK,
-            "round": node["round"],
-            "time_s": node["time_s"],
-            "wall_s": node["wall_s"],
+            "round": min(row["round"] for row in rows),
+            "time_s": max(row["time_s"] for row in rows),
+            "wall_s": max(row["wall_s"] for row in rows),
             "consensus_distance": consensus_distance(parameters),
         }
         if self._average:
             average = Model(parameters.mean(0), torch.stack([model.buffers for model in models]).mean(0))
-            row |= {f"test_{name}": value for name, value in self._evaluator.test(average).items()}
-        return row
+            network |= {f"test_{name}": value for name, value in self._evaluator.test(average).items()}
+        return network
+
+
+class GraphLog:
+    """Records the graph of the round that was completed last, where it is another than the one recorded before."""
+
+    def __init__(self, topology: TopologySchedule, segment: Segment) -> None:
+        self._topology, self._segment = topology, segment
+        self._graph, self._rounds = topology.graph(0), 0
+
+    def completed(self, rounds: int) -> None:
+        """Some node has completed this many rounds and is recorded."""
+        if rounds <= self._rounds:
+            return
+        self._rounds = rounds
+        graph = self._topology.graph(rounds - 1)
+        if graph is not self._graph:
+            self._graph = graph
+            self._segment.append({"round": rounds, "edges": edges(graph)})
 
 
 class TargetWatch:
@@ -118,6 +147,10 @@ class TargetWatch:
     def __init__(self, target: Target | None, expected: int) -> None:
         self._target, self._expected = target, expected
         self._values: dict[Any, list[float]] = {}
+
+    def without_one(self) -> None:
+        """A node that would report is gone for good."""
+        self._expected -= 1
 
     def reached(self, moment: Any, row: Mapping[str, Any]) -> bool:
         """Take a row; whether it completes an evaluation at which the target is met."""

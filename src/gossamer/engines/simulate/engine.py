@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from gossamer.engines.outcome import Outcome, describe_failure
 from gossamer.engines.recording import (
+    GraphLog,
     NetworkRows,
     Observer,
     TargetWatch,
@@ -24,11 +23,12 @@ from gossamer.engines.recording import (
     stacked,
     stopwatch,
 )
-from gossamer.engines.setup import Setup, edges, prepare
+from gossamer.engines.setup import Setup, prepare
+from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.links import Links
-from gossamer.engines.simulate.rows import Rows
+from gossamer.learning.rows import Rows
 from gossamer.errors import BadInput, Deadlock, RunFailed
 from gossamer.experiment import Experiment, Simulate
 from gossamer.learning.computation import Computation, Kind, execute
@@ -37,7 +37,6 @@ from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, can_batch
 from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
-from gossamer.payload import freeze
 from gossamer.randomness import generator
 from gossamer.results.folder import RunFolder
 
@@ -71,7 +70,7 @@ class _Host:
         return rows.fresh() if length == rows.length else torch.empty(length, device=self._engine.device)
 
     def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
-        return self._engine.links.send(self._rank, to, freeze(payload, self._engine.rows.owns), tag)
+        return self._engine.links.send(self._rank, to, payload, tag)
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         return self._engine.compute.submit(computation)
@@ -156,7 +155,7 @@ class Simulation:
         self._running = experiment.nodes
         self._chosen = False
         self._rounds = 0
-        self._graph, self._graph_round = setup.topology.graph(0), 0
+        self._graph_log = GraphLog(setup.topology, self._graphs)
         self.nodes: list[Node] = []
 
     # --- the run -------------------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ class Simulation:
         loop = self._loop
         failure: RunFailed | None = None
         reason = "failed"
-        with _torch_settings(self._options.threads), _signals(lambda: self._finish("stopped")):
+        with _torch_settings(self._options.threads), ending_signals(lambda: self._finish("stopped")):
             try:
                 self._build()
                 self._observer.start(self.setup.description())
@@ -318,7 +317,7 @@ class Simulation:
         rank = node.rank
         if rank not in self.setup.judged and node.round == 0 and self.setup.parts[rank].size == 0:
             return  # a node that has no part in the algorithm
-        self._record_graph(node.round)
+        self._graph_log.completed(node.round)
         test = self._evaluator.test(node.model) if rank in self.setup.evaluated else None
         row = node_row(node, self.links.traffic(rank), self.clock.now(), self._wall(), test)
         self._append(row, moment)
@@ -331,16 +330,6 @@ class Simulation:
         self._observer.row(row)
         if self._target.reached(moment, row):
             self._finish("target")
-
-    def _record_graph(self, rounds: int) -> None:
-        """The graph of the round that was completed last, where it is another than before."""
-        if rounds <= self._graph_round:
-            return
-        self._graph_round = rounds
-        graph = self.setup.topology.graph(rounds - 1)
-        if graph is not self._graph:
-            self._graph = graph
-            self._graphs.append({"round": rounds, "edges": edges(graph)})
 
     def _last_rows(self) -> None:
         """A run that ended by time or target is recorded once more, as it ended."""
@@ -360,26 +349,3 @@ def _torch_settings(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def handle(number: int, frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, before[each])
-        stop()
-
-    for number in numbers:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])

@@ -18,6 +18,7 @@ ALIGNMENT = 64
 """Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its own."""
 
 BLOCK_BYTES = 16 * 2**20
+"""The pool grows by this much (by one row at least)."""
 
 
 class Rows:
@@ -26,9 +27,15 @@ class Rows:
     Args:
         length: values a row, P.
         device: where; on other devices than the CPU, torch's own caching allocator is the pool.
+        block_bytes: the pool grows by this much, by one row at least.
+
+    Attributes:
+        rows: rows in the pool.
+        peak: the most rows that were taken at once.
     """
 
-    def __init__(self, length: int, device: str = "cpu") -> None:
+    def __init__(self, length: int, device: str = "cpu", block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
         self.length = length
         self._device = torch.device(device)
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
@@ -68,7 +75,7 @@ class Rows:
         self._free.append(memory)
 
     def _grow(self) -> None:
-        count = max(1, BLOCK_BYTES // (self._stride * 4))
+        count = max(1, self._block_bytes // (self._stride * 4))
         raw = np.empty(count * self._stride + ALIGNMENT // 4, dtype=np.float32)
         skip = (-raw.ctypes.data % ALIGNMENT) // 4
         block = raw[skip : skip + count * self._stride].reshape(count, self._stride)

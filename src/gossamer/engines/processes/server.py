@@ -1,0 +1,377 @@
+"""The fork server and supervisor of a run: ``python -m gossamer.engines.processes.server CHANNEL MEMORY PARENT``.
+
+A process of its own, because it forks: it imports everything and loads the data once, with one torch thread and no event loop, and
+every node is a fork of it. It watches over the nodes, and never leaves one behind: it ends them when the run ends, and the system
+ends them when it dies.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Loaded here, before forking: each would cost every node its own copy (measured: some 100 MiB a node).
+import torch._dynamo  # noqa: F401
+
+from gossamer.engines.processes.channel import Channel, close_all_but
+from gossamer.engines.processes.death import describe_exit, die_with
+from gossamer.engines.processes.memory import FINAL, SharedModels
+from gossamer.engines.processes.transport import listen
+from gossamer.engines.processes.worker import Place, main as worker_main
+from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, expected_reports
+from gossamer.engines.setup import Setup, prepare
+from gossamer.errors import BadInput
+from gossamer.experiment import Experiment, Processes
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.messages import Model
+from gossamer.results.folder import RunFolder
+
+END_S = 30.0
+"""Seconds that nodes have to end in order, before they are killed."""
+UNREACHABLE_S = 5.0
+"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
+PROGRESS_S = 0.1
+
+
+@dataclass(eq=False)
+class _Child:
+    """One node's process, as its supervisor sees it."""
+
+    rank: int
+    pid: int
+    channel: Channel
+    ready: bool = False
+    done: bool = False
+    final: bool = False
+    round: int = 0
+    snapshots: int = 0
+
+
+class Ended(Exception):
+    """The run is over: how, and if it failed, why."""
+
+    def __init__(self, reason: str, **failure: Any) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.failure = failure or None
+
+
+class Supervisor:
+    """Starts the nodes of a run, watches over them, and ends them.
+
+    Args:
+        setup: what is run.
+        folder: where rows are recorded.
+        launcher: the channel to the launcher.
+        memory: descriptor of the file that all processes share.
+    """
+
+    def __init__(self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int) -> None:
+        experiment = setup.experiment
+        assert isinstance(experiment.engine, Processes)
+        self._setup, self._folder, self._launcher, self._memory = setup, folder, launcher, memory
+        self._options = experiment.engine
+        self._nodes = experiment.nodes
+        self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
+        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        self._rows = NetworkRows(setup, self._evaluator)
+        self._target = TargetWatch(experiment.stop.target, expected_reports(setup))
+        self._children: dict[int, _Child] = {}
+        self._alive: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._suspects: list[tuple[float, int, int, str]] = []
+        self._time_s = 0.0
+        self._said = 0.0
+        self._start: float | None = None
+        self._ending = False
+
+    def run(self) -> Ended:
+        """From the first fork to the last exit."""
+        try:
+            self._fork()
+            self._metrics = self._folder.segment("metrics", self._nodes)
+            self._events = self._folder.segment("events")
+            self._graphs = GraphLog(self._setup.topology, self._folder.segment("graphs"))
+            self._selector.register(self._launcher, selectors.EVENT_READ, None)
+            for message in self._launcher.pending():
+                self._hear_launcher(message)
+            self._await_ready()
+            self._supervise()
+        except Ended as end:
+            if end.failure is None:
+                end = self._finish(end)
+            return end
+        finally:
+            self._kill()
+        raise AssertionError("a run ends by Ended")
+
+    # --- starting ------------------------------------------------------------------------------------------------------
+
+    def _fork(self) -> None:
+        _raise_descriptor_limit()
+        listeners = [listen() for _ in range(self._nodes)]
+        addresses = [listener.getsockname()[:2] for listener in listeners]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        at_once, token = self._options.train_at_once or cores, secrets.token_bytes(16)
+        parent = os.getpid()
+        gc.collect()
+        gc.freeze()  # so that the collector does not write to, and so copy, what all share
+        for rank, listener in enumerate(listeners):
+            ours, theirs = socket.socketpair()
+            pid = os.fork()
+            if pid == 0:
+                keep = {listener.fileno(), theirs.fileno(), self._memory}
+                _forget_sockets([other for other in listeners if other is not listener])
+                close_all_but(keep)
+                place = Place(
+                    listener, theirs, addresses, token, self._memory, at_once, self._nodes > cores
+                )
+                self._become_node(rank, parent, place)
+            theirs.close()
+            self._children[rank] = _Child(rank, pid, Channel(ours))
+            self._alive.add(rank)
+            self._selector.register(self._children[rank].channel, selectors.EVENT_READ, self._children[rank])
+        for listener in listeners:
+            listener.close()
+
+    def _become_node(self, rank: int, parent: int, place: Place) -> None:
+        """In the child: live as a node, and leave without the parent's clean-up."""
+        code = 1
+        try:
+            die_with(parent)
+            code = worker_main(rank, self._setup, place, self._folder)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
+            text = traceback.format_exc()
+            Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while not all(child.ready for child in self._children.values()):
+            if time.monotonic() > deadline:
+                late = [child.rank for child in self._children.values() if not child.ready]
+                raise Ended(
+                    "failed",
+                    message=f"nodes {late} were not up within {self._options.start_timeout_s} s (engine.start_timeout_s)",
+                )
+            self._poll(0.5)
+        self._start = time.monotonic()
+        self._tell_all("go", self._start)
+
+    # --- watching ------------------------------------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        time_s = self._setup.experiment.stop.time_s
+        while True:
+            self._poll(0.2)
+            if self._start is not None and time_s is not None and time.monotonic() - self._start >= time_s:
+                raise Ended("time")
+            if all(child.done for rank, child in self._children.items() if rank in self._alive):
+                raise Ended("rounds")
+            self._look_at_suspects()
+
+    def _poll(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            child: _Child | None = key.data
+            channel = self._launcher if child is None else child.channel
+            messages = channel.read()
+            if messages is None:
+                if child is None:
+                    raise Ended("failed", message="the launcher died")
+                self._died(child)
+                continue
+            for message in messages:
+                if child is None:
+                    self._hear_launcher(message)
+                else:
+                    self._hear(child, message)
+        now = time.monotonic()
+        if now - self._said > PROGRESS_S:
+            self._said = now
+            rounds = sum(child.round for child in self._children.values())
+            self._launcher.send("progress", rounds, self._time_s)
+
+    def _hear_launcher(self, message: list[Any]) -> None:
+        if message[0] == "stop":
+            raise Ended("stopped")
+
+    def _hear(self, child: _Child, message: list[Any]) -> None:
+        what, *rest = message
+        if what == "ready":
+            child.ready = True
+        elif what == "progress":
+            child.round, self._time_s = rest[0], max(self._time_s, rest[1])
+        elif what == "row":
+            self._record(child, *rest)
+        elif what == "done":
+            child.done, child.round = True, rest[0]
+        elif what == "final":
+            child.final, child.round = True, rest[0]
+        elif what == "event":
+            self._event(child.rank, rest[0], rest[1])
+        elif what == "unreachable" and not self._ending:
+            self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
+        elif what == "failed" and not self._ending:
+            text, round, trace = rest
+            where = f"in round {round}" if self._start is not None else "at start"
+            raise Ended(
+                "failed",
+                message=f"node {child.rank} failed {where}: {text}",
+                node=child.rank,
+                round=round,
+                traceback=trace,
+            )
+
+    def _died(self, child: _Child) -> None:
+        """A channel was closed: that node's process is gone."""
+        self._selector.unregister(child.channel)
+        child.channel.close()
+        _, status = os.waitpid(child.pid, 0)
+        self._alive.discard(child.rank)
+        if self._ending and child.final:
+            return
+        text = f"node {child.rank} died in round {child.round}: {describe_exit(status)}"
+        self._event(child.rank, "lost", text)
+        if self._setup.experiment.gather.lost_peer == "fail" or self._start is None:
+            raise Ended("failed", message=text, node=child.rank, round=child.round)
+        self._launcher.send("say", text)
+        if not self._alive:
+            raise Ended("failed", message=f"every node died; the last one: {text}")
+        self._tell_all("lost", child.rank, text)
+        if child.rank in self._setup.evaluated:
+            self._target.without_one()
+        # What it ended with is not known; nobody shall take zeros for a model.
+        lost = Model(*(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size)))
+        self._models.write(FINAL, child.rank, lost)
+        for moment, row in self._rows.without(child.rank).items():
+            self._append(moment, row)
+
+    def _look_at_suspects(self) -> None:
+        """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
+        now = time.monotonic()
+        for since, reporter, rank, why in list(self._suspects):
+            if rank in self._alive and now - since < UNREACHABLE_S:
+                continue
+            self._suspects.remove((since, reporter, rank, why))
+            if rank in self._alive and reporter in self._alive:
+                text = f"node {reporter} can't reach node {rank}: {why}"
+                self._event(reporter, "unreachable", text)
+                if self._setup.experiment.gather.lost_peer == "fail":
+                    raise Ended("failed", message=text, node=reporter)
+                self._children[reporter].channel.send("lost", rank, why)
+
+    # --- recording -----------------------------------------------------------------------------------------------------
+
+    def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
+        key = tuple(moment) if isinstance(moment, list) else moment
+        self._graphs.completed(row["round"])
+        self._launcher.send("row", row)
+        if self._target.reached(key, row):
+            raise Ended("target")
+        if slot is None:
+            return
+        complete = self._rows.add(key, row, self._models.read(slot, child.rank))
+        self._send_to(child, "consumed")
+        if complete is not None:
+            self._append(key, complete)
+
+    def _append(self, moment: Any, row: dict[str, Any]) -> None:
+        self._metrics.append(row)
+        self._launcher.send("row", row)
+        if self._target.reached(moment, row):
+            raise Ended("target")
+
+    def _event(self, rank: int, kind: str, text: str) -> None:
+        wall_s = 0.0 if self._start is None else time.monotonic() - self._start
+        self._events.append(
+            {"time_s": self._time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
+        )
+
+    # --- ending --------------------------------------------------------------------------------------------------------
+
+    def _finish(self, end: Ended) -> Ended:
+        """Have every node write its last row and its model; gives how it went."""
+        self._ending = True
+        self._tell_all("finish", end.reason)
+        deadline = time.monotonic() + END_S
+        try:
+            while any(not self._children[rank].final for rank in self._alive):
+                if time.monotonic() > deadline:
+                    late = [rank for rank in sorted(self._alive) if not self._children[rank].final]
+                    return Ended("failed", message=f"nodes {late} did not end within {END_S} s")
+                self._poll(0.2)
+        except Ended as other:
+            if other.failure is not None:
+                return other
+        return end
+
+    def _tell_all(self, *message: Any) -> None:
+        for rank in sorted(self._alive):
+            self._send_to(self._children[rank], *message)
+
+    def _send_to(self, child: _Child, *message: Any) -> None:
+        child.channel.send(*message)  # a child that is gone is noticed by its closed channel
+
+    def _kill(self) -> None:
+        for rank in self._alive:
+            os.kill(self._children[rank].pid, signal.SIGKILL)
+        for rank in self._alive:
+            os.waitpid(self._children[rank].pid, 0)
+        self._alive.clear()
+
+
+def _forget_sockets(others: list[socket.socket]) -> None:
+    """Let go of sockets whose descriptors are closed in one go, so that no finaliser closes the number again."""
+    for other in others:
+        other.detach()
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    """The process's whole life."""
+    channel_fd, memory, parent = (int(argument) for argument in sys.argv[1:4])
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+    keep_freed_memory()
+    launcher = Channel(socket.socket(fileno=channel_fd))
+    hello = launcher.receive()
+    if hello is None:
+        return
+    try:
+        setup = prepare(Experiment.parse(hello[1]))
+    except BadInput as error:
+        launcher.send("bad-input", list(error.problems))
+        return
+    launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    answer = launcher.receive()
+    if answer is None:
+        return
+    end = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory).run()
+    launcher.send("ended", end.reason, end.failure)
+
+
+if __name__ == "__main__":
+    main()
