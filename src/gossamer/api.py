@@ -56,8 +56,8 @@ def run(
 
     Raises:
         BadInput: if something in the experiment can't be used; before any work starts.
-        RunFailed: if a node failed or died, or all wait for ever; what was recorded until then is kept, in the folder that the
-            error's ``folder`` names.
+        RunFailed: if a node failed or died, or all wait for ever; what was recorded until then is kept, in
+            the folder that the error's ``folder`` names.
     """
     observer = observer or Silent()
     with _engine(experiment) as engine:

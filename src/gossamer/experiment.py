@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 
 from gossamer.errors import BadInput
 from gossamer.registry import Component, FilePath, FromCommandLine, build, component
@@ -25,7 +33,8 @@ class Evaluation(_Section):
     Args:
         every_rounds: a row a node every so many of its rounds, and before the first and after the last.
         every_s: rows of all nodes at common instants, every so many seconds (for asynchronous algorithms).
-        nodes: whose models are judged: "all", "average" (the average model), a number (that many, drawn), or a list of ranks.
+        nodes: whose models are judged: "all", "average" (the average model), a number (that many, drawn), or
+            a list of ranks.
         samples: how many test samples, drawn once; null is all.
     """
 
@@ -83,7 +92,8 @@ class Simulate(_Section):
     """Virtual time on this machine.
 
     Args:
-        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), or "auto" (measures both on the first batches).
+        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), or "auto" (measures both on
+            the first batches).
         threads: torch's threads; the bits of "sequential" with one thread are those of the engine processes.
         device: where models and data live.
     """
@@ -129,14 +139,19 @@ def _engine(value: Any) -> Any:
 
 
 def _wrappers(value: Any) -> Any:
-    return [build("wrapper", item, None, "wrappers") for item in value] if isinstance(value, list | tuple) else value
+    return (
+        [build("wrapper", item, None, "wrappers") for item in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 class Experiment(BaseModel):
-    """One complete description: task, partition, topology, algorithm, network, compute, evaluation, stop rule, seed.
+    """One complete description: task, partition, topology, algorithm, network, compute, evaluation, stop
+    rule, seed.
 
-    Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen; :meth:`override`
-    gives a changed copy.
+    Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen;
+    :meth:`override` gives a changed copy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -178,7 +193,9 @@ class Experiment(BaseModel):
     def _known_ranks(self) -> Experiment:
         chosen = self.evaluation.nodes
         if isinstance(chosen, int) and chosen > self.nodes:
-            raise BadInput(f"evaluation.nodes: {chosen} of {self.nodes} nodes; accepted: at most {self.nodes}")
+            raise BadInput(
+                f"evaluation.nodes: {chosen} of {self.nodes} nodes; accepted: at most {self.nodes}"
+            )
         if isinstance(chosen, list) and any(not 0 <= rank < self.nodes for rank in chosen):
             raise BadInput(f"evaluation.nodes: got {chosen}; accepted: ranks 0 to {self.nodes - 1}")
         return self
@@ -189,8 +206,8 @@ class Experiment(BaseModel):
 
         Args:
             path: a YAML file; relative paths in it are relative to it.
-            overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them are relative
-                to the working directory.
+            overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
+                are relative to the working directory.
             engine: another engine's name, in place of the file's.
 
         Raises:
@@ -220,7 +237,9 @@ class Experiment(BaseModel):
         except yaml.YAMLError as error:
             raise BadInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(raw, dict):
-            raise BadInput(f"{source}: a {type(raw).__name__}; accepted: a mapping of fields such as 'task' and 'nodes'")
+            raise BadInput(
+                f"{source}: a {type(raw).__name__}; accepted: a mapping of fields such as 'task' and 'nodes'"
+            )
         for override in overrides:
             _assign(raw, override)
         if engine is not None:
@@ -282,7 +301,9 @@ def _assign(raw: dict[str, Any], override: str) -> None:
         if isinstance(inner, str) and depth == 0:
             inner = {"name": inner}  # a bare name stands for a component with default parameters
         if not isinstance(inner, dict):
-            raise BadInput(f"--set {override}: {'.'.join(parents[: depth + 1])} is {inner!r}, which has no fields")
+            raise BadInput(
+                f"--set {override}: {'.'.join(parents[: depth + 1])} is {inner!r}, which has no fields"
+            )
         place[name] = inner
         place = inner
     if last == "name" and "name" in place and place["name"] != value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gossamer.learning.computation import Computation
 
 
+@runtime_checkable
 class Timer(Protocol):
     """A call that is due later."""
 
@@ -20,12 +21,16 @@ class Timer(Protocol):
         """Don't make the call."""
 
 
+@runtime_checkable
 class Host(Protocol):
     """One node's side of an engine. A node knows its engine only through this."""
 
-    traffic: Traffic
     lost: set[int]
     """Ranks known to be dead."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """The node's counters, which it may add to."""
 
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
@@ -46,7 +51,8 @@ class Host(Protocol):
         """Queue a message whose payload is frozen (:func:`gossamer.payload.freeze`) and will not change."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
-        """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the computation."""
+        """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
+        computation."""
 
     def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
         """Run a mixing step when all else of this instant is done; gives its value."""

@@ -75,7 +75,8 @@ class Mailbox:
     """Messages in order of arrival, and who waits for them.
 
     Args:
-        dropped: called with each message that nobody will take: a latecomer for a tag that was already gathered.
+        dropped: called with each message that nobody will take: a latecomer for a tag that was already
+            gathered.
     """
 
     def __init__(self, dropped: Callable[[Message], None]) -> None:
@@ -112,7 +113,8 @@ class Mailbox:
 
     def take_all(self, prefix: Prefix, sources: set[int] | None) -> list[Message]:
         """Take out every message that fits, oldest first."""
-        taken, left = [], []
+        taken: list[Message] = []
+        left: list[Message] = []
         for message in self._messages:
             fits = (sources is None or message.source in sources) and matches(prefix, message.tag)
             (taken if fits else left).append(message)

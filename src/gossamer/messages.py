@@ -13,7 +13,8 @@ Tag = str | int | tuple[str | int, ...]
 """What a message is about; a receiver asks for a tag or for a prefix of it."""
 
 Payload = Any
-"""None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Part`, :class:`Model`, and lists and dicts of these."""
+"""None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Part`, :class:`Model`, and
+lists and dicts of these."""
 
 WINDOW = 64 * 1024
 """Bytes of a message that may be sent and not yet acknowledged."""
@@ -32,8 +33,9 @@ class Part:
 
     Args:
         values: the coordinates' values, shape [k].
-        where: the first of k consecutive coordinates; or the name of an index set that sender and receiver have registered
-            (``Node.index_set``), so that no index travels; or the indices themselves, an integer tensor of shape [k].
+        where: the first of k consecutive coordinates; or the name of an index set that sender and receiver
+            have registered (``Node.index_set``), so that no index travels; or the indices themselves, an
+            integer tensor of shape [k].
         size: length of the whole vector.
     """
 
@@ -44,7 +46,8 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued."""
+    """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was
+    queued."""
 
     source: int
     tag: tuple[str | int, ...]
@@ -54,7 +57,8 @@ class Message:
 
 @dataclass
 class Traffic:
-    """What one node has put on and taken from the wire so far: whole frames, headers included, handshakes and credit not."""
+    """What one node has put on and taken from the wire so far: whole frames, headers included, handshakes and
+    credit not."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -65,14 +69,16 @@ class Traffic:
 
 
 class Sending(ABC):
-    """A message that was queued. Awaiting it returns when at most one window of it is still unacknowledged."""
+    """A message that was queued. Awaiting it returns when at most one window of it is still
+    unacknowledged."""
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, None]: ...
 
     @abstractmethod
     def cancel(self) -> bool:
-        """Take the message back: removed if still queued, else stopped at the next chunk and discarded by the receiver.
+        """Take the message back: removed if still queued, else stopped at the next chunk and discarded by the
+        receiver.
 
         Returns:
             True if the receiver won't see the message; False if it was already sent whole.
@@ -88,7 +94,9 @@ def as_tag(tag: Tag) -> tuple[str | int, ...]:
     parts = tag if isinstance(tag, tuple) else (tag,)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
-            raise TypeError(f"tag {tag!r}: {type(part).__name__} in a tag; accepted: str, int, or a tuple of these")
+            raise TypeError(
+                f"tag {tag!r}: {type(part).__name__} in a tag; accepted: str, int, or a tuple of these"
+            )
     return parts
 
 

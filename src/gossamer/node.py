@@ -78,7 +78,8 @@ class Node:
         rank: this node's number, from 0.
         size: number of nodes.
         samples: number of training samples that this node holds.
-        label_counts: how many of them are of each class, int64 [classes]; None where the targets are not classes.
+        label_counts: how many of them are of each class, int64 [classes]; None where the targets are not
+            classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the steps to come; assign it to follow a schedule.
         state: all that must outlive a round, by name; values are payloads.
@@ -110,15 +111,16 @@ class Node:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
 
-    # --- the model ---------------------------------------------------------------------------------------------------
+    # --- the model
 
     @property
     def parameters(self) -> Float[Tensor, " params"]:
-        """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
+        """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way
+        to write."""
         if self._parameters._version != self._version:
             raise RuntimeError(
-                f"node {self.rank}: its parameters were modified in place; snapshots are immutable: compute a new vector"
-                " and assign it (node.parameters = v)"
+                f"node {self.rank}: its parameters were modified in place; snapshots are immutable: compute a"
+                " new vector and assign it (node.parameters = v)"
             )
         return self._parameters
 
@@ -131,7 +133,8 @@ class Node:
 
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
-        """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
+        """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to
+        write."""
         return self._buffers
 
     @buffers.setter
@@ -152,17 +155,18 @@ class Node:
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
             raise ValueError(
-                f"node.{what}: got {v.dtype} of shape {tuple(v.shape)}; accepted: torch.float32 of shape ({length},)"
+                f"node.{what}: got {v.dtype} of shape {tuple(v.shape)}; accepted: torch.float32 of shape"
+                f" ({length},)"
             )
 
-    # --- computing ---------------------------------------------------------------------------------------------------
+    # --- computing
 
     async def train(self, steps: int = 1) -> float:
         """Take local steps from the parameters as they are at the call.
 
-        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is added
-        as the update ``result - snapshot``. A node computes one thing at a time, first come first served. Cancelled, nothing
-        of it is applied; the step counter has advanced.
+        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is
+        assigned, else it is added as the update ``result - snapshot``. A node computes one thing at a time,
+        first come first served. Cancelled, nothing of it is applied; the step counter has advanced.
 
         Args:
             steps: number of mini-batch steps.
@@ -194,9 +198,9 @@ class Node:
 
         Args:
             at: where; None is the node's parameters at the call.
-            batch: None is the node's next batch (the step counter advances); a number is that batch of the node's stream
-                (``node.step - 1`` is the last one drawn); "full" is all of its samples; a sequence picks some of its samples, by
-                their position from 0 to ``node.samples - 1``.
+            batch: None is the node's next batch (the step counter advances); a number is that batch of the
+                node's stream (``node.step - 1`` is the last one drawn); "full" is all of its samples; a
+                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``.
 
         Returns:
             A vector float32 [P].
@@ -218,7 +222,8 @@ class Node:
         return gradient
 
     async def apply(self, v: Float[Tensor, " params"]) -> None:
-        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed as in ``train``."""
+        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed
+        as in ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
         start, gradient, lr = self.model, v.detach().clone(), self.lr
         take_state = self._optimizer_state_for(start)
@@ -239,7 +244,8 @@ class Node:
         self_weight: float | None = None,
         missing: Missing = "own",
     ) -> Any:
-        """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see :func:`gossamer.learning.mixing.combine`."""
+        """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
+        :func:`gossamer.learning.mixing.combine`."""
         return await self._host.mix(lambda: self._combine(own, inbox, weights, self_weight, missing))
 
     async def mix(
@@ -268,7 +274,12 @@ class Node:
         await self._host.mix(run)
 
     def _combine(
-        self, own: Any, inbox: Mapping[int, Payload], weights: Mapping[int, float], self_weight: float | None, missing: Missing
+        self,
+        own: Any,
+        inbox: Mapping[int, Payload],
+        weights: Mapping[int, float],
+        self_weight: float | None,
+        missing: Missing,
     ) -> Any:
         return combine(
             own,
@@ -283,9 +294,10 @@ class Node:
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
     ) -> dict[str, float]:
-        """Judge a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test sample or on the node's
-        training samples. It takes time on the node's clock (when simulated, a third of the steps that as many samples are), unlike the
-        evaluation that the engine records.
+        """Judge a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test
+        sample or on the node's
+        training samples. It takes time on the node's clock (when simulated, a third of the steps that as many
+        samples are), unlike the evaluation that the engine records.
         """
         model = self._as_model(v)
         job = EvaluateJob(model, on, self._setup.samples)
@@ -339,13 +351,11 @@ class Node:
 
         return commit
 
-    async def _compute(
-        self, kind: Kind, prepare: Any, commit: Any, *, first_step: int, work: float
-    ) -> Any:
+    async def _compute(self, kind: Kind, prepare: Any, commit: Any, *, first_step: int, work: float) -> Any:
         computation = Computation(kind, self.rank, first_step, work, prepare, commit)
         return await self._host.compute(computation)
 
-    # --- talking -----------------------------------------------------------------------------------------------------
+    # --- talking
 
     def peers(self) -> tuple[int, ...]:
         """Every rank that this node may send to, ascending: all the others."""
@@ -354,8 +364,9 @@ class Node:
     def send(self, to: int, payload: Payload, tag: Tag) -> Sending:
         """Queue a message, first in first out per node; what the payload holds is fixed at the call.
 
-        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; its ``cancel()``
-        takes the message back. To a peer known dead it returns at once and the message is counted as lost.
+        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged;
+        its ``cancel()`` takes the message back. To a peer known dead it returns at once and the message is
+        counted as lost.
 
         Raises:
             ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
@@ -379,7 +390,9 @@ class Node:
 
     def _check_peer(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
-            raise ValueError(f"node {self.rank}: send to rank {rank}; accepted: 0 to {self.size - 1} but itself")
+            raise ValueError(
+                f"node {self.rank}: send to rank {rank}; accepted: 0 to {self.size - 1} but itself"
+            )
 
     async def receive(
         self, tag: Tag | None = None, source: int | None = None, timeout: float | None = None
@@ -415,7 +428,9 @@ class Node:
 
     def drain(self, tag: Tag | None = None, source: int | None = None) -> list[Message]:
         """Take every message that is here now and fits, oldest first; never waits."""
-        return self._mailbox.take_all(() if tag is None else as_tag(tag), None if source is None else {source})
+        return self._mailbox.take_all(
+            () if tag is None else as_tag(tag), None if source is None else {source}
+        )
 
     async def gather(
         self, peers: Iterable[int], tag: Tag, *, at_least: int | None = None, timeout: float | None = None
@@ -426,11 +441,12 @@ class Node:
             peers: whom to wait for.
             tag: the tag, or the beginning of it.
             at_least: go on as soon as this many are here (with all that are here by then).
-            timeout: seconds after which to go on with what is here; None is the experiment's ``gather.timeout_s``.
+            timeout: seconds after which to go on with what is here; None is the experiment's
+                ``gather.timeout_s``.
 
         Returns:
-            Rank -> payload in rank order; ``.missing`` names who did not send. What they send later under this tag is
-            counted and dropped.
+            Rank -> payload in rank order; ``.missing`` names who did not send. What they send later under
+            this tag is counted and dropped.
 
         Raises:
             PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
@@ -479,7 +495,7 @@ class Node:
     def _drop(self, message: Message) -> None:
         self._host.traffic.messages_late += 1
 
-    # --- the graph ---------------------------------------------------------------------------------------------------
+    # --- the graph
 
     async def neighbors(
         self, r: int | None = None, direction: Literal["both", "in", "out"] = "both", layer: str | None = None
@@ -491,7 +507,8 @@ class Node:
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
-        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own."""
+        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
+        node's own."""
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
@@ -501,7 +518,7 @@ class Node:
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
 
-    # --- time, randomness, tasks, records ----------------------------------------------------------------------------
+    # --- time, randomness, tasks, records
 
     def now(self) -> float:
         """Seconds since the run's start: virtual when simulated, real otherwise."""
@@ -517,7 +534,8 @@ class Node:
             timer.cancel()
 
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
-        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the same again.
+        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the
+        same again.
 
         Args:
             purpose: what is drawn.
@@ -542,11 +560,13 @@ class Node:
         self.columns.update(values)
 
     def rounds(self) -> _Rounds:
-        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are recorded between."""
+        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are
+        recorded between."""
         return _Rounds(self)
 
     async def end_round(self, r: int) -> None:
-        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
+        checkpoint if due."""
         self.round = r + 1
         await self._host.end_round()
 
@@ -563,8 +583,9 @@ class Node:
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something beside: a task owned by this node, awaitable and cancellable.
 
-        It starts when the spawning task next waits. It ends with the node at the latest: when ``run`` of every node has
-        returned, tasks that are still there are cancelled. An exception in it, awaited or not, fails the node.
+        It starts when the spawning task next waits. It ends with the node at the latest: when ``run`` of
+        every node has returned, tasks that are still there are cancelled. An exception in it, awaited or not,
+        fails the node.
         """
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -579,7 +600,8 @@ class Node:
             self._failure.set_result(error)
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """For engines: run the node's protocol until it returns; its first failure, in any of its tasks, is raised.
+        """For engines: run the node's protocol until it returns; its first failure, in any of its tasks, is
+        raised.
 
         Tasks that the protocol spawned go on until :meth:`end`.
         """
@@ -609,7 +631,8 @@ class Node:
 
 
 class _Rounds:
-    """The iterator behind ``Node.rounds``; an object rather than an async generator, which a break would leave to be finalised."""
+    """The iterator behind ``Node.rounds``; an object rather than an async generator, which a break would
+    leave to be finalised."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -1,7 +1,7 @@
 """Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters).
 
-Nothing is drawn from global state, so what is drawn does not depend on batching, on the number of workers, on the order of
-events or on the engine.
+Nothing is drawn from global state, so what is drawn does not depend on batching, on the number of workers, on
+the order of events or on the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Names for everything pluggable: a registered name, ``"package.module:Class"`` or an entry point.
 
-A component is a frozen pydantic model: its fields are its parameters. A component is found by name in three places, in
-this order: the built-in names (given with :func:`register`), entry points of the group ``gossamer.<kind>``, and
-``"package.module:Class"`` (or ``":function"``, whose keyword parameters are then the parameters).
+A component is a frozen pydantic model: its fields are its parameters. A component is found by name in three
+places, in this order: the built-in names (given with :func:`register`), entry points of the group
+``gossamer.<kind>``, and ``"package.module:Class"`` (or ``":function"``, whose keyword parameters are then the
+parameters).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.validation import bad_input
@@ -91,8 +92,8 @@ def find(kind: str, name: str) -> type[Component]:
     """The component class that a name stands for.
 
     Raises:
-        BadInput: for a name that is not registered (it lists the accepted ones and the nearest), or a module or attribute
-            that can't be imported.
+        BadInput: for a name that is not registered (it lists the accepted ones and the nearest), or a module
+            or attribute that can't be imported.
     """
     if ":" in name:
         return _import(kind, name)
@@ -126,7 +127,9 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise BadInput(f"{field}: got {value!r}; accepted: a name, or a mapping with 'name' and its parameters")
+        raise BadInput(
+            f"{field}: got {value!r}; accepted: a name, or a mapping with 'name' and its parameters"
+        )
     parameters = {key: item for key, item in value.items() if key != "name"}
     cls = find(kind, value["name"])
     try:
@@ -149,9 +152,13 @@ def _import(kind: str, path: str) -> type[Component]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise BadInput(f"{kind} {path!r}: no module named {error.name!r} (the working directory is searched too)") from None
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
-        raise BadInput(f"{kind} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}") from error
+        raise BadInput(
+            f"{kind} {path!r}: no module named {error.name!r} (the working directory is searched too)"
+        ) from None
+    except Exception as error:
+        raise BadInput(
+            f"{kind} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
+        ) from error
     found = getattr(module, attribute, None)
     if found is None:
         public = [name for name in vars(module) if not name.startswith("_")]
@@ -180,7 +187,7 @@ def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             fields[parameter.name] = (hints.get(parameter.name, Any), default)
         cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
-        cls.function = staticmethod(function)  # type: ignore[assignment]
+        cls.function = staticmethod(function)
         cls.registered_name = name
         _functions[function, name] = cls
     return _functions[function, name]
@@ -191,7 +198,7 @@ class FromCommandLine(str):
 
 
 def _component_validator(kind: str) -> BeforeValidator:
-    def validate(value: Any, info: ValidationInfo) -> Component:
+    def validate(value: Any, info: Any) -> Component:
         return build(kind, value, info.context, info.field_name or kind)
 
     return BeforeValidator(validate)
@@ -202,7 +209,7 @@ def component(kind: str) -> Any:
     return Annotated[Component, _component_validator(kind)]
 
 
-def _keep_origin(value: Any, info: ValidationInfo) -> Any:
+def _keep_origin(value: Any, info: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, FromCommandLine):
         base = (info.context or {}).get("folder")
         return Path(base) / value if base is not None else Path(value)
@@ -210,4 +217,5 @@ def _keep_origin(value: Any, info: ValidationInfo) -> Any:
 
 
 FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_keep_origin)]
-"""A path: relative to the experiment file where it stands in one, else to the working directory; resolved on reading."""
+"""A path: relative to the experiment file where it stands in one, else to the working directory; resolved on
+reading."""

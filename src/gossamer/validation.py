@@ -44,9 +44,13 @@ def _merged(texts: list[str]) -> str:
 
 
 def _is_branch(part: int | str) -> bool:
-    # pydantic puts the names of a union's branches into the location: "int", "literal['full']", "list[int]", ...
+    # pydantic puts the names of a union's branches into the location: "int", "literal['full']", "list[int]",
+    # ...
     return isinstance(part, str) and (
-        "[" in part or part in {"int", "float", "str", "bool"} or part[:1].isupper() or part.startswith("function-")
+        "[" in part
+        or part in {"int", "float", "str", "bool"}
+        or part[:1].isupper()
+        or part.startswith("function-")
     )
 
 

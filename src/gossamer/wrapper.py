@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class NodeWrapper(Component):
-    """Base of wrappers. An experiment lists them under ``wrappers``; messages pass out through them in order, and in reversed.
+    """Base of wrappers. An experiment lists them under ``wrappers``; messages pass out through them in order,
+    and in reversed.
 
     A wrapper is frozen like an algorithm; what must outlive a call belongs in ``node.state``.
     """

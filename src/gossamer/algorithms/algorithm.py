@@ -14,8 +14,8 @@ from gossamer.registry import Component
 class Algorithm(Component):
     """One node's protocol: ordinary async Python over flat vectors.
 
-    An algorithm object is frozen and shared by all nodes; its fields are its parameters in the experiment file. What a node
-    must remember from round to round is in ``node.state``.
+    An algorithm object is frozen and shared by all nodes; its fields are its parameters in the experiment
+    file. What a node must remember from round to round is in ``node.state``.
     """
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """All-reduce: the exact average of all models, every round.
 
-Reduce-scatter, then all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004), each as direct
-messages: the vector is cut into n segments; node j averages segment j of all nodes in rank order and sends the result to all.
-A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits:
+Reduce-scatter, then all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004),
+each as direct messages: the vector is cut into n segments; node j averages segment j of all nodes in rank
+order and sends the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the
+same bits:
 
     x_i <- (1/n) sum_j (x_j - eta g_j(x_j))
 """
@@ -21,7 +22,8 @@ from gossamer.registry import register
 
 @register("algorithm", "all-reduce")
 class AllReduce(Algorithm):
-    """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not used).
+    """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not
+    used).
 
     Args:
         local_steps: mini-batch steps a round.
@@ -41,7 +43,7 @@ class AllReduce(Algorithm):
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
-        mean = await node.combine(segments[node.rank], parts, {peer: 1 / node.size for peer in parts})
+        mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / node.size))
         node.broadcast(node.peers(), mean, tag=("gather", r))
         means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
         # A segment whose owner is dead stays as it is here.

@@ -1,10 +1,11 @@
 """D-PSGD: decentralized parallel stochastic gradient descent.
 
-Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017, Algorithm 1. With the mixing matrix W
-of the topology (symmetric, doubly stochastic for Metropolis-Hastings weights):
+Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017, Algorithm 1.
+With the mixing matrix W of the topology (symmetric, doubly stochastic for Metropolis-Hastings weights):
 
 - local steps before mixing (the usual form; DecentralizePy's): x_i <- sum_j W_ij (x_j - eta g_j(x_j))
-- overlapped (the paper's Algorithm 1, which communicates while it computes): x_i <- sum_j W_ij x_j - eta g_i(x_i)
+- overlapped (the paper's Algorithm 1, which communicates while it computes): x_i <- sum_j W_ij x_j - eta
+  g_i(x_i)
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class DPSGD(Algorithm):
 
     Args:
         local_steps: mini-batch steps a round.
-        overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1 for one step; the
-            displacement of all steps for several). Batch-norm buffers are not mixed in this form.
+        overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1
+            for one step; the displacement of all steps for several). Batch-norm buffers are not mixed in this
+            form.
         reset_optimizer: forget momentum at the start of every round (DecentralizePy's default).
     """
 
@@ -49,6 +51,7 @@ class DPSGD(Algorithm):
         node.broadcast(await node.neighbors(r, "out"), before, tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
         mixed = await node.combine(before, inbox, node.mixing_weights(r))
-        # What training has added so far stays; what it adds from now on is added to the mixed model when it is committed.
+        # What training has added so far stays; what it adds from now on is added to the mixed model when it
+        # is committed.
         node.parameters = mixed + (node.parameters - before)
         await training

@@ -1,13 +1,14 @@
 """Epidemic Learning: whom a node sends to is drawn afresh every round.
 
-De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS 2023, Algorithm 1:
-local steps, the model to s nodes, then the plain average of the own and all received models,
+De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS
+2023, Algorithm 1: local steps, the model to s nodes, then the plain average of the own and all received
+models,
 
     x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|)
 
-The paper's sampler (Oracle), and the receivers' knowledge of who sends to them (Local), is a generator that all nodes share: the
-distribution is the paper's. The published artifact asks a sampling process (Oracle) or sends a notice to every node that is
-not chosen, O(n^2) small messages a round (Local); neither is sent here.
+The paper's sampler (Oracle), and the receivers' knowledge of who sends to them (Local), is a generator that
+all nodes share: the distribution is the paper's. The published artifact asks a sampling process (Oracle) or
+sends a notice to every node that is not chosen, O(n^2) small messages a round (Local); neither is sent here.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class EpidemicOracle(Epidemic):
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         if self.degree * nodes % 2:
-            raise BadInput(f"algorithm.degree: no {self.degree}-regular graph has {nodes} nodes; accepted: an even degree")
+            raise BadInput(
+                f"algorithm.degree: {self.degree} for {nodes} nodes (their product is odd); accepted: an even degree"
+            )
         return super().data_ranks(nodes)
 
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -73,7 +76,8 @@ class EpidemicOracle(Epidemic):
 
 @register("algorithm", "epidemic-local")
 class EpidemicLocal(Epidemic):
-    """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement; in-degrees vary."""
+    """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement;
+    in-degrees vary."""
 
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         table = _recipients(self._seed(node, r), node.size, self.degree)
@@ -81,7 +85,8 @@ class EpidemicLocal(Epidemic):
         return tuple(int(rank) for rank in table[node.rank]), tuple(int(rank) for rank in senders)
 
 
-# Both are pure functions of their arguments; the cache spares a simulation from drawing the same round once a node.
+# Both are pure functions of their arguments; the cache spares a simulation from drawing the same round once a
+# node.
 
 
 @lru_cache(maxsize=8)

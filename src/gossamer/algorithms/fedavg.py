@@ -1,7 +1,8 @@
 """FedAvg: federated averaging, for comparison. The server is a node like any other.
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1: each round the
-server sends x to a set S of max(C K, 1) of the K clients; each takes local steps from it and sends the result x_k back;
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+Algorithm 1: each round the server sends x to a set S of max(C K, 1) of the K clients; each takes local steps
+from it and sends the result x_k back;
 
     x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
 """
@@ -28,7 +29,8 @@ class FedAvg(Algorithm):
     Args:
         local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
         client_fraction: C, the share of clients that take part in a round.
-        weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's plain mean.
+        weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's
+            plain mean.
         server: rank of the server.
     """
 
@@ -41,7 +43,9 @@ class FedAvg(Algorithm):
         if nodes < 2:
             raise BadInput(f"nodes: {nodes} for fedavg; accepted: at least 2, one of them the server")
         if self.server >= nodes:
-            raise BadInput(f"algorithm.server: rank {self.server} of {nodes} nodes; accepted: 0 to {nodes - 1}")
+            raise BadInput(
+                f"algorithm.server: rank {self.server} of {nodes} nodes; accepted: 0 to {nodes - 1}"
+            )
         return tuple(rank for rank in range(nodes) if rank != self.server)
 
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:

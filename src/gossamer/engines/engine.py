@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
 from gossamer.results.folder import RunFolder
 
 
+@runtime_checkable
 class Engine(Protocol):
-    """Carries an experiment out. Making one loads and checks everything, so that bad input is found before work starts."""
+    """Carries an experiment out. Making one loads and checks everything, so that bad input is found before
+    work starts."""
 
     description: dict[str, Any]
     """What the record keeps of the start; see ``Setup.description``."""

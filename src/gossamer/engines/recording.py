@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ NETWORK = -1
 """The node number of rows about the network as a whole."""
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Who watches a run (a progress display)."""
 
@@ -40,7 +41,8 @@ class Observer(Protocol):
 
 
 def is_due(setup: Setup, rounds: int) -> bool:
-    """Whether a node that has completed this many rounds is recorded: before the first, every so many, after the last."""
+    """Whether a node that has completed this many rounds is recorded: before the first, every so many, after
+    the last."""
     every, last = setup.experiment.evaluation.every_rounds, setup.experiment.stop.rounds
     return every is not None and (rounds % every == 0 or rounds == last)
 
@@ -71,7 +73,8 @@ def node_row(
 class NetworkRows:
     """Rows about all judged nodes together: consensus distance, and the average model's metrics if asked for.
 
-    A row is complete when every judged node has given its snapshot for the same moment (its own round r, or a common instant).
+    A row is complete when every judged node has given its snapshot for the same moment (its own round r, or a
+    common instant).
 
     Args:
         setup: says who is judged and what is asked for.
@@ -119,7 +122,8 @@ class NetworkRows:
 
 
 class GraphLog:
-    """Records the graph of the round that was completed last, where it is another than the one recorded before."""
+    """Records the graph of the round that was completed last, where it is another than the one recorded
+    before."""
 
     def __init__(self, topology: TopologySchedule, segment: Segment) -> None:
         self._topology, self._segment = topology, segment
@@ -140,7 +144,8 @@ class TargetWatch:
     """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation.
 
     Args:
-        target: metric and level; a metric whose name speaks of a loss or distance must fall to it, any other rise.
+        target: metric and level; a metric whose name speaks of a loss or distance must fall to it, any other
+            rise.
         expected: how many nodes report the metric at an evaluation.
     """
 

@@ -1,4 +1,5 @@
-"""From an experiment to what an engine runs: data, partition, topology and initial models; all bad input is found here."""
+"""From an experiment to what an engine runs: data, partition, topology and initial models; all bad input is
+found here."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Setup:
 
     experiment: Experiment
     task: Task
-    parts: list[Int[np.ndarray, "_"]]
+    parts: list[Int[np.ndarray, " samples"]]
     labels: Int[np.ndarray, "nodes classes"] | None
     topology: TopologySchedule
     layout: Layout
@@ -104,7 +105,7 @@ def prepare(experiment: Experiment) -> Setup:
     task = load_task(experiment.task, experiment.data_root, seed)
     with torch.random.fork_rng(devices=[]):
         layout = Layout.of(task.model())
-    parts: list[Int[np.ndarray, "_"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
+    parts: list[Int[np.ndarray, " samples"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
         parts[rank] = part
@@ -140,9 +141,13 @@ def _evaluated(experiment: Experiment, judged: tuple[int, ...]) -> tuple[int, ..
     if chosen == "average":
         return ()
     if isinstance(chosen, int):
-        drawn = generator(experiment.seed, "evaluated").choice(judged, min(chosen, len(judged)), replace=False)
+        drawn = generator(experiment.seed, "evaluated").choice(
+            judged, min(chosen, len(judged)), replace=False
+        )
         return tuple(sorted(int(rank) for rank in drawn))
     ranks = tuple(sorted(set(chosen) & set(judged)))
     if not ranks:
-        raise BadInput(f"evaluation.nodes: none of {chosen} is judged under this algorithm; accepted: among {list(judged)}")
+        raise BadInput(
+            f"evaluation.nodes: the algorithm judges none of {chosen}; accepted: among {list(judged)}"
+        )
     return ranks

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def ending_signals(stop: Callable[[], None]) -> Iterator[None]:
+def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

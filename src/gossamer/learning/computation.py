@@ -1,6 +1,7 @@
 """Computations of a node, as engines see them: what to do, and what becomes of the result.
 
-An engine decides when a computation runs and when its result is due; what it is does not depend on the engine.
+An engine decides when a computation runs and when its result is due; what it is does not depend on the
+engine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Computation:
         rank: the node.
         first_step: number of the node's first local step in it.
         work: how many local steps it is worth.
-        prepare: gives the job; called when the node's earlier computations are done (they hand on optimizer state).
+        prepare: gives the job; called when the node's earlier computations are done (they hand on optimizer
+            state).
         commit: takes the result at its due instant and returns what the await gives.
         cancelled: set when nobody wants the result any more; it is then not committed.
     """
@@ -80,7 +82,8 @@ def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evalua
     if kind is Kind.APPLY:
         return [_apply(job, trainer) for job in jobs]
     return [
-        evaluator.test(job.model) if job.on == "test" else evaluator.train(job.model, job.samples) for job in jobs
+        evaluator.test(job.model) if job.on == "test" else evaluator.train(job.model, job.samples)
+        for job in jobs
     ]
 
 

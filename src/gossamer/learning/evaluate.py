@@ -1,4 +1,5 @@
-"""Evaluation: loss and metrics of a model on a keyed sample of the test set (or of a node's training samples)."""
+"""Evaluation: loss and metrics of a model on a keyed sample of the test set (or of a node's training
+samples)."""
 
 from __future__ import annotations
 

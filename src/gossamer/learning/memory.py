@@ -16,7 +16,11 @@ def keep_freed_memory() -> bool:
         Whether it could be set; other C libraries are left alone.
     """
     mallopt = _libc_function("mallopt")
-    return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, _KEEP)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEEP))
+    return (
+        mallopt is not None
+        and bool(mallopt(_M_MMAP_THRESHOLD, _KEEP))
+        and bool(mallopt(_M_TRIM_THRESHOLD, _KEEP))
+    )
 
 
 def trim() -> None:

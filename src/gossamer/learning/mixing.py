@@ -1,6 +1,7 @@
 """Mixing: weighted sums of vectors, of which some may be missing or known only in part.
 
-Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that engines agree to the bit.
+Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that
+engines agree to the bit.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def combine(
 
     Args:
         own: a vector float32 [n], or a :class:`Model`.
-        inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier one where they
-            overlap), or a :class:`Model` if ``own`` is one.
+        inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier
+            one where they overlap), or a :class:`Model` if ``own`` is one.
         weights: rank -> weight, for every rank in the inbox at least.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
-        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own value in its place
-            (so that weight goes to self); ``"renormalize"`` leaves it out and divides by the weight that is present.
+        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own
+            value in its place (so that weight goes to self); ``"renormalize"`` leaves it out and divides by
+            the weight that is present.
         index_sets: indices of the sets that parts name.
         fresh: makes the result's vector.
 
@@ -64,7 +66,9 @@ def combine(
         return Model(*vectors)
     unweighted = sorted(inbox.keys() - weights.keys())
     if unweighted:
-        raise ValueError(f"combine: no weight for ranks {unweighted}; weights are given for {sorted(weights)}")
+        raise ValueError(
+            f"combine: no weight for ranks {unweighted}; weights are given for {sorted(weights)}"
+        )
     if self_weight is None:
         self_weight = 1.0 - sum(weights[rank] for rank in sorted(weights))
     sets = index_sets or {}
@@ -78,7 +82,9 @@ def combine(
 
 def _half(payload: Any, half: int) -> Any:
     if not isinstance(payload, Model):
-        raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model")
+        raise ValueError(
+            f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model"
+        )
     return payload[half]
 
 
@@ -138,7 +144,9 @@ def _parts(payload: Any) -> list[Part]:
     parts = payload if isinstance(payload, list) else [payload]
     for part in parts:
         if not isinstance(part, Part):
-            raise ValueError(f"combine: got {type(part).__name__}; accepted: a vector, a Part, a list of Parts or a Model")
+            raise ValueError(
+                f"combine: got {type(part).__name__}; accepted: a vector, a Part, a list of Parts or a Model"
+            )
     return parts
 
 
@@ -152,7 +160,9 @@ def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tenso
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
     if isinstance(part.where, int):
         if not 0 <= part.where <= length - len(part.values):
-            raise ValueError(f"combine: coordinates {part.where} to {part.where + len(part.values)} of {length}")
+            raise ValueError(
+                f"combine: coordinates {part.where} to {part.where + len(part.values)} of {length}"
+            )
         return slice(part.where, part.where + len(part.values))
     if isinstance(part.where, str):
         if part.where not in sets:

@@ -1,7 +1,7 @@
 """Optimizers that work elementwise on flat vectors: one node's vector [P], or a stack of them [nodes, P].
 
-They give torch.optim's results (tested against it); their state is a dict of tensors, so that it can lie beside the
-parameters, batch over nodes and be checkpointed.
+They give torch.optim's results (tested against it); their state is a dict of tensors, so that it can lie
+beside the parameters, batch over nodes and be checkpointed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flat vector <-> module: parameters (and, beside them, buffers) as one float32 vector each.
 
-The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are kept in the buffer vector as whole
-numbers, so that a whole model is two float32 vectors.
+The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are kept in the buffer
+vector as whole numbers, so that a whole model is two float32 vectors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Layout:
         """
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
-                raise BadInput(f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32")
+                raise BadInput(
+                    f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
+                )
         layout = Layout(_fields(list(module.named_parameters())), _fields(list(module.named_buffers())))
         if layout.size == 0:
             raise BadInput("task.model: the module has no parameters; accepted: at least one")
@@ -84,8 +86,8 @@ def flatten(module: nn.Module, layout: Layout) -> Model:
     with torch.no_grad():
         for field, tensor in zip(layout.parameters, module.parameters(), strict=True):
             field.of(parameters).copy_(tensor)
-        for field, tensor in zip(layout.buffers, module.buffers(), strict=True):
-            field.of(buffers).copy_(tensor)
+        for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
+            field.of(buffers).copy_(buffer)
     return Model(parameters, buffers)
 
 

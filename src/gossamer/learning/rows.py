@@ -1,8 +1,8 @@
 """The store of parameter vectors: a pool of immutable, reference-counted rows.
 
-A row is a tensor with a storage of its own over the pool's memory. While any tensor, slice or view of that storage is alive the row
-is taken; when the last one goes, the row is free again. So snapshots, messages and results share rows without copies, and memory is
-not handed back and taken again at every step.
+A row is a tensor with a storage of its own over the pool's memory. While any tensor, slice or view of that
+storage is alive the row is taken; when the last one goes, the row is free again. So snapshots, messages and
+results share rows without copies, and memory is not handed back and taken again at every step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its own."""
+"""Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its
+own."""
 
 BLOCK_BYTES = 16 * 2**20
 """The pool grows by this much (by one row at least)."""

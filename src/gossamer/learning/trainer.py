@@ -1,7 +1,7 @@
 """Trainers: local steps of one node after the other, or of many nodes at once.
 
-A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. Both trainers compute the same mathematics;
-their bits differ (matrix kernels round differently when they are batched).
+A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. Both trainers compute
+the same mathematics; their bits differ (matrix kernels round differently when they are batched).
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ class Trainer(ABC):
     name = ""
 
     def __init__(
-        self, task: Task, optimizer: Optimizer, fresh: Callable[[], Tensor], device: torch.device | str = "cpu"
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        fresh: Callable[[], Tensor],
+        device: torch.device | str = "cpu",
     ) -> None:
         self.task = task
         self.optimizer = optimizer
@@ -91,7 +95,8 @@ class Trainer(ABC):
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on a CPU."""
+    """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
+    a CPU."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
@@ -146,11 +151,17 @@ class BatchedTrainer(Trainer):
     name = "batched"
 
     def __init__(
-        self, task: Task, optimizer: Optimizer, fresh: Callable[[], Tensor], device: torch.device | str = "cpu"
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        fresh: Callable[[], Tensor],
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(task, optimizer, fresh, device)
         if not can_batch(self.flat.module):
-            raise BadInput("engine.trainer: 'batched' can't keep dropout's draws apart by node; accepted: sequential")
+            raise BadInput(
+                "engine.trainer: 'batched' can't keep dropout's draws apart by node; accepted: sequential"
+            )
         module, loss = self.flat.module, task.loss
 
         def node_loss(
@@ -163,7 +174,9 @@ class BatchedTrainer(Trainer):
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         results: list[TrainResult | None] = [None] * len(jobs)
-        for group in _groups([(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]):
+        for group in _groups(
+            [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
+        ):
             for index, result in zip(group, self._train([jobs[index] for index in group]), strict=True):
                 results[index] = result
         return [result for result in results if result is not None]

@@ -18,10 +18,13 @@ class ComputeProfile(Component):
         """Seconds that a node's local step number ``step`` takes; drawn, if at all, from keyed randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float) -> float:
-        """Seconds of ``work`` local steps (a fraction for an evaluation) that begin with number ``first_step``."""
+        """Seconds of ``work`` local steps (a fraction for an evaluation) that begin with number
+        ``first_step``."""
         whole = int(work)
         total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
-        return total + (work - whole) * (self.step_seconds(seed, rank, first_step + whole) if work > whole else 0.0)
+        return total + (work - whole) * (
+            self.step_seconds(seed, rank, first_step + whole) if work > whole else 0.0
+        )
 
 
 @register("compute", "constant")

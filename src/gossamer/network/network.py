@@ -15,8 +15,8 @@ BYTES_PER_MEGABIT = 125_000
 class Network(Component):
     """Latency of each pair and bandwidth of each node.
 
-    The simulator shares links first come, first served: a node sends one message at a time over its uplink, and receives one at a
-    time over its downlink.
+    The simulator shares links first come, first served: a node sends one message at a time over its uplink,
+    and receives one at a time over its downlink.
     """
 
     @abstractmethod

@@ -20,7 +20,7 @@ _READ = 1 << 16
 
 def pack(*message: Any) -> bytes:
     """One message: what it is about, and what there is to say."""
-    body = msgpack.packb(message)
+    body: bytes = msgpack.packb(message)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -1,4 +1,5 @@
-"""The engine ``processes``, from the user's process: starts the fork server, shows what it says, collects the models."""
+"""The engine ``processes``, from the user's process: starts the fork server, shows what it says, collects the
+models."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ KILL_S = 10.0
 
 
 class ProcessesEngine:
-    """One operating-system process a node, over TCP on loopback. Making one starts the fork server, which finds bad input."""
+    """One operating-system process a node, over TCP on loopback. Making one starts the fork server, which
+    finds bad input."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment

@@ -23,7 +23,8 @@ FINAL = SNAPSHOTS
 
 
 def shared_file() -> int:
-    """A file without a name, in memory where the system can; gives its descriptor, which children may inherit."""
+    """A file without a name, in memory where the system can; gives its descriptor, which children may
+    inherit."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gossamer", 0)
     else:
@@ -34,7 +35,8 @@ def shared_file() -> int:
 
 
 class SharedModels:
-    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. Pages that nobody writes take no memory.
+    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. Pages that nobody writes take no
+    memory.
 
     Args:
         descriptor: a file from :func:`shared_file`.
@@ -74,7 +76,8 @@ class SharedModels:
 def one_of(descriptor: int, places: int, first: int) -> Iterator[None]:
     """Hold one of some places; waits until one is free.
 
-    A place is a record lock on one byte of a file that all share. The system frees it when its holder dies, however it dies.
+    A place is a record lock on one byte of a file that all share. The system frees it when its holder dies,
+    however it dies.
 
     Args:
         descriptor: the shared file.

@@ -1,8 +1,9 @@
-"""The fork server and supervisor of a run: ``python -m gossamer.engines.processes.server CHANNEL MEMORY PARENT``.
+"""The fork server and supervisor of a run: ``python -m gossamer.engines.processes.server CHANNEL MEMORY
+PARENT``.
 
-A process of its own, because it forks: it imports everything and loads the data once, with one torch thread and no event loop, and
-every node is a fork of it. It watches over the nodes, and never leaves one behind: it ends them when the run ends, and the system
-ends them when it dies.
+A process of its own, because it forks: it imports everything and loads the data once, with one torch thread
+and no event loop, and every node is a fork of it. It watches over the nodes, and never leaves one behind: it
+ends them when the run ends, and the system ends them when it dies.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ from typing import Any
 
 import torch
 
-# Loaded here, before forking: each would cost every node its own copy (measured: some 100 MiB a node).
-import torch._dynamo  # noqa: F401
-
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
 from gossamer.engines.processes.transport import listen
-from gossamer.engines.processes.worker import Place, main as worker_main
+from gossamer.engines.processes.worker import Place
+from gossamer.engines.processes.worker import main as worker_main
 from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, expected_reports
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
@@ -119,7 +118,7 @@ class Supervisor:
             self._kill()
         raise AssertionError("a run ends by Ended")
 
-    # --- starting ------------------------------------------------------------------------------------------------------
+    # --- starting
 
     def _fork(self) -> None:
         _raise_descriptor_limit()
@@ -137,9 +136,7 @@ class Supervisor:
                 keep = {listener.fileno(), theirs.fileno(), self._memory}
                 _forget_sockets([other for other in listeners if other is not listener])
                 close_all_but(keep)
-                place = Place(
-                    listener, theirs, addresses, token, self._memory, at_once, self._nodes > cores
-                )
+                place = Place(listener, theirs, addresses, token, self._memory, at_once, self._nodes > cores)
                 self._become_node(rank, parent, place)
             theirs.close()
             self._children[rank] = _Child(rank, pid, Channel(ours))
@@ -169,13 +166,13 @@ class Supervisor:
                 late = [child.rank for child in self._children.values() if not child.ready]
                 raise Ended(
                     "failed",
-                    message=f"nodes {late} were not up within {self._options.start_timeout_s} s (engine.start_timeout_s)",
+                    message=f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}",
                 )
             self._poll(0.5)
         self._start = time.monotonic()
         self._tell_all("go", self._start)
 
-    # --- watching ------------------------------------------------------------------------------------------------------
+    # --- watching
 
     def _supervise(self) -> None:
         time_s = self._setup.experiment.stop.time_s
@@ -258,7 +255,9 @@ class Supervisor:
         if child.rank in self._setup.evaluated:
             self._target.without_one()
         # What it ended with is not known; nobody shall take zeros for a model.
-        lost = Model(*(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size)))
+        lost = Model(
+            *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
+        )
         self._models.write(FINAL, child.rank, lost)
         for moment, row in self._rows.without(child.rank).items():
             self._append(moment, row)
@@ -277,7 +276,7 @@ class Supervisor:
                     raise Ended("failed", message=text, node=reporter)
                 self._children[reporter].channel.send("lost", rank, why)
 
-    # --- recording -----------------------------------------------------------------------------------------------------
+    # --- recording
 
     def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
         key = tuple(moment) if isinstance(moment, list) else moment
@@ -304,7 +303,7 @@ class Supervisor:
             {"time_s": self._time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
         )
 
-    # --- ending --------------------------------------------------------------------------------------------------------
+    # --- ending
 
     def _finish(self, end: Ended) -> Ended:
         """Have every node write its last row and its model; gives how it went."""
@@ -338,7 +337,8 @@ class Supervisor:
 
 
 def _forget_sockets(others: list[socket.socket]) -> None:
-    """Let go of sockets whose descriptors are closed in one go, so that no finaliser closes the number again."""
+    """Let go of sockets whose descriptors are closed in one go, so that no finaliser closes the number
+    again."""
     for other in others:
         other.detach()
 

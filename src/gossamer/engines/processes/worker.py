@@ -94,7 +94,7 @@ class _Worker:
         self._go: asyncio.Future[None]
         self._finish: asyncio.Future[str]
 
-    # --- life ----------------------------------------------------------------------------------------------------------
+    # --- life
 
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ class _Worker:
         elif what == "consumed":
             self._consumed += 1
 
-    # --- the host ------------------------------------------------------------------------------------------------------
+    # --- the host
 
     @property
     def traffic(self) -> Traffic:
@@ -201,11 +201,14 @@ class _Worker:
     async def compute(self, computation: Computation) -> Any:
         async with self._turn:
             job = computation.prepare()
-            running = asyncio.get_running_loop().run_in_executor(self._thread, self._execute, computation, job)
+            running = asyncio.get_running_loop().run_in_executor(
+                self._thread, self._execute, computation, job
+            )
             try:
                 result = await asyncio.shield(running)
             except asyncio.CancelledError:
-                # The thread can't be stopped; what it finds is not committed, and the next one waits behind it.
+                # The thread can't be stopped; what it finds is not committed, and the next one waits behind
+                # it.
                 running.add_done_callback(lambda done: done.cancelled() or done.exception())
                 raise
             return computation.commit(result)
@@ -218,7 +221,8 @@ class _Worker:
         return result
 
     async def _mixed(self, run: Callable[[], Any]) -> Any:
-        # What was spawned before gets its turn first, as in the simulator, where mixing comes last of an instant.
+        # What was spawned before gets its turn first, as in the simulator, where mixing comes last of an
+        # instant.
         await asyncio.sleep(0)
         return run()
 
@@ -239,7 +243,7 @@ class _Worker:
     def secret(self, n: int) -> bytes:
         return os.urandom(n)
 
-    # --- recording -----------------------------------------------------------------------------------------------------
+    # --- recording
 
     def _report(self, final: bool = False) -> None:
         now = time.monotonic()
@@ -260,7 +264,8 @@ class _Worker:
         self._paused_s += time.monotonic() - began
         self._metrics.append(row)
         slot = None
-        # A slot is free again when every node's snapshot of its last use was taken up; no node waits for that.
+        # A slot is free again when every node's snapshot of its last use was taken up; no node waits for
+        # that.
         if self._rank in setup.judged and self._evaluations - self._consumed < SNAPSHOTS:
             slot = self._evaluations % SNAPSHOTS
             self._models.write(slot, self._rank, model)

@@ -1,10 +1,12 @@
 """Virtual time: events in a fixed order, drained by the event loop when nothing else is ready.
 
-asyncio runs the coroutines; its own timers are not used (they wake ties in heap order, which an unrelated timer changes). The loop's
-selector is where a real loop would wait for sockets: there, virtual time advances instead.
+asyncio runs the coroutines; its own timers are not used (they wake ties in heap order, which an unrelated
+timer changes). The loop's selector is where a real loop would wait for sockets: there, virtual time advances
+instead.
 
-At one instant: commits of computations, arrivals and deliveries, then timers, each in the order (rank, per-rank sequence); the
-coroutines they woke; when these are quiet, mixing steps; and again until nothing is left of this instant.
+At one instant: commits of computations, arrivals and deliveries, then timers, each in the order (rank,
+per-rank sequence); the coroutines they woke; when these are quiet, mixing steps; and again until nothing is
+left of this instant.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ class Clock:
         return sequence
 
     def advance(self) -> None:
-        """Run the next events: of this instant if any are left, then this instant's mixing steps, else of the next instant.
+        """Run the next events: of this instant if any are left, then this instant's mixing steps, else of the
+        next instant.
 
         Raises:
             Deadlock: if nothing is left, while someone still waits.
@@ -132,8 +135,8 @@ class Clock:
         self._passes += 1
         if self._passes > MAX_PASSES:
             raise RunFailed(
-                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps going without letting time pass"
-                " (a loop around an await that takes no time?)",
+                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps going without letting"
+                " time pass (a loop around an await that takes no time?)",
                 node=rank,
             )
 
@@ -174,7 +177,8 @@ class _VirtualSelector(selectors.BaseSelector):
 
 
 def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
-    """An asyncio event loop whose time is a clock's. It serves coroutines, tasks and futures only: no sockets, no executors."""
+    """An asyncio event loop whose time is a clock's. It serves coroutines, tasks and futures only: no
+    sockets, no executors."""
     loop = asyncio.SelectorEventLoop(_VirtualSelector(clock))
     loop.time = clock.now  # type: ignore[method-assign]
     return loop

@@ -1,8 +1,8 @@
 """Deferred computation: what is computed together, and when its result is due, are two things.
 
-A computation has a virtual duration; its result is due at the end of it and is committed then, never earlier. When a due result is
-not there yet, everything that is under way and of the same kind is computed as one batch, from immutable snapshots. So what nodes
-read does not depend on what was batched with what.
+A computation has a virtual duration; its result is due at the end of it and is committed then, never earlier.
+When a due result is not there yet, everything that is under way and of the same kind is computed as one
+batch, from immutable snapshots. So what nodes read does not depend on what was batched with what.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Compute:
             entry.future.set_result(entry.computation.commit(entry.result))
 
     def _flush(self, kind: Kind) -> None:
-        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build on it)."""
+        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build
+        on it)."""
         heads = [queue[0] for _, queue in sorted(self._queues.items()) if queue]
         entries = [head for head in heads if head.computation.kind is kind and head.result is _PENDING]
         self.batches += 1

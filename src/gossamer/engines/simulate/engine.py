@@ -28,12 +28,12 @@ from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.links import Links
-from gossamer.learning.rows import Rows
 from gossamer.errors import BadInput, Deadlock, RunFailed
 from gossamer.experiment import Experiment, Simulate
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, can_batch
 from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
@@ -141,7 +141,9 @@ class Simulation:
         self.clock = Clock()
         self.clock.waiting = self._waiting
         self.rows = Rows(setup.layout.size, self.device)
-        self.links = Links(self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver)
+        self.links = Links(
+            self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver
+        )
         self.compute = Compute(self.clock, self._seconds, self._execute)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples, self.device)
         self._trainer = self._first_trainer(options.trainer)
@@ -158,7 +160,7 @@ class Simulation:
         self._graph_log = GraphLog(setup.topology, self._graphs)
         self.nodes: list[Node] = []
 
-    # --- the run -------------------------------------------------------------------------------------------------------
+    # --- the run
 
     def run(self) -> Outcome:
         """Run to the end."""
@@ -182,8 +184,12 @@ class Simulation:
             self._last_rows()
         for segment in (self._metrics, self._graphs, self._events):
             segment.close()
-        parameters, buffers = stacked([node.model for node in self.nodes]) if failure is None else (None, None)
-        return Outcome(reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name)
+        parameters, buffers = (
+            stacked([node.model for node in self.nodes]) if failure is None else (None, None)
+        )
+        return Outcome(
+            reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name
+        )
 
     def _build(self) -> None:
         common = self.setup.initial(0) if self.setup.experiment.initial == "common" else None
@@ -242,7 +248,7 @@ class Simulation:
         more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
         return "; ".join(said[:20]) + more if said else "for something that is not a message"
 
-    # --- what nodes ask for --------------------------------------------------------------------------------------------
+    # --- what nodes ask for
 
     def _deliver(self, rank: int, message: Message) -> None:
         self.nodes[rank].deliver(message)
@@ -258,7 +264,7 @@ class Simulation:
             return self._measure(jobs)
         return execute(kind, jobs, self._trainer, self._evaluator)
 
-    # --- trainers ------------------------------------------------------------------------------------------------------
+    # --- trainers
 
     def _first_trainer(self, name: str) -> Trainer:
         kind = BatchedTrainer if name == "batched" else SequentialTrainer
@@ -288,7 +294,7 @@ class Simulation:
         self._observer.say(f"trainer: {self._trainer.name} (a batch of {len(jobs)} nodes: {', '.join(said)})")
         return best[2]
 
-    # --- recording -----------------------------------------------------------------------------------------------------
+    # --- recording
 
     def round_ended(self, rank: int) -> None:
         """A node has completed a round."""
@@ -334,7 +340,9 @@ class Simulation:
     def _last_rows(self) -> None:
         """A run that ended by time or target is recorded once more, as it ended."""
         if self.setup.experiment.stop.rounds is None or any(
-            node.round < self.setup.experiment.stop.rounds for node in self.nodes if node.rank in self.setup.judged
+            node.round < self.setup.experiment.stop.rounds
+            for node in self.nodes
+            if node.rank in self.setup.judged
         ):
             self._record_all("end")
 

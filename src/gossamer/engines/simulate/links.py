@@ -1,7 +1,9 @@
-"""Links in virtual time: each uplink and each downlink carries one message at a time, first come first served.
+"""Links in virtual time: each uplink and each downlink carries one message at a time, first come first
+served.
 
-A message leaves when its sender's uplink is free; its first bit arrives after the latency; the receiver's downlink takes it when it is
-free, bit by bit while it still arrives. Bytes are counted as the wire format would send them.
+A message leaves when its sender's uplink is free; its first bit arrives after the latency; the receiver's
+downlink takes it when it is free, bit by bit while it still arrives. Bytes are counted as the wire format
+would send them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gossamer.engines.simulate.clock import Clock, Event, Order, to_ns
 from gossamer.errors import RunFailed
 from gossamer.messages import WINDOW, Message, Payload, Sending, Traffic
 from gossamer.network import Network
-from gossamer.payload import Encoded, encode, wire_bytes
+from gossamer.payload import Encoded, encode, framed_bytes, wire_bytes
 
 
 @dataclass(eq=False)
@@ -32,7 +34,9 @@ class _Transfer:
     end_ns: int
     versions: list[tuple[Tensor, int]]
     event: Event | None = None
-    accepted_ns: int | None = None  # when at most one window of it is unacknowledged; known when its first bit has arrived
+    accepted_ns: int | None = (
+        None  # when at most one window of it is unacknowledged; known when its first bit has arrived
+    )
     cancelled: bool = False
 
 
@@ -61,7 +65,8 @@ class Links:
     def __init__(
         self, clock: Clock, network: Network, nodes: int, limit: int, deliver: Callable[[int, Message], None]
     ) -> None:
-        self._clock, self._network, self._limit, self._deliver = clock, network, limit, deliver
+        self._clock, self._network, self._deliver = clock, network, deliver
+        self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
         self._uplinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
         self._downlink_free_ns = [0] * nodes
@@ -79,13 +84,20 @@ class Links:
             self._encoded = (payload, encode(payload))
         encoded = self._encoded[1]
         size = wire_bytes(tag, encoded)
-        if size > self._limit:
+        if size > self._largest:
             raise ValueError(
-                f"node {source}: a message of {size} bytes; accepted: at most {self._limit} (Algorithm.message_limit)"
+                f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
+                " (Algorithm.message_limit)"
             )
         now = self._clock.now_ns
         transfer = _Transfer(
-            Message(source, tag, payload, now / 1e9), to, size, now, 0, 0, [(t, t._version) for t in encoded.buffers]
+            Message(source, tag, payload, now / 1e9),
+            to,
+            size,
+            now,
+            0,
+            0,
+            [(t, t._version) for t in encoded.buffers],
         )
         self._settle(source)
         uplink = self._uplinks[source]
@@ -117,10 +129,13 @@ class Links:
             self._wake_at(transfer.accepted_ns, transfer.message.source, future)
 
     def _accepted_ns(self, transfer: _Transfer, last_bit_ns: int, latency_ns: int) -> int:
-        """When the acknowledgement of all but the last window is back at the sender (and the uplink is past it)."""
+        """When the acknowledgement of all but the last window is back at the sender (and the uplink is past
+        it)."""
         if transfer.size <= WINDOW:
             return transfer.start_ns
-        slowest = min(self._network.uplink_of(transfer.message.source), self._network.downlink_of(transfer.to))
+        slowest = min(
+            self._network.uplink_of(transfer.message.source), self._network.downlink_of(transfer.to)
+        )
         return min(last_bit_ns - _duration_ns(WINDOW, slowest), last_bit_ns) + latency_ns
 
     def _finish(self, transfer: _Transfer) -> None:
@@ -128,8 +143,8 @@ class Links:
         self._settle(source)
         if any(tensor._version != version for tensor, version in transfer.versions):
             raise RunFailed(
-                f"node {source}: a vector of message {transfer.message.tag} was modified in place after it was sent;"
-                " what is in the store or in a message is immutable: compute a new vector",
+                f"node {source}: a vector of message {transfer.message.tag} was modified in place after it was"
+                " sent; what is in the store or in a message is immutable: compute a new vector",
                 node=source,
             )
         traffic = self._traffic[transfer.to]

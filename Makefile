@@ -1,0 +1,41 @@
+# Two commands do everything: `make demo` and `make test`. Both set .venv up first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all lint bench clean help
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+demo: $(READY)   ## sixteen nodes learn handwritten digits; ends by naming the report page
+	$(BIN)/gossamer run experiments/quickstart.yaml
+
+test: lint       ## linters, types, import contracts, tests
+	$(BIN)/pytest -m "not slow"
+
+test-all: lint   ## the slow tests too
+	$(BIN)/pytest
+
+lint: $(READY)   ## ruff, mypy, import-linter
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## benchmarks, as ratios within one run
+	$(BIN)/python benchmarks/run.py
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# pip before 25.1 can't read dependency groups, so the environment's pip is brought up first. The torch pin is asked for by
+# itself: a range would fetch a build with CUDA where a CPU build is at hand.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt) --constraint constraints.txt
+	$(BIN)/pip install --quiet --group dev --editable ".[all]" --constraint constraints.txt
+	touch $@

@@ -1,0 +1,237 @@
+"""The command line: parse, call the API, print. Exit codes: 0 done, 1 failed, 2 bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
+
+if TYPE_CHECKING:
+    from gossamer.results.run import Run
+
+# What needs torch is imported inside the commands: help must not wait for it.
+
+app = typer.Typer(
+    help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="Override a field; the value is YAML. May be repeated."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
+
+
+@app.command()
+def run(
+    file: File,
+    overrides: Overrides = None,
+    engine: Annotated[str | None, typer.Option(help="simulate or processes, instead of the file's.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of all runs.")] = Path("runs"),
+    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment and record it."""
+    from gossamer.experiment import Experiment
+
+    experiment = Experiment.load(file, overrides or (), engine)
+    from gossamer.api import run as run_experiment
+    from gossamer.progress import watching
+
+    with watching(experiment, quiet=quiet or as_json) as observer:
+        done = run_experiment(experiment, out, observer=observer)
+    page = _page([done], done.path / "report.html") if report else None
+    if as_json:
+        typer.echo(json.dumps(_summary(done, page), default=str))
+    elif not quiet:
+        _print_summary(done, page)
+    if done.status == "stopped":
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are overlaid.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; default: report.html in the first run.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a report page of one or several runs: one HTML file that needs no network."""
+    from gossamer.results.report import write_report
+    from gossamer.results.run import load_run
+
+    loaded = [load_run(path) for path in runs]
+    page = write_report(loaded, out or loaded[0].path / "report.html", png=png, csv=csv)
+    if as_json:
+        written = {"report": page, "png": png, "csv": csv}
+        typer.echo(
+            json.dumps({key: value for key, value in written.items() if value is not None}, default=str)
+        )
+    elif not quiet:
+        for path in (page, png, csv):
+            if path is not None:
+                typer.echo(path)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="algorithm, topology, partition, task, ...")] = None,
+    as_json: Json = False,
+) -> None:
+    """List what an experiment can name, with parameters and their defaults."""
+    from gossamer.registry import KINDS, names
+
+    if kind is not None and kind not in KINDS:
+        raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(list(KINDS))}")
+    found = {each: names(each) for each in ([kind] if kind else sorted(KINDS))}
+    if as_json:
+        table = {
+            each: {name: _parameters(cls) for name, cls in sorted(classes.items())}
+            for each, classes in found.items()
+        }
+        typer.echo(json.dumps(table))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table_ = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("kind", "name", "parameters", "what it is"):
+        table_.add_column(heading, overflow="fold")
+    for each, classes in found.items():
+        for name, cls in sorted(classes.items()):
+            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
+            table_.add_row(each, name, parameters, (cls.__doc__ or "").strip().split("\n")[0])
+    Console().print(table_)
+
+
+@app.command()
+def topology(
+    file: File,
+    overrides: Overrides = None,
+    round_: Annotated[int, typer.Option("--round", help="Which round's graph.", min=0)] = 0,
+    png: Annotated[Path | None, typer.Option(help="Draw the graph into this PNG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
+    from gossamer.experiment import Experiment
+
+    experiment = Experiment.load(file, overrides or ())
+    from gossamer.topology import TopologySchedule, describe
+
+    schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
+    schedule.check()
+    measures = describe(schedule, round_)
+    if png is not None:
+        from gossamer.results.plots import draw_graph
+
+        graph = schedule.graph(round_)
+        draw_graph(graph.nodes, list(graph.edges()), png, directed=graph.directed, seed=experiment.seed)
+    if as_json:
+        typer.echo(json.dumps(measures))
+        return
+    for name, value in measures.items():
+        typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    if png is not None:
+        typer.echo(f"{'picture':24} {png}")
+
+
+def main() -> None:
+    """The program ``gossamer``."""
+    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
+    logging.getLogger("gossamer").setLevel(logging.INFO)
+    with _exit_codes():
+        app()
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except BadInput as error:
+        for problem in error.problems:
+            typer.echo(f"error: {problem}", err=True)
+        sys.exit(2)
+    except RunFailed as error:
+        if error.traceback:
+            typer.echo(error.traceback.rstrip(), err=True)
+        typer.echo(f"error: {error}", err=True)
+        if error.folder is not None:
+            typer.echo(f"what was recorded is kept in {error.folder}", err=True)
+        sys.exit(1)
+    except GossamerError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+def _page(runs: list[Run], out: Path) -> Path | None:
+    from gossamer.results.report import write_report
+
+    try:
+        return write_report(runs, out)
+    except BadInput as error:  # the run is done, whatever is missing for the page
+        typer.echo(f"no report: {error}", err=True)
+        return None
+
+
+def _summary(done: Run, page: Path | None) -> dict[str, Any]:
+    from gossamer.results.frames import final_summary
+
+    return {"run": done.path, "report": page, **asdict(final_summary(done))}
+
+
+def _print_summary(done: Run, page: Path | None) -> None:
+    from gossamer.progress import megabytes
+    from gossamer.results.frames import final_summary
+
+    summary = final_summary(done)
+    lines = {
+        name.replace("_", " "): f"{final.mean:.4f}"
+        + (f" ± {final.std:.4f} over {final.count} nodes" if final.count > 1 else "")
+        for name, final in summary.metrics.items()
+    }
+    clock = "virtual time" if done.experiment["engine"]["name"] == "simulate" else "time"
+    lines |= {
+        clock: f"{summary.time_s or 0:.4g} s",
+        "wall time": f"{summary.wall_s or 0:.1f} s",
+        "sent": megabytes(summary.bytes_sent or 0),
+        "run": str(done.path),
+    }
+    if page is not None:
+        lines["report"] = str(page)
+    for name, text in lines.items():
+        typer.echo(f"{name:20} {text}")
+
+
+def _parameters(cls: Any) -> dict[str, str]:
+    """Field name -> its default, or its type where a value is required."""
+    shown = {}
+    for name, field in cls.model_fields.items():
+        required = getattr(field.annotation, "__name__", str(field.annotation))
+        shown[name] = (
+            f"({required})" if field.is_required() else str(field.get_default(call_default_factory=True))
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,557 @@
+"""Messages between processes: asyncio TCP, one connection a pair and direction, under the receiver's credit.
+
+A node dials each peer when it first has a message for it, and sends on that connection only; the peer's
+credit comes back on it, and the peer's own messages come on a connection that the peer dials. So two nodes
+that dial each other at once need no tie-break, and a connection's reader knows which frames may come.
+
+One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink:
+a message is not begun before the one ahead of it was handed to the kernel, whoever its receiver is. At most
+:data:`~gossamer.messages.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to
+hold little that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a
+chunk. So what was "sent" is at the receiver or within one window of it, and a message can be taken back while
+most of it is still here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hmac
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+from gossamer.engines.processes.wire import (
+    TOKEN_BYTES,
+    Arrived,
+    Credited,
+    Decoder,
+    Event,
+    Hello,
+    abort,
+    chunks,
+    credit,
+    hello,
+)
+from gossamer.messages import WINDOW, Message, Payload, Sending, Tag, Traffic
+from gossamer.payload import CHUNK_BYTES, Encoded, FrameError, encode, freeze, pack_head
+
+HELLO_TIMEOUT_S = 10.0
+"""Seconds that a new connection may take to say who it is."""
+DIAL_TIMEOUT_S = 10.0
+"""Seconds after which a peer that does not answer a dial is lost."""
+_RECEIVE_BYTES = 64 * 1024
+_BACKLOG = 4096
+
+
+def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """A listening socket, for :class:`Transport` to accept from; port 0 lets the system choose one.
+
+    Its small receive buffer is inherited by what it accepts, from the first connection on: also by peers that
+    dial before the transport has started.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        listener.setblocking(False)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class _State(enum.Enum):
+    QUEUED = enum.auto()
+    LEAVING = enum.auto()
+    SENT = enum.auto()
+    CANCELLED = enum.auto()
+    LOST = enum.auto()
+
+
+class _Sending(Sending):
+    """One message on its way to one peer."""
+
+    def __init__(self, owner: Transport, to: int, head: bytes, encoded: Encoded) -> None:
+        self.to = to
+        self.head = head
+        self.buffers = encoded.buffers
+        self.state = _State.QUEUED
+        self._owner = owner
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def over(self) -> bool:
+        """Whether no chunk of it is to be sent (any more)."""
+        return self.state not in (_State.QUEUED, _State.LEAVING)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        # Shielded: who waits may be cancelled, and others wait for the same message.
+        return asyncio.shield(self._done).__await__()
+
+    def cancel(self) -> bool:
+        return self._owner._cancel(self)
+
+    def release(self) -> None:
+        """Let go of who waits, and of the memory."""
+        self.buffers = ()
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """What both directions share: reading into the transport's one buffer, and refusing what is wrong."""
+
+    link: asyncio.Transport
+
+    def __init__(self, owner: Transport, limit: int | None) -> None:
+        self.owner = owner
+        self.decoder = Decoder(limit)
+        self.closed = False
+        self.writable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.link = transport
+        self.owner._connections.add(self)
+        if self.owner._closing:
+            self.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # Filled and read to its end within one callback of the loop, so that all connections can share it.
+        return self.owner._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for event in self.decoder.feed(self.owner._received[:nbytes]):
+                self.handle(event)
+                if self.closed:
+                    return
+        except FrameError as error:
+            self.refuse(str(error))
+
+    def handle(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def refuse(self, reason: str) -> None:
+        raise NotImplementedError
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        self.owner._connections.discard(self)
+        self.owner._wake.set()
+
+    def close(self) -> None:
+        """Close at once, without waiting for a peer that does not read."""
+        self.closed = True
+        self.link.abort()
+
+
+class _Incoming(_Connection):
+    """A connection that a peer dialled: its messages come in, credit goes out."""
+
+    def __init__(self, owner: Transport) -> None:
+        super().__init__(owner, owner.limit)
+        self.rank: int | None = None
+        self._counted = 0
+        self._credited = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self.closed:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(
+                HELLO_TIMEOUT_S, self.refuse, f"did not say who it is within {HELLO_TIMEOUT_S} s"
+            )
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self._count()
+        if not self.closed:
+            self._give_credit()
+
+    def handle(self, event: Event) -> None:
+        self._count()
+        if isinstance(event, Hello):
+            self._greet(event)
+        elif isinstance(event, Arrived) and self.rank is not None:
+            self.owner.traffic.messages_received += 1
+            self.owner._deliver(Message(self.rank, event.tag, event.payload, event.sent_at))
+
+    def _greet(self, said: Hello) -> None:
+        owner = self.owner
+        if not hmac.compare_digest(said.token, owner._token):
+            self.refuse("has the token of another run")
+        elif said.rank >= len(owner._addresses) or said.rank == owner.rank:
+            self.refuse(f"says that it is rank {said.rank} of {len(owner._addresses)}")
+        elif said.rank in owner._incoming:
+            self.refuse(f"says that it is rank {said.rank}, which is connected already")
+        else:
+            self._no_deadline()
+            self.rank = said.rank
+            owner._incoming[said.rank] = self
+            self.link.write(hello(owner.rank, owner._token))
+
+    def _count(self) -> None:
+        self.owner.traffic.bytes_received += self.decoder.frame_bytes - self._counted
+        self._counted = self.decoder.frame_bytes
+
+    def _give_credit(self) -> None:
+        """Acknowledge what was taken: a chunk or more at a time, and all of it when a message ends."""
+        due = self.decoder.chunk_bytes - self._credited
+        if due > WINDOW:
+            self.refuse(f"sent more than its window of {WINDOW} bytes")
+        elif self.writable and (due >= CHUNK_BYTES or (due and self.decoder.idle)):
+            self._credited += due
+            self.link.write(credit(due))
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._give_credit()
+
+    def refuse(self, reason: str) -> None:
+        self.close()
+        who = f"stranger at {_show(self.link.get_extra_info('peername'))}" if self.rank is None else self.rank
+        self.owner._event("refused", f"{who} {reason}")
+        if self.rank is not None:
+            self.owner._lose(self.rank, f"refused: {reason}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._no_deadline()
+        expected = self.closed
+        super().connection_lost(error)
+        if self.rank is not None:
+            if self.owner._incoming.get(self.rank) is self:
+                del self.owner._incoming[self.rank]
+            if not expected:
+                self.owner._lose(self.rank, str(error or "closed its connection"))
+        elif not expected:
+            self.refuse("went away without saying who it is")
+
+    def _no_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Outgoing(_Connection):
+    """A connection that this node dialled: its messages go out, credit comes in."""
+
+    def __init__(self, owner: Transport, to: int) -> None:
+        super().__init__(owner, None)
+        self.to = to
+        self.begun = 0
+        self.unacknowledged = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # Writing then waits until asyncio has handed everything to the kernel.
+        self.link.set_write_buffer_limits(high=0)
+        dialled = self.link.get_extra_info("socket")
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
+        if not self.closed:
+            self.link.write(hello(self.owner.rank, self.owner._token))
+
+    def room(self, nbytes: int) -> bool:
+        """Whether a chunk of so many bytes may be written now."""
+        return self.writable and self.unacknowledged + nbytes <= WINDOW
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Hello):
+            if event.rank != self.to or not hmac.compare_digest(event.token, self.owner._token):
+                self.refuse(f"answered as rank {event.rank}, or with the token of another run")
+        elif isinstance(event, Credited):
+            if event.nbytes > self.unacknowledged:
+                self.refuse(f"acknowledged {event.nbytes} bytes of {self.unacknowledged}")
+                return
+            self.unacknowledged -= event.nbytes
+            self.owner._wake.set()
+
+    def refuse(self, reason: str) -> None:
+        self.close()
+        self.owner._event("refused", f"{self.to} {reason}")
+        self.owner._lose(self.to, f"refused: {reason}")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.owner._wake.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        expected = self.closed
+        super().connection_lost(error)
+        if self.owner._outgoing.get(self.to) is self:
+            del self.owner._outgoing[self.to]
+        if not expected:
+            self.owner._lose(self.to, str(error or "closed the connection"))
+
+
+class Transport:
+    """One node's end of all its connections; lives in one event loop, and is called from there only.
+
+    Args:
+        rank: this node.
+        listener: a listening socket (:func:`listen`); closed by :meth:`close`.
+        addresses: (host, port) of every rank.
+        token: 16 bytes that only this run's nodes know; who has not got them is refused.
+        limit: bytes (head and buffers; chunk headers apart) of the largest message that is sent and accepted.
+        deliver: called with each message, in the order in which its sender sent it.
+        lost: called with a rank and why, once, when a peer's connection fails, closes or is refused.
+        event: called with a kind and a text; the kind is ``"refused"``.
+        now: this node's clock in seconds, for ``Message.sent_at``.
+
+    Raises:
+        ValueError: for a token of another length, or a rank without address.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        listener: socket.socket,
+        addresses: Sequence[tuple[str, int]],
+        token: bytes,
+        *,
+        limit: int,
+        deliver: Callable[[Message], None],
+        lost: Callable[[int, str], None],
+        event: Callable[[str, str], None],
+        now: Callable[[], float],
+    ) -> None:
+        if len(token) != TOKEN_BYTES:
+            raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
+        if not 0 <= rank < len(addresses):
+            raise ValueError(f"rank: {rank}; accepted: 0 to {len(addresses) - 1}, one address each")
+        self.rank = rank
+        self.limit = limit
+        self.traffic = Traffic()
+        self._listener = listener
+        self._addresses = addresses
+        self._token = token
+        self._deliver, self._lost_callback, self._event, self._now = deliver, lost, event, now
+        self._server: asyncio.Server | None = None
+        self._queue: OrderedDict[_Sending, None] = OrderedDict()
+        self._current: _Sending | None = None
+        self._connections: set[_Connection] = set()
+        self._incoming: dict[int, _Incoming] = {}
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lost: dict[int, str] = {}
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
+        self._closing = False
+        # Set whenever something changed that the sender, flush() or close() may wait for.
+        self._wake = asyncio.Event()
+
+    async def start(self) -> None:
+        """Accept connections, and begin to send."""
+        loop = asyncio.get_running_loop()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self._server = await loop.create_server(
+            lambda: _Incoming(self), sock=self._listener, backlog=_BACKLOG
+        )
+        self._spawn(self._send_all())
+
+    def send(self, to: int, payload: Payload | Encoded, tag: Tag) -> Sending:
+        """Queue a message; what becomes of the payload afterwards makes no difference to it.
+
+        Args:
+            to: the receiver's rank.
+            payload: what is sent. An :class:`~gossamer.payload.Encoded` is not copied and must not change: a
+                broadcast encodes once, and an immutable snapshot need not be copied at all.
+            tag: what it is about.
+
+        Raises:
+            TypeError: for a payload or tag that can't travel.
+            ValueError: for a rank that can't be sent to, and a message larger than the limit.
+            RuntimeError: when closed.
+        """
+        if self._closing:
+            raise RuntimeError("the transport is closed")
+        if not 0 <= to < len(self._addresses) or to == self.rank:
+            raise ValueError(
+                f"to: rank {to}; accepted: 0 to {len(self._addresses) - 1}, this node ({self.rank}) apart"
+            )
+        encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
+        head = pack_head(tag, self._now(), encoded.structure)
+        nbytes = len(head) + encoded.nbytes - len(encoded.structure)
+        if nbytes > self.limit:
+            raise ValueError(f"a message of {nbytes} bytes to rank {to}; the limit is {self.limit} bytes")
+        sending = _Sending(self, to, head, encoded)
+        if to in self._lost:
+            self._give_up(sending)
+        else:
+            self._queue[sending] = None
+            self._wake.set()
+        return sending
+
+    def mark_lost(self, rank: int, why: str) -> None:
+        """Take a peer for dead: what is queued for it and sent to it later counts as lost and does not wait.
+
+        Its connections are closed; ``lost`` is not called. A message of it that comes on a new connection is
+        still delivered (it was restarted): see :meth:`mark_found`.
+        """
+        if rank in self._lost:
+            return
+        self._lost[rank] = why
+        for sending in [sending for sending in self._queue if sending.to == rank]:
+            del self._queue[sending]
+            self._give_up(sending)
+        if self._current is not None and self._current.to == rank and not self._current.over:
+            self._give_up(self._current)
+        if rank in self._dials:
+            self._dials.pop(rank).cancel()
+        for connection in (self._incoming.pop(rank, None), self._outgoing.pop(rank, None)):
+            if connection is not None:
+                connection.close()
+        self._wake.set()
+
+    def mark_found(self, rank: int) -> None:
+        """Take a lost peer for alive again: the next message to it dials it."""
+        self._lost.pop(rank, None)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until every message was handed over and acknowledged, was cancelled, or is lost.
+
+        Raises:
+            TimeoutError: after so many seconds.
+        """
+        async with asyncio.timeout(timeout):
+            while (
+                self._queue or self._current or any(link.unacknowledged for link in self._outgoing.values())
+            ):
+                await self._changed()
+
+    async def close(self) -> None:
+        """Close everything at once and wait until it is closed; what was not :meth:`flush` ed may be lost."""
+        self._closing = True
+        if self._server is None:
+            self._listener.close()
+        else:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.close()
+        while self._connections:
+            await self._changed()
+        if self._server is not None:
+            await self._server.wait_closed()
+        for sending in [*self._queue, *([self._current] if self._current is not None else [])]:
+            if not sending.over:
+                self._give_up(sending)
+            sending.release()
+        self._queue.clear()
+        self._current = None
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _changed(self) -> None:
+        """Wait until something changed; the caller checks its condition right before and right after."""
+        self._wake.clear()
+        await self._wake.wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _send_all(self) -> None:
+        while True:
+            while not self._queue:
+                await self._changed()
+            self._current, _ = self._queue.popitem(last=False)
+            await self._transmit(self._current)
+            self._current.release()
+            self._current = None
+            self._wake.set()
+
+    async def _transmit(self, sending: _Sending) -> None:
+        sending.state = _State.LEAVING
+        to = sending.to
+        if to not in self._outgoing and to not in self._dials:
+            self._dials[to] = self._spawn(self._dial(to))
+        while not (sending.over or to in self._outgoing):
+            await self._changed()
+        if sending.over:
+            return
+        link = self._outgoing[to]
+        number = link.begun
+        for chunk in chunks(number, sending.head, sending.buffers):
+            while not (sending.over or link.room(chunk.nbytes)):
+                await self._changed()
+            if sending.over:
+                break
+            link.begun = number + 1
+            link.unacknowledged += chunk.nbytes
+            self._write(link, chunk.frame)
+        else:
+            # From here on the receiver will see it: it can't be taken back any more.
+            sending.state = _State.SENT
+            self.traffic.messages_sent += 1
+        if sending.state is _State.CANCELLED and link.begun > number and not link.closed:
+            self._write(link, abort(number))
+        while not (link.writable or link.closed):
+            await self._changed()
+
+    def _write(self, link: _Outgoing, frame: bytes) -> None:
+        self.traffic.bytes_sent += len(frame)
+        link.link.write(frame)
+
+    async def _dial(self, to: int) -> None:
+        host, port = self._addresses[to]
+        failure = None
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: _Outgoing(self, to), host, port
+                )
+        except OSError as error:  # of which TimeoutError is one
+            failure = str(error) or f"did not answer within {DIAL_TIMEOUT_S} s"
+        # (Cancelled: mark_lost or close has removed it.)
+        del self._dials[to]
+        if failure is not None:
+            self._lose(to, failure)
+        elif not link.closed:
+            self._outgoing[to] = link
+        self._wake.set()
+
+    def _cancel(self, sending: _Sending) -> bool:
+        if sending.over:
+            return sending.state is not _State.SENT
+        sending.state = _State.CANCELLED
+        self._queue.pop(sending, None)
+        sending.release()
+        self._wake.set()
+        return True
+
+    def _give_up(self, sending: _Sending) -> None:
+        sending.state = _State.LOST
+        self.traffic.messages_lost += 1
+        sending.release()
+
+    def _lose(self, rank: int, why: str) -> None:
+        """A connection to or from a peer failed."""
+        if self._closing or rank in self._lost:
+            return
+        self.mark_lost(rank, why)
+        self._lost_callback(rank, why)
+
+
+def _show(address: Any) -> str:
+    return f"{address[0]}:{address[1]}" if address else "an unknown address"

@@ -1,0 +1,307 @@
+"""Frames on a byte stream, without any socket: what is written, and a reader that trusts nothing.
+
+::
+
+    HELLO   magic (4 bytes), version u16, rank u32, run token (16 bytes)    first on a connection, both ways
+    BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
+    DATA    2, message u32, length u16, length bytes                        each later chunk
+    ABORT   3, message u32                                                  the message won't be completed
+    CREDIT  4, bytes u32                                                    so much more may be sent
+
+All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.payload`), one after the
+other, cut every :data:`~gossamer.payload.CHUNK_BYTES`; only its last chunk is shorter. Messages are numbered
+from 0 and come one after the other. Credit counts the bytes in chunks, headers apart.
+
+Messages go from the side that dialled to the side that was dialled; only HELLO and CREDIT go back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.messages import Payload
+from gossamer.payload import (
+    BEGIN_BYTES,
+    CHUNK_BYTES,
+    DATA_BYTES,
+    BufferSpec,
+    FrameError,
+    decode,
+    describe,
+    raw,
+    unpack_head,
+)
+
+MAGIC = b"gsmr"
+VERSION = 1
+TOKEN_BYTES = 16
+
+HELLO = struct.Struct("<4sHI16s")
+BEGIN = struct.Struct("<BIHQI")
+DATA = struct.Struct("<BIH")
+ABORT = struct.Struct("<BI")
+CREDIT = struct.Struct("<BI")
+_BEGIN, _DATA, _ABORT, _CREDIT = 1, 2, 3, 4
+_HEADERS = {_BEGIN: BEGIN, _DATA: DATA, _ABORT: ABORT, _CREDIT: CREDIT}
+_NUMBERS = 2**32
+
+assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what payload.wire_bytes charges
+
+
+class Hello(NamedTuple):
+    """Who is at the other end."""
+
+    rank: int
+    token: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """A message is complete; ``sent_at`` is the sender's clock in seconds."""
+
+    tag: tuple[str | int, ...]
+    sent_at: float
+    payload: Payload
+
+
+class Aborted(NamedTuple):
+    """The message under way was taken back."""
+
+    message: int
+
+
+class Credited(NamedTuple):
+    """So many bytes of chunks were taken by the receiver."""
+
+    nbytes: int
+
+
+Event = Hello | Arrived | Aborted | Credited
+
+
+def hello(rank: int, token: bytes) -> bytes:
+    """The frame that opens a connection; the token (16 bytes) is the run's."""
+    return HELLO.pack(MAGIC, VERSION, rank, token)
+
+
+def abort(message: int) -> bytes:
+    """The frame that takes back the message under way."""
+    return ABORT.pack(_ABORT, message % _NUMBERS)
+
+
+def credit(nbytes: int) -> bytes:
+    """The frame that acknowledges bytes of chunks."""
+    return CREDIT.pack(_CREDIT, nbytes)
+
+
+class Chunk(NamedTuple):
+    """One chunk, header and all, and how many of its bytes are the message's (what credit counts)."""
+
+    frame: bytes
+    nbytes: int
+
+
+def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
+    """A message cut into chunks; a buffer's bytes are read when its chunk is asked for.
+
+    Args:
+        message: how many messages were begun on this connection before.
+        head: what :func:`gossamer.payload.pack_head` gives.
+        buffers: contiguous CPU tensors.
+    """
+    sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
+    left = total = sum(source.nbytes for source in sources)
+    while left:
+        length = min(CHUNK_BYTES, left)
+        number = message % _NUMBERS
+        pieces: list[bytes | memoryview]
+        if left == total:
+            pieces = [BEGIN.pack(_BEGIN, number, length, total, len(head))]
+        else:
+            pieces = [DATA.pack(_DATA, number, length)]
+        left -= length
+        due = length
+        while due:
+            source = sources.popleft()
+            pieces.append(source[:due])
+            if source.nbytes > due:
+                sources.appendleft(source[due:])
+            due -= min(due, source.nbytes)
+        yield Chunk(b"".join(pieces), length)
+
+
+class _Message:
+    """A message under way: memory for its head, then, when the head is there, exactly for its buffers."""
+
+    def __init__(self, total: int, head: int) -> None:
+        self.left = total
+        self._head = bytearray(head)
+        self._body = total - head
+        self._targets = deque([memoryview(self._head)])
+        self._buffers: list[Tensor] | None = None
+        self._tag: tuple[str | int, ...] = ()
+        self._sent_at = 0.0
+        self._structure = b""
+
+    def fill(self, data: memoryview) -> None:
+        """Take bytes, not more than are left of the message."""
+        self.left -= data.nbytes
+        while data:
+            target = self._targets.popleft()
+            count = min(target.nbytes, data.nbytes)
+            target[:count] = data[:count]
+            data = data[count:]
+            if count < target.nbytes:
+                self._targets.appendleft(target[count:])
+            elif self._buffers is None:
+                self._open()
+
+    def _open(self) -> None:
+        self._tag, self._sent_at, self._structure = unpack_head(bytes(self._head))
+        self._head = bytearray()  # it may hold megabytes, if the payload has bytes objects
+        specs = describe(self._structure)
+        due = sum(spec.nbytes for spec in specs)
+        if due != self._body:
+            raise FrameError(f"{self._body} bytes after the head, but its tensors take {due}")
+        self._buffers = [_allocate(spec) for spec in specs]
+        self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
+
+    def arrived(self) -> Arrived:
+        """The whole message, once nothing is left."""
+        return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
+
+
+def _allocate(spec: BufferSpec) -> Tensor:
+    # On the CPU torch aligns to 64 bytes, as the simulator aligns its rows: both engines then round alike.
+    return torch.empty(spec.shape, dtype=spec.dtype)
+
+
+class Decoder:
+    """Reads one direction of a connection, in whatever pieces it comes.
+
+    Holds at most one message, of at most ``limit`` bytes (and the Python objects that its structure is made
+    of, whose number :mod:`gossamer.payload` limits); nothing is allocated before its size was checked. After
+    an error the decoder is of no more use.
+
+    Args:
+        limit: bytes (head and buffers) of the largest message that is accepted; None on the side that
+            dialled, where only credit comes in.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._accepted = (_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT)
+        self._header = bytearray()
+        self._greeted = False
+        self._number = -1
+        self._message: _Message | None = None
+        self._chunk_left = 0
+        self.frame_bytes = 0
+        """Bytes taken so far of chunks, headers included, and of aborts."""
+        self.chunk_bytes = 0
+        """Bytes taken so far of chunks, headers apart: what credit counts."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream may end here: between two frames, with no message under way."""
+        return not self._header and self._message is None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
+        """Take bytes and give what they complete; iterate it to its end, for bytes are taken on the way.
+
+        (An iterator and not a list: what was complete before an error is given, however the stream was cut.)
+
+        Raises:
+            FrameError: for anything that a peer would not have sent.
+        """
+        view = memoryview(data)
+        while view:
+            if self._chunk_left == 0:
+                view, event = self._take_header(view)
+            else:
+                view, event = self._take_chunk(view)
+            if event is not None:
+                yield event
+
+    def _take_chunk(self, view: memoryview) -> tuple[memoryview, Event | None]:
+        message = self._message
+        assert message is not None
+        count = min(self._chunk_left, view.nbytes)
+        self._chunk_left -= count
+        self.frame_bytes += count
+        self.chunk_bytes += count
+        try:
+            message.fill(view[:count])
+            if message.left:
+                return view[count:], None
+            self._message = None
+            return view[count:], message.arrived()
+        except FrameError as error:
+            raise FrameError(f"sent a bad message: {error}") from None
+
+    def _take_header(self, view: memoryview) -> tuple[memoryview, Event | None]:
+        if self._greeted:
+            kind = self._header[0] if self._header else view[0]
+            if kind not in self._accepted:
+                raise FrameError(f"sent a frame of type {kind}, which has no place here")
+            layout = _HEADERS[kind]
+        else:
+            layout = HELLO
+        count = min(layout.size - len(self._header), view.nbytes)
+        self._header += view[:count]
+        if not self._greeted and not MAGIC.startswith(self._header[: len(MAGIC)]):
+            raise FrameError("does not speak gossamer's protocol")
+        if len(self._header) < layout.size:
+            return view[count:], None
+        fields = layout.unpack(self._header)
+        self._header.clear()
+        return view[count:], self._frame(fields) if self._greeted else self._hello(fields)
+
+    def _hello(self, fields: tuple[bytes, int, int, bytes]) -> Hello:
+        _, version, rank, token = fields
+        if version != VERSION:
+            raise FrameError(f"speaks version {version} of the protocol; accepted: {VERSION}")
+        self._greeted = True
+        return Hello(rank, token)
+
+    def _frame(self, fields: tuple[int, ...]) -> Event | None:
+        kind, *values = fields
+        if kind == _CREDIT:
+            return Credited(values[0])
+        self.frame_bytes += _HEADERS[kind].size
+        if kind == _BEGIN:
+            number, length, total, head = values
+            self._begin(number, total, head)
+        else:
+            number = values[0]
+            if self._message is None or number != self._number:
+                raise FrameError(f"went on with message {number}, which is not under way")
+            if kind == _ABORT:
+                self._message = None
+                return Aborted(number)
+            length = values[1]
+        assert self._message is not None
+        due = min(CHUNK_BYTES, self._message.left)
+        if length != due:
+            raise FrameError(f"sent a chunk of {length} bytes where {due} were due")
+        self._chunk_left = length
+        return None
+
+    def _begin(self, number: int, total: int, head: int) -> None:
+        if self._message is not None:
+            raise FrameError(f"began message {number} before the end of message {self._number}")
+        if number != (self._number + 1) % _NUMBERS:
+            raise FrameError(f"began message {number} after message {self._number}")
+        if self._limit is None or total > self._limit:
+            raise FrameError(f"announced {total} bytes, limit {self._limit}")
+        if not 0 < head <= total:
+            raise FrameError(f"announced a head of {head} bytes in a message of {total}")
+        self._number = number
+        self._message = _Message(total, head)

@@ -1,0 +1,174 @@
+"""What a user sees of a run while it goes on: a live bar on a terminal, else a plain line an evaluation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from gossamer.api import Silent
+from gossamer.engines.recording import NETWORK, stopwatch
+
+if TYPE_CHECKING:
+    from gossamer.engines.recording import Observer
+    from gossamer.experiment import Experiment
+
+
+@contextmanager
+def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Observer]:
+    """An observer for a run: a bar where standard error is a terminal, lines elsewhere, the log alone when
+    quiet."""
+    if quiet:
+        yield Silent()
+    elif sys.stderr.isatty():
+        with _bar(experiment) as observer:
+            yield observer
+    else:
+        yield Lines(experiment)
+
+
+class Tally:
+    """The latest evaluation, put together from rows as they come.
+
+    Args:
+        experiment: what is run.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.nodes = experiment.nodes
+        self.rounds = experiment.stop.rounds
+        self.time_s = experiment.stop.time_s
+        self.wall = stopwatch()
+        self.bytes = dict.fromkeys(range(experiment.nodes), 0)
+        self.values: dict[Any, dict[str, list[float]]] = {}
+        self.latest = ""
+
+    def add(self, row: Mapping[str, Any]) -> str | None:
+        """Take a row; gives a line when it completes an evaluation."""
+        node, moment = row["node"], row["round"]
+        values = self.values.setdefault(moment, {})
+        for name, value in row.items():
+            if (name.startswith("test_") or name == "train_loss") and value is not None:
+                values.setdefault(name, []).append(float(value))
+        if node != NETWORK:
+            self.bytes[node] = row["bytes_sent"]
+            return None
+        del self.values[moment]
+        self.latest = spread(values)
+        distance = row["consensus_distance"]
+        return (
+            f"round {moment}  time {row['time_s']:.4g} s  wall {self.wall():.1f} s  {self.latest}"
+            f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
+        )
+
+    def share(self, rounds: int, time_s: float) -> float:
+        """How much of the run is done, from 0 to 1, by its stop rule."""
+        by_rounds = rounds / (self.nodes * self.rounds) if self.rounds else 0.0
+        by_time = time_s / self.time_s if self.time_s else 0.0
+        return min(max(by_rounds, by_time), 1.0)
+
+    def left(self, share: float) -> str:
+        """Estimated seconds that are left, in words."""
+        return f"{self.wall() * (1 - share) / share:.0f} s left" if share > 0 else ""
+
+
+def spread(values: Mapping[str, list[float]]) -> str:
+    """The first metric's mean and range over nodes, and the test loss where there is no other."""
+    names = [name for name in values if name not in ("test_loss", "train_loss")] or list(values)
+    if not names:
+        return ""
+    numbers = values[names[0]]
+    text = f"{names[0].replace('_', ' ')} {fmean(numbers):.4f}"
+    return f"{text} ({min(numbers):.4f} to {max(numbers):.4f})" if len(numbers) > 1 else text
+
+
+def megabytes(n: int) -> str:
+    """Bytes in words."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
+
+
+class Lines:
+    """One line an evaluation, on standard error."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._tally = Tally(experiment)
+        self._share = 0.0
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        """Say what begins."""
+        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        """Keep it for the next line."""
+        self._share = self._tally.share(rounds, time_s)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Print a line when an evaluation is complete."""
+        line = self._tally.add(row)
+        if line is not None:
+            self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(experiment: Experiment) -> Iterator[Observer]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.fields[name]}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[rounds]}"),
+        TextColumn("{task.fields[time]}"),
+        TextColumn("[cyan]{task.fields[metric]}"),
+        TextColumn("{task.fields[sent]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=5) as bar:
+        yield _Bar(experiment, bar)
+
+
+class _Bar:
+    """A live bar: rounds, the engine's time, accuracy and its spread, bytes, time gone and time left."""
+
+    def __init__(self, experiment: Experiment, bar: Any) -> None:
+        self._tally, self._bar = Tally(experiment), bar
+        fields = {"name": experiment.name, "rounds": "", "time": "", "metric": "", "sent": ""}
+        self._task = bar.add_task("", total=1.0, **fields)
+        self._wall = stopwatch()
+        self._shown = -1.0
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        """Say what begins."""
+        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        """Move the bar, some ten times a second at most: a simulation reports every round of every node."""
+        share = self._tally.share(rounds, time_s)
+        if self._wall() - self._shown < 0.1 and share < 1.0:
+            return
+        self._shown = self._wall()
+        of = f"/{self._tally.rounds}" if self._tally.rounds else ""
+        self._bar.update(
+            self._task,
+            completed=share,
+            rounds=f"round {rounds // self._tally.nodes}{of}",
+            time=f"{time_s:.1f} s",
+        )
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show an evaluation when it is complete."""
+        if self._tally.add(row) is not None:
+            sent = megabytes(sum(self._tally.bytes.values()))
+            self._bar.update(self._task, metric=self._tally.latest, sent=sent)
+
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False)

@@ -1,0 +1,248 @@
+"""The folder of one run: ``<out>/<name>/<id>/``.
+
+::
+
+    experiment.yaml      the resolved experiment, as text
+    environment.json     versions, machine, command, start
+    setup.json           what the engine knew before the first round (see :meth:`RunFolder.write_setup`)
+    segments/            append-only rows while the run goes on, compacted at its end
+    metrics.parquet      one row per node and evaluation (gossamer.results.recorder)
+    events.parquet       joins, leaves, faults, dropped frames
+    models.safetensors   "parameters" [nodes, params] float32, and "buffers" [nodes, buffers] if any
+    checkpoints/         the engine's
+    status.json          how the run ended; absent while it runs and after a kill
+
+Every file but the segments is written beside its place and renamed into it, so that a reader finds it whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gossamer.errors import BadInput
+from gossamer.results.segment import Segment
+
+Status = Literal["done", "failed", "stopped"]
+SegmentKind = Literal["metrics", "events", "graphs"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
+_ATTEMPTS = 16
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one run is written; made with :meth:`create` or :meth:`open`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
+        """Make the folder of a new run, with ``experiment.yaml`` and ``environment.json`` in it.
+
+        Args:
+            out: the folder of all runs; made where it is missing.
+            name: the experiment's name, which names the folder between.
+            experiment: text of the resolved experiment (YAML).
+            environment: see :func:`environment`.
+
+        Raises:
+            BadInput: for a name that can't name a folder, and for a place where nothing can be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise BadInput(
+                f"name: got {name!r}; accepted: letters, digits, '.', '_', '+', '-' and single spaces,"
+                " with a letter or digit first (it names the run's folder)"
+            )
+        try:
+            folder = cls(_fresh_folder(Path(out) / name))
+            folder.segments.mkdir()
+            write_text(folder.path / "experiment.yaml", experiment)
+            write_json(folder.path / "environment.json", environment)
+        except OSError as error:
+            raise BadInput(
+                f"--out {out}: {_reason(error)}; accepted: a folder that can be written to"
+            ) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that exists, to go on writing to it (resuming, compacting).
+
+        Raises:
+            BadInput: when the path isn't a run's folder.
+        """
+        if not (Path(path) / "experiment.yaml").is_file():
+            raise BadInput(
+                f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
+            )
+        return cls(Path(path))
+
+    @property
+    def id(self) -> str:
+        """Start of the run in UTC, and a suffix that tells runs of one microsecond apart. Sorts by time."""
+        return self.path.name
+
+    @property
+    def segments(self) -> Path:
+        """Folder of the append-only segments."""
+        return self.path / "segments"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the engine's checkpoints; the engine makes it."""
+        return self.path / "checkpoints"
+
+    @property
+    def models(self) -> Path:
+        """The models at the end."""
+        return self.path / "models.safetensors"
+
+    def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
+        """Open this process's own segment for appending; ``rank`` tells processes apart.
+
+        Rows of ``metrics`` and ``events`` are described in :mod:`gossamer.results.recorder`. Rows of
+        ``graphs`` are ``{"round": r, "edges": [[i, j], ...]}``: the graph from round r on, where it differs
+        from the one before.
+        """
+        self.segments.mkdir(exist_ok=True)
+        return Segment(self.segments / f"{kind}-{rank}.jsonl")
+
+    def write_setup(self, setup: Mapping[str, Any]) -> None:
+        """Write ``setup.json``, what the engine knows at the start and the report draws.
+
+        Args:
+            setup: ``nodes`` (int), ``directed`` (bool), ``samples`` ([nodes] training samples), ``labels``
+                ([nodes][classes] counts, or None), ``classes`` (names, or None), ``graphs`` (round as text ->
+                [[i, j], ...]; a static graph has only ``"0"``; later ones are appended to the segment
+                ``graphs``).
+        """
+        write_json(self.path / "setup.json", setup)
+
+    def write_models(
+        self,
+        parameters: Float[Tensor, "nodes params"],
+        buffers: Shaped[Tensor, "nodes buffers"] | None = None,
+    ) -> None:
+        """Write ``models.safetensors``: row i is node i; "parameters" as float32, "buffers" as they are."""
+        tensors = {"parameters": parameters.detach().to("cpu", torch.float32).contiguous()}
+        if buffers is not None:
+            tensors["buffers"] = buffers.detach().cpu().contiguous()
+        with atomic(self.models) as temporary:
+            save_file(tensors, temporary, metadata={"format": "pt"})
+
+    def write_status(self, status: Status, *, error: str | None = None, wall_s: float | None = None) -> None:
+        """Write ``status.json``: the last thing a run does.
+
+        Args:
+            status: ``done``, ``failed`` (the error says why) or ``stopped`` (by the user).
+            error: the cause, in one line or as a traceback.
+            wall_s: real seconds from start to end.
+        """
+        write_json(self.path / "status.json", {"status": status, "error": error, "wall_s": wall_s})
+
+
+def environment(command: Sequence[str]) -> dict[str, Any]:
+    """Where and with what a run is made: command, start, machine, versions of all that gossamer depends on.
+
+    Args:
+        command: the command line, e.g. ``sys.argv``.
+    """
+    return {
+        "command": list(command),
+        "started": datetime.now(UTC).isoformat(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": {
+            "host": platform.node(),
+            "architecture": platform.machine(),
+            "cpus": os.cpu_count(),
+            # Counting them, unlike naming them, starts no CUDA context, which a fork would not survive.
+            "gpus": torch.cuda.device_count(),
+        },
+        "packages": _versions(),
+    }
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A path to write to instead of ``path``.
+
+    When the block succeeds, what it wrote is flushed to disk and renamed to ``path``; else ``path`` stays as
+    it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    # The rename itself is only on disk once its folder is.
+    _sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader finds all of it or none."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file so that a reader finds all of it or none."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fresh_folder(parent: Path) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(_ATTEMPTS):
+        # Not a draw of the experiment: two runs of one seed need two folders, so it must not be keyed.
+        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"no free run id after {_ATTEMPTS} attempts")
+
+
+def _reason(error: OSError) -> str:
+    text = error.strerror or str(error)
+    return f"{text.lower()} ({error.filename})" if error.filename else text.lower()
+
+
+def _versions() -> dict[str, str]:
+    required = metadata.requires("gossamer") or []
+    names = {match.group() for line in required if (match := re.match(r"[A-Za-z0-9._-]+", line))}
+    found: dict[str, str] = {}
+    for name in sorted(names | {"gossamer"}):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # an optional dependency that is not installed
+    return found

@@ -1,0 +1,260 @@
+"""Summaries of a run over its nodes: what plots and reports show.
+
+An evaluation point is one recorded evaluation of the network. Where the experiment evaluates on a grid of
+time (``evaluation.every_s``), rows belong together that lie within half a step of the grid; otherwise rows of
+one round do.
+
+A point has one place on each x axis: ``round``, ``time_s`` and ``wall_s`` are means over the nodes; ``bytes``
+is what the whole network has sent until then, the sum over the nodes of ``bytes_sent``, where a node without
+a row at the point counts with its row before (what a lost node sent stays sent).
+
+Spread is the standard deviation over the nodes that are there (divisor n, since they are all the nodes and no
+sample).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import polars as pl
+
+from gossamer.errors import BadInput, listed, suggest
+from gossamer.results.run import Run
+
+Axis = Literal["round", "time_s", "wall_s", "bytes"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+_NOT_METRICS = frozenset(
+    (
+        "node",
+        "round",
+        "step",
+        "time_s",
+        "wall_s",
+        "bytes_sent",
+        "bytes_received",
+        "messages_sent",
+        "messages_lost",
+        "messages_late",
+    )
+)
+_STATISTICS = ("mean", "std", "min", "max", "count")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best mean over the nodes, and the round it was reached in."""
+
+    mean: float
+    round: float
+
+
+@dataclass(frozen=True)
+class Final:
+    """A metric at the last point that has it, over the nodes."""
+
+    mean: float
+    std: float
+    count: int
+    best: Best | None
+
+
+@dataclass(frozen=True)
+class FinalSummary:
+    """What a run came to: times in seconds, traffic in bytes, counts over the whole network."""
+
+    status: str
+    nodes: int
+    parameters: int | None
+    rounds: int | None
+    time_s: float | None
+    wall_s: float | None
+    bytes_sent: int | None
+    messages_lost: int | None
+    metrics: dict[str, Final] = field(default_factory=dict)
+
+    @property
+    def bytes_per_node(self) -> float | None:
+        """Mean over the nodes of the bytes sent."""
+        return None if self.bytes_sent is None else self.bytes_sent / max(self.nodes, 1)
+
+
+def metric_names(run: Run) -> list[str]:
+    """Metrics of the run that have a value.
+
+    Test accuracy comes first, then other test metrics, losses, the consensus distance and the rest.
+    """
+    numeric = [
+        name for name, dtype in run.metrics.schema.items() if dtype.is_numeric() and name not in _NOT_METRICS
+    ]
+    present = [name for name in numeric if run.metrics[name].count() > 0]
+    first = [
+        "test_accuracy",
+        *sorted(name for name in present if name.startswith("test_") and name != "test_loss"),
+    ]
+    order = [*dict.fromkeys(first), "test_loss", "train_loss", "consensus_distance"]
+    return sorted(present, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def main_metric(run: Run) -> str | None:
+    """The metric that a run is judged by: the first of :func:`metric_names`; None where it has none."""
+    return next(iter(metric_names(run)), None)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value is the better one: losses, errors and distances."""
+    return any(word in metric for word in ("loss", "error", "distance", "perplexity"))
+
+
+def points(run: Run) -> pl.DataFrame:
+    """The evaluation points, a row each: ``point`` (0, 1, ...), and its place on each of :data:`AXES`."""
+    return _points(assigned(run))
+
+
+def assigned(run: Run) -> pl.DataFrame:
+    """The metrics with a column ``point``: the number of the evaluation point that a row belongs to."""
+    every_s = (run.experiment.get("evaluation") or {}).get("every_s")
+    if every_s is None:
+        return run.metrics.with_columns(point=pl.col("round").rank("dense").cast(pl.Int64) - 1)
+    table = run.metrics.sort("time_s", "node", maintain_order=True)
+    numbers, start = [], -float("inf")
+    seen: set[int] = set()
+    point = -1
+    for node, time_s in table.select("node", pl.col("time_s").fill_null(0.0)).iter_rows():
+        if node in seen or time_s - start > every_s / 2:
+            point, start, seen = point + 1, time_s, set()
+        seen.add(node)
+        numbers.append(point)
+    return table.with_columns(point=pl.Series(numbers, dtype=pl.Int64))
+
+
+def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
+    """A metric over the nodes at every point that has it.
+
+    Args:
+        run: a run.
+        y: a column of the metrics. One that only the network has (``consensus_distance``) is taken from
+            there.
+        network: take the network's own row (node -1), e.g. the test accuracy of the average model.
+
+    Returns:
+        Columns ``point``, ``round``, ``time_s``, ``wall_s``, ``bytes``, ``mean``, ``std``, ``min``, ``max``,
+        ``count``.
+
+    Raises:
+        BadInput: for a metric that the run hasn't recorded.
+    """
+    if y not in run.metrics.columns or not run.metrics[y].dtype.is_numeric():
+        names = metric_names(run)
+        raise BadInput(f"metric: got {y!r}{suggest(y, names)}; accepted: {listed(names)}")
+    table = assigned(run)
+    values = table.filter(pl.col(y).is_not_null())
+    if network or not (values["node"] >= 0).any():
+        values = values.filter(pl.col("node") < 0)
+    else:
+        values = values.filter(pl.col("node") >= 0)
+    value = pl.col(y).cast(pl.Float64)
+    statistics = values.group_by("point").agg(
+        mean=value.mean(),
+        std=value.std(ddof=0),
+        min=value.min(),
+        max=value.max(),
+        count=pl.len().cast(pl.Int64),
+    )
+    return (
+        _points(table)
+        .join(statistics, on="point", how="inner")
+        .sort("point")
+        .select("point", *AXES, *_STATISTICS)
+    )
+
+
+def curve(run: Run, y: str, x: str = "round") -> pl.DataFrame:
+    """A metric over the nodes against rounds, time or traffic: columns ``x``, ``mean``, ``std``, ``min``,
+    ``max``, ``count``.
+
+    Args:
+        run: a run.
+        y: a column of the metrics, see :func:`summary`.
+        x: ``round``, ``time_s`` (virtual under ``simulate``), ``wall_s`` (real), or ``bytes`` (sent by the
+            whole network).
+
+    Raises:
+        BadInput: for another x, or a metric that the run hasn't recorded.
+    """
+    if x not in AXES:
+        raise BadInput(f"x: got {x!r}{suggest(x, AXES)}; accepted: {listed(AXES)}")
+    return (
+        summary(run, y)
+        .select(pl.col(x).cast(pl.Float64).alias("x"), *_STATISTICS)
+        .sort("x", maintain_order=True)
+    )
+
+
+def final_summary(run: Run) -> FinalSummary:
+    """What the run came to; None stands for what it hasn't recorded."""
+    nodes = run.metrics.filter(pl.col("node") >= 0)
+    return FinalSummary(
+        status=run.status,
+        nodes=run.nodes,
+        parameters=run.parameter_count,
+        rounds=None if (rounds := _last(nodes["round"])) is None else int(rounds),
+        time_s=_last(run.metrics["time_s"]),
+        wall_s=run.wall_s,
+        bytes_sent=_total(nodes, "bytes_sent"),
+        messages_lost=_total(nodes, "messages_lost"),
+        metrics={name: final for name in metric_names(run) if (final := _final(run, name)) is not None},
+    )
+
+
+def _points(table: pl.DataFrame) -> pl.DataFrame:
+    nodes = table.filter(pl.col("node") >= 0)
+    places = [pl.col(name).mean() for name in ("round", "time_s", "wall_s")]
+    # The network's rows place a point only where no node has a row.
+    alone = table.join(nodes, on="point", how="anti")
+    placed = pl.concat([nodes, alone]).group_by("point").agg(places).sort("point")
+    sent = (
+        nodes.sort("point", "time_s")
+        .group_by("node", "point", maintain_order=True)
+        .agg(pl.col("bytes_sent").max())
+        .with_columns(
+            new=pl.col("bytes_sent")
+            - pl.col("bytes_sent").forward_fill().fill_null(0).shift(1, fill_value=0).over("node")
+        )
+    )
+    # A total of what each node added needs no row of every node at every point.
+    added = sent.group_by("point").agg(pl.col("new").sum(), known=pl.col("bytes_sent").count())
+    return (
+        placed.join(added, on="point", how="left")
+        .sort("point")
+        .with_columns(bytes=pl.col("new").fill_null(0).cum_sum())
+        .with_columns(bytes=pl.when(pl.col("known").fill_null(0).cum_sum() > 0).then("bytes"))
+        .select("point", *AXES)
+    )
+
+
+def _final(run: Run, name: str) -> Final | None:
+    table = summary(run, name)
+    if table.is_empty():
+        return None
+    last = table.row(-1, named=True)
+    finite = table.filter(pl.col("mean").is_finite())
+    best = None
+    if not finite.is_empty():
+        row = finite.sort("mean", descending=not lower_is_better(name), maintain_order=True).row(
+            0, named=True
+        )
+        best = Best(row["mean"], row["round"])
+    return Final(last["mean"], last["std"], last["count"], best)
+
+
+def _last(column: pl.Series) -> float | None:
+    value = column.max()
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _total(nodes: pl.DataFrame, name: str) -> int | None:
+    """Sum over the nodes of a counter's last value."""
+    known = nodes.filter(pl.col(name).is_not_null())
+    return None if known.is_empty() else int(known.group_by("node").agg(pl.col(name).max())[name].sum())

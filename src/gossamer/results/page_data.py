@@ -1,0 +1,194 @@
+"""What the report's script draws from: the runs as plain lists, thinned to what a page can show.
+
+All series of a run are aligned to its evaluation points; values that are missing or not finite are None.
+Values of single nodes are given for the nodes that are drawn, at no more points than a slider has use for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import polars as pl
+
+from gossamer.results.frames import AXES, assigned, lower_is_better, metric_names, points, summary
+from gossamer.results.plots import (
+    PALETTE,
+    all_metrics,
+    axis_title,
+    drawn_nodes,
+    is_share,
+    metric_title,
+    positions,
+)
+from gossamer.results.run import Run, labels
+
+MOST_NODE_POINTS = 200
+MOST_EDGES_DRAWN = 3000
+_VALUE_DIGITS = 6
+_PLACE_DIGITS = 10
+
+Number = int | float | None
+Graphs = list[tuple[int, list[list[int]]]]
+
+
+def page_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything the page's script needs, ready for JSON without NaN."""
+    return {
+        "virtual": all(run.virtual for run in runs),
+        "axes": [{"name": name, "title": axis_title(name, runs)} for name in AXES],
+        "metrics": [
+            {
+                "name": name,
+                "title": metric_title(name),
+                "share": is_share(name),
+                "low": lower_is_better(name),
+            }
+            for name in all_metrics(runs)
+        ],
+        "runs": [
+            {"label": label, "colour": PALETTE[index % len(PALETTE)], **_run_data(run)}
+            for index, (run, label) in enumerate(zip(runs, labels(runs), strict=True))
+        ],
+    }
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    places = points(run)
+    table = assigned(run)
+    graphs = _graphs(run)
+    nodes = drawn_nodes(run.nodes, graphs[0][1] if graphs else [])
+    at = _spread(places.height, MOST_NODE_POINTS)
+    names = metric_names(run)
+    return {
+        "points": {name: _places(places[name]) for name in AXES},
+        "metrics": {name: _metric(run, name, places) for name in names},
+        "nodes": {
+            "ranks": nodes,
+            "at": at,
+            "places": {name: _node_places(table, places, name, nodes, at) for name in AXES},
+            "values": {
+                name: values
+                for name in names
+                if (values := _per_node(table, name, nodes, at, _VALUE_DIGITS)) is not None
+            },
+        },
+        "topology": _topology(run, graphs, nodes, [places["round"][index] for index in at]),
+        "labels": run.setup.get("labels"),
+        "classes": run.setup.get("classes"),
+        "samples": run.setup.get("samples"),
+    }
+
+
+def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
+    table = places.select("point").join(summary(run, name), on="point", how="left").sort("point")
+    series: dict[str, Any] = {
+        column: _numbers(table[column], _VALUE_DIGITS) for column in ("mean", "std", "min", "max", "count")
+    }
+    values = run.metrics.filter(pl.col(name).is_not_null())["node"]
+    if name.startswith("test_") and (values < 0).any() and (values >= 0).any():
+        average = places.select("point").join(summary(run, name, network=True), on="point", how="left")
+        series["average"] = _numbers(average.sort("point")["mean"], _VALUE_DIGITS)
+    return series
+
+
+def _per_node(
+    table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int], digits: int
+) -> list[list[Number]] | None:
+    """A column of single nodes: [nodes drawn][points at]; None where no node drawn has a value."""
+    row, column = {node: i for i, node in enumerate(nodes)}, {point: i for i, point in enumerate(at)}
+    grid: list[list[Number]] = [[None] * len(at) for _ in nodes]
+    found = False
+    for node, point, value in table.select("node", "point", pl.col(name).cast(pl.Float64)).iter_rows():
+        if value is not None and node in row and point in column:
+            grid[row[node]][column[point]] = _number(value, digits)
+            found = True
+    return grid if found else None
+
+
+def _node_places(
+    table: pl.DataFrame, places: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
+) -> list[list[Number]] | None:
+    """Where single nodes stand on an axis; None where all stand at their points."""
+    if name == "bytes":
+        return None
+    grid = _per_node(table, name, nodes, at, _PLACE_DIGITS)
+    shared = [_number(places[name][index], _PLACE_DIGITS) for index in at]
+    return (
+        grid
+        if grid and any(v not in (None, shared[i]) for line in grid for i, v in enumerate(line))
+        else None
+    )
+
+
+def _topology(
+    run: Run, graphs: Graphs, nodes: Sequence[int], rounds: Sequence[Number]
+) -> dict[str, Any] | None:
+    if not graphs:
+        return None
+    # Of a graph that changes every round, the page needs only those that hold at a point of the slider.
+    held = [_held(graphs, value) for value in rounds] or [0]
+    used = sorted(set(held))
+    index = {node: i for i, node in enumerate(nodes)}
+    drawn, total = [], []
+    for number in used:
+        edges = graphs[number][1]
+        inner = [index[node] for i, j in edges if i in index and j in index for node in (i, j)]
+        keep = _spread(len(inner) // 2, MOST_EDGES_DRAWN)
+        drawn.append([inner[2 * k + end] for k in keep for end in (0, 1)])
+        total.append(len(edges))
+    seed = run.experiment.get("seed")
+    return {
+        "nodes": run.nodes,
+        "directed": bool(run.setup.get("directed", False)),
+        "positions": positions(
+            nodes, graphs[0][1], seed=seed if isinstance(seed, int) else 0, changing=len(graphs) > 1
+        ),
+        "graphs": drawn,
+        "edges": total,
+        "degrees": _degrees(graphs[used[0]][1], nodes) if len(graphs) == 1 else None,
+        "held": [used.index(number) for number in held],
+    }
+
+
+def _graphs(run: Run) -> Graphs:
+    """(first round, edges) by round."""
+    return sorted((int(start), edges) for start, edges in (run.setup.get("graphs") or {}).items())
+
+
+def _held(graphs: Graphs, value: Number) -> int:
+    """Number of the graph that holds in a round."""
+    return max((i for i, (start, _) in enumerate(graphs) if start <= (value or 0)), default=0)
+
+
+def _degrees(edges: Iterable[Sequence[int]], nodes: Sequence[int]) -> list[int]:
+    neighbors: dict[int, set[int]] = {node: set() for node in nodes}
+    for i, j in edges:
+        for node, other in ((i, j), (j, i)):
+            if node in neighbors and other != node:
+                neighbors[node].add(other)
+    return [len(neighbors[node]) for node in nodes]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of 0, ..., count - 1, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
+
+
+def _places(column: pl.Series) -> list[Number] | None:
+    """An axis, or None where nothing was recorded for it."""
+    return _numbers(column, _PLACE_DIGITS) if column.count() else None
+
+
+def _numbers(column: pl.Series, digits: int) -> list[Number]:
+    return [_number(value, digits) for value in column]
+
+
+def _number(value: Number, digits: int) -> Number:
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded

@@ -1,0 +1,201 @@
+"""Recording: append-only segments while a run goes on, Parquet tables at its end.
+
+Rows of ``metrics`` are one per (node, evaluation). ``node`` = -1 is the network: its rows carry
+``consensus_distance`` and, where asked for, the ``test_*`` of the average model. ``bytes_*`` and
+``messages_*`` count from the start of the run. A node that took no part in an evaluation has no ``test_*``.
+Values of ``node.record(...)`` come as further columns.
+
+Rows of ``events`` carry ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``,
+``fault``, ``dropped-frame``, ...), ``detail`` and whatever else there is to say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder, atomic, write_json
+from gossamer.results.segment import Segment, read_segment
+
+__all__ = [
+    "Segment",
+    "compact",
+    "consensus_distance",
+    "read_events",
+    "read_graphs",
+    "read_metrics",
+    "read_segment",
+]
+
+METRICS: dict[str, Any] = {
+    "node": pl.Int32,
+    "round": pl.Int64,
+    "step": pl.Int64,
+    "time_s": pl.Float64,
+    "wall_s": pl.Float64,
+    "train_loss": pl.Float64,
+    "test_loss": pl.Float64,
+}
+"""First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
+
+TRAFFIC: dict[str, Any] = {
+    "bytes_sent": pl.Int64,
+    "bytes_received": pl.Int64,
+    "messages_sent": pl.Int64,
+    "messages_lost": pl.Int64,
+    "messages_late": pl.Int64,
+    "consensus_distance": pl.Float64,
+}
+
+EVENTS: dict[str, Any] = {
+    "time_s": pl.Float64,
+    "wall_s": pl.Float64,
+    "node": pl.Int32,
+    "event": pl.String,
+    "detail": pl.String,
+}
+"""First columns of the events; the rest follow by name."""
+
+_EVALUATION = ["node", "round", "step", "time_s"]
+_CHUNK = 50_000
+
+
+def read_metrics(folder: Path) -> pl.DataFrame:
+    """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
+
+    Rows of one (node, round, step, time_s) are one evaluation and become one row, in which the later value
+    counts. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing
+    twice.
+    """
+    parts = _parts(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
+    table = pl.concat(parts, how="diagonal_relaxed")
+    if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
+        rest = [name for name in table.columns if name not in _EVALUATION]
+        table = table.group_by(_EVALUATION, maintain_order=True).agg(pl.col(rest).drop_nulls().last())
+    metrics = sorted(name for name in table.columns if name.startswith("test_") and name not in METRICS)
+    return _ordered(table, [*METRICS, *metrics, *TRAFFIC]).sort(
+        "round", "node", "time_s", maintain_order=True
+    )
+
+
+def read_events(folder: Path) -> pl.DataFrame:
+    """All events of a run folder, from ``events.parquet`` and segments, sorted by time."""
+    parts = _parts(folder, "events", EVENTS, required=("event",))
+    table = pl.concat(parts, how="diagonal_relaxed")
+    if (folder / "events.parquet").exists() and len(parts) > 2:
+        # Segments beside a table are new, or were compacted before a crash kept them from being removed.
+        table = table.unique(maintain_order=True)
+    return _ordered(table, list(EVENTS)).sort("time_s", maintain_order=True, nulls_last=True)
+
+
+def read_graphs(folder: Path) -> dict[str, list[list[int]]]:
+    """The graphs that were appended while the run went on: round as text -> [[i, j], ...]."""
+    graphs: dict[str, list[list[int]]] = {}
+    for path in segments(folder, "graphs"):
+        for row in read_segment(path):
+            graphs[str(row["round"])] = row["edges"]
+    return graphs
+
+
+def segments(folder: Path, kind: str) -> list[Path]:
+    """The segments of a kind, in rank order."""
+    found = (folder / "segments").glob(f"{kind}-*.jsonl")
+    return sorted(found, key=lambda path: (len(path.stem), path.stem))
+
+
+def compact(folder: RunFolder) -> None:
+    """Turn all segments into ``metrics.parquet`` and ``events.parquet``, graphs into ``setup.json``; then
+    remove them.
+
+    To be called once all segments are closed. A kill at any point loses nothing: a segment is removed only
+    when its rows are safely on disk elsewhere.
+    """
+    path = folder.path
+    for kind, read in (("metrics", read_metrics), ("events", read_events)):
+        table = read(path)
+        with atomic(path / f"{kind}.parquet") as temporary:
+            table.write_parquet(temporary)
+        _remove(segments(path, kind))
+    if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
+        setup = json.loads((path / "setup.json").read_text(encoding="utf-8"))
+        setup["graphs"] = {**setup.get("graphs", {}), **read_graphs(path)}
+        write_json(path / "setup.json", setup)
+        _remove(graphs)
+    if folder.segments.exists() and not any(folder.segments.iterdir()):
+        folder.segments.rmdir()
+
+
+def consensus_distance(parameters: Float[Tensor, "nodes params"]) -> float:
+    """How far the models are apart: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section
+    3).
+
+    Sums run in float64 over one row at a time, so neither precision nor memory grows with the number of
+    nodes.
+    """
+    mean = parameters.mean(dim=0, dtype=torch.float64)
+    total = math.fsum(float((row - mean).square().sum()) for row in parameters)
+    return math.sqrt(total / len(parameters))
+
+
+def _parts(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> list[pl.DataFrame]:
+    parts = [pl.DataFrame(schema=schema)]
+    if (table := folder / f"{kind}.parquet").exists():
+        parts.append(pl.read_parquet(table))
+    for path in segments(folder, kind):
+        rows = _checked(path, required)
+        while chunk := list(islice(rows, _CHUNK)):
+            parts.append(_frame(chunk, schema))
+    return parts
+
+
+def _checked(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(read_segment(path), start=1):
+        for name in required:
+            if row.get(name) is None:
+                raise BadInput(
+                    f"{path}, line {number}: no {name!r}; accepted: rows with {', '.join(required)}"
+                )
+        yield row
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> pl.DataFrame:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pl.DataFrame([_column(name, [row.get(name) for row in rows], schema.get(name)) for name in names])
+
+
+def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
+    if dtype is None:
+        dtype = pl.Float64 if name.startswith("test_") else _dtype(values)
+    if dtype == pl.String:  # a column of mixed kinds, or of lists, is kept as text rather than lost
+        values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+    return pl.Series(name, values, dtype=dtype, strict=False)
+
+
+def _dtype(values: Iterable[Any]) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return pl.Null
+    if kinds == {bool}:
+        return pl.Boolean
+    if kinds <= {int, bool} and all(v is None or -(2**63) <= v < 2**63 for v in values):
+        return pl.Int64
+    return pl.Float64 if kinds <= {int, float, bool} else pl.String
+
+
+def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
+    return table.select(*first, *sorted(name for name in table.columns if name not in first))
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink()

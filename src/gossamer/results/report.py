@@ -1,0 +1,316 @@
+"""The report: one HTML page that shows runs without a network, and its exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import polars as pl
+
+from gossamer.errors import BadInput
+from gossamer.results.folder import write_text
+from gossamer.results.frames import Final, FinalSummary, final_summary, main_metric, metric_names, summary
+from gossamer.results.page_data import page_data
+from gossamer.results.plots import is_share, metric_title, write_pngs
+from gossamer.results.run import Run, labels
+
+_PAGE = files("gossamer.results") / "page"
+_MOST_NAMED = 12
+_NOTHING = "\N{EN DASH}"
+_DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
+
+
+def write_report(runs: Sequence[Run], out: Path, *, png: Path | None = None, csv: Path | None = None) -> Path:
+    """Write one self-contained HTML page on one or several runs; it asks for nothing from the network.
+
+    Args:
+        runs: the runs, in the order of their colours.
+        out: the page; a folder stands for ``report.html`` in it.
+        png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
+        csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv`` for the curves, with
+            ``X-metrics.csv`` beside.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        BadInput: without runs, without plotly (or matplotlib, for ``png``), or where a file can't be written.
+    """
+    if not runs:
+        raise BadInput("report: got no run; accepted: one or more")
+    path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
+    text = render(runs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise BadInput(
+            f"--out {out}: {error.strerror or error}; accepted: a file that can be written"
+        ) from error
+    if png is not None:
+        write_pngs(runs, Path(png))
+    if csv is not None:
+        write_csvs(runs, Path(csv))
+    return path
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as text. All that comes from an experiment is escaped."""
+    names = labels(runs)
+    title = names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(run.name for run in runs))
+    return Template(_read("report.html")).substitute(
+        title=escape(title),
+        kicker=_kicker(runs),
+        style=_read("report.css"),
+        subtitle=_subtitle(runs),
+        notices="".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
+        figures=_cards(runs[0]) if len(runs) == 1 else _table(runs, names),
+        events="".join(_events(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
+        sources="".join(_sources(run, name) for run, name in zip(runs, names, strict=True)),
+        data=embed(page_data(runs)),
+        plotly=_plotly(),
+        script=_read("report.js"),
+    )
+
+
+def embed(value: Any) -> str:
+    """JSON that can stand inside ``<script type="application/json">``, whatever texts it holds."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def write_csvs(runs: Sequence[Run], place: Path) -> list[Path]:
+    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs.
+
+    Raises:
+        BadInput: where a file can't be written.
+    """
+    names = labels(runs)
+    curves = [
+        summary(run, name).select(
+            pl.lit(label).alias("run"), pl.lit(name).alias("metric"), pl.exclude("point")
+        )
+        for run, label in zip(runs, names, strict=True)
+        for name in metric_names(run)
+    ]
+    metrics = [
+        run.metrics.select(pl.lit(label).alias("run"), pl.all())
+        for run, label in zip(runs, names, strict=True)
+    ]
+    if place.suffix == ".csv":
+        paths = [place, place.with_name(f"{place.stem}-metrics.csv")]
+    else:
+        paths = [place / "curves.csv", place / "metrics.csv"]
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        for path, tables in zip(paths, (curves, metrics), strict=True):
+            table = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
+            table.write_csv(path)
+    except OSError as error:
+        raise BadInput(
+            f"--csv {place}: {error.strerror or error}; accepted: a place that can be written to"
+        ) from error
+    return paths
+
+
+def _read(name: str) -> str:
+    return (_PAGE / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise BadInput("the report needs plotly: pip install 'gossamer[report]'") from error
+    # Inside a script element, this is the only text that would end it.
+    return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+def _kicker(runs: Sequence[Run]) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs compared"
+    return f"run {escape(runs[0].id)} {_badge(runs[0].status)}"
+
+
+def _badge(status: str) -> str:
+    kind = status if status in ("done", "failed", "stopped") else "open"
+    return f'<span class="badge {kind}">{escape(status)}</span>'
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    """The components that all runs share, by name."""
+    shared = []
+    for key in _DESCRIBED:
+        found = {_component(run.experiment.get(key)) for run in runs}
+        if len(found) == 1 and (name := found.pop()):
+            shared.append(f"<span><b>{key}</b> {escape(name)}</span>")
+    return "".join(shared)
+
+
+def _component(value: Any) -> str:
+    return str(value.get("name", "")) if isinstance(value, dict) else str(value or "")
+
+
+def _notice(run: Run, name: str, several: bool) -> str:
+    of = f" {escape(name)}" if several else ""
+    if run.status == "failed":
+        cause = escape((run.error or "no cause was recorded").strip())
+        return f'<div class="notice failed"><strong>Run{of} failed.</strong><pre>{cause}</pre></div>'
+    if run.status == "done":
+        return ""
+    text = {
+        "stopped": "was stopped before its end; the page shows what was recorded until then.",
+        "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
+    }.get(run.status, f"ended as {run.status}.")
+    return f'<div class="notice"><strong>Run{of}</strong> {escape(text)}</div>'
+
+
+def _cards(run: Run) -> str:
+    final, main = final_summary(run), main_metric(run)
+    shown: list[tuple[str, str, str]] = []
+    if main is not None and main in final.metrics:
+        value = final.metrics[main]
+        spread = f"± {_value(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
+        shown.append((f"final {metric_title(main)}", _value(main, value.mean), spread))
+        if value.best is not None:
+            shown.append(
+                (
+                    f"best {metric_title(main)}",
+                    _value(main, value.best.mean),
+                    f"mean, in round {value.best.round:.4g}",
+                )
+            )
+    shown += [(title, text, note) for title, (text, note) in _figures(run, final).items()]
+    cards = "".join(
+        f'<div class="card"><dt>{escape(title)}</dt>'
+        f"<dd>{escape(text)}</dd><small>{escape(note)}</small></div>"
+        for title, text, note in shown
+    )
+    return f'<dl class="cards">{cards}</dl>'
+
+
+def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
+    """Title -> (value, note) of all that does not depend on the task."""
+    lost = f"{final.messages_lost:,} messages lost" if final.messages_lost else ""
+    return {
+        "rounds": (_count(final.rounds), "of the furthest node"),
+        "time": (_seconds(final.time_s), "virtual" if run.virtual else "real"),
+        "wall time": (_seconds(final.wall_s), "real"),
+        "sent": (_bytes(final.bytes_sent), lost or "by all nodes"),
+        "sent per node": (_bytes(final.bytes_per_node), "mean"),
+        "nodes": (_count(final.nodes), ""),
+        "parameters": (_count(final.parameters), "of each model" if final.parameters else "not recorded"),
+    }
+
+
+def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
+    finals = [final_summary(run) for run in runs]
+    mains = list(dict.fromkeys(main for run in runs if (main := main_metric(run)) is not None))
+    titles = list(_figures(runs[0], finals[0]))
+    head = [
+        "run",
+        "status",
+        *(h for m in mains for h in (f"final {metric_title(m)}", f"best {metric_title(m)}")),
+        *titles,
+    ]
+    rows = []
+    for index, (run, name, final) in enumerate(zip(runs, names, finals, strict=True)):
+        cells = [f'<i class="key" data-run="{index}"></i>{escape(name)}', _badge(run.status)]
+        for main in mains:
+            cells += map(escape, _final_and_best(main, final.metrics.get(main)))
+        cells += [escape(value) for value, _ in _figures(run, final).values()]
+        rows.append(cells)
+    return _html_table(head, rows, kind="runs")
+
+
+def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of cells that are HTML already; the first of each row names it."""
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
+    if value is None:
+        return _NOTHING, _NOTHING
+    best = _NOTHING
+    if value.best is not None:
+        best = f"{_value(name, value.best.mean)} (round {value.best.round:.4g})"
+    return f"{_value(name, value.mean)} ± {_value(name, value.std)}", best
+
+
+def _events(run: Run, name: str, several: bool) -> str:
+    """What happened to the nodes: a row for each kind of event."""
+    if run.events.is_empty():
+        return ""
+    kinds = run.events.group_by("event", maintain_order=True).agg(
+        pl.len().alias("count"),
+        pl.col("time_s").min().alias("first"),
+        pl.col("time_s").max().alias("last"),
+        pl.col("node").drop_nulls().unique().sort().alias("nodes"),
+        pl.col("detail").drop_nulls().first().alias("detail"),
+    )
+    rows = [
+        [
+            escape(row["event"]),
+            _count(row["count"]),
+            _named(row["nodes"]),
+            _seconds(row["first"]),
+            _seconds(row["last"]),
+            escape(row["detail"] or ""),
+        ]
+        for row in kinds.iter_rows(named=True)
+    ]
+    caption = f"<h3>{escape(name)}</h3>" if several else ""
+    return caption + _html_table(("event", "count", "nodes", "first at", "last at", "for example"), rows)
+
+
+def _named(nodes: Iterable[int]) -> str:
+    ranks = list(nodes)
+    text = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    return f"{text} and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else text
+
+
+def _sources(run: Run, name: str) -> str:
+    environment = json.dumps(run.environment, indent=1, ensure_ascii=False)
+    return "".join(
+        f"<details><summary>{escape(name)}: {title}</summary><pre>{escape(text)}</pre></details>"
+        for title, text in (("experiment", run.experiment_text), ("environment", environment))
+    )
+
+
+def _value(metric: str, value: float) -> str:
+    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def _count(value: int | None) -> str:
+    return _NOTHING if value is None else f"{value:,}"
+
+
+def _seconds(value: int | float | None) -> str:
+    if value is None:
+        return _NOTHING
+    if value < 120:
+        return f"{value:.3g} s"
+    minutes, hours = value / 60, value / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:,.1f} h"
+
+
+def _bytes(value: int | float | None) -> str:
+    if value is None:
+        return _NOTHING
+    amount = float(value)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.3g} PB"

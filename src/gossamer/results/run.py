@@ -1,0 +1,231 @@
+"""Reading a recorded run, whether it is done, going on or was killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gossamer.errors import BadInput
+from gossamer.results import recorder
+
+log = logging.getLogger(__name__)
+
+_MOST_DIFFERENCES = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. What it holds is read from disk when it is first asked for, and then kept.
+
+    Args:
+        path: the folder ``<out>/<name>/<id>``.
+    """
+
+    path: Path
+
+    @cached_property
+    def experiment_text(self) -> str:
+        """The resolved experiment as YAML."""
+        return (self.path / "experiment.yaml").read_text(encoding="utf-8")
+
+    @cached_property
+    def experiment(self) -> dict[str, Any]:
+        """The resolved experiment."""
+        try:
+            value = yaml.safe_load(self.experiment_text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"{self.path / 'experiment.yaml'}: {error}") from error
+        if not isinstance(value, dict):
+            raise BadInput(
+                f"{self.path / 'experiment.yaml'}: holds a {type(value).__name__}; accepted: a mapping"
+            )
+        return value
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Versions, machine, command and start; empty where there is none."""
+        return self._json("environment.json")
+
+    @cached_property
+    def setup(self) -> dict[str, Any]:
+        """What the engine knew at the start, with all graphs recorded since; empty where there is none."""
+        setup = self._json("setup.json")
+        return {**setup, "graphs": {**setup.get("graphs", {}), **recorder.read_graphs(self.path)}}
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """One row per (node, evaluation), sorted by (round, node); node -1 is the network.
+
+        The columns are described in :mod:`gossamer.results.recorder`.
+        """
+        return recorder.read_metrics(self.path)
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """Joins, leaves, faults, dropped frames, sorted by time."""
+        return recorder.read_events(self.path)
+
+    @cached_property
+    def parameters(self) -> Float[Tensor, "nodes params"] | None:
+        """The nodes' flat vectors at the end, or None where the run did not get there."""
+        try:
+            return load_file(self._models)["parameters"] if self._models.exists() else None
+        except (SafetensorError, KeyError) as error:
+            raise BadInput(f"{self._models}: {error}; accepted: safetensors with 'parameters'") from error
+
+    @cached_property
+    def parameter_count(self) -> int | None:
+        """Length of a flat vector, read without loading the models; None where the run has no models."""
+        if not self._models.exists():
+            return None
+        try:
+            with safe_open(self._models, framework="pt") as file:
+                return int(file.get_slice("parameters").get_shape()[1])
+        except SafetensorError as error:
+            raise BadInput(f"{self._models}: {error}; accepted: safetensors with 'parameters'") from error
+
+    @property
+    def status(self) -> str:
+        """``done``, ``failed``, ``stopped``, or ``running or killed`` while nothing says how it ended."""
+        return str(self._status.get("status", "running or killed"))
+
+    @property
+    def error(self) -> str | None:
+        """Why the run failed."""
+        return self._status.get("error")
+
+    @property
+    def wall_s(self) -> float | None:
+        """Real seconds from start to end, or to the last row where the run did not end."""
+        recorded = self._status.get("wall_s")
+        value = recorded if recorded is not None else self.metrics["wall_s"].max()
+        return float(value) if isinstance(value, (int, float)) else None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes: as set up, or else as seen in the metrics."""
+        stated = self.setup.get("nodes", self.experiment.get("nodes"))
+        return (
+            int(stated) if stated is not None else self.metrics.filter(pl.col("node") >= 0)["node"].n_unique()
+        )
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return str(self.experiment.get("name") or self.path.parent.name)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether ``time_s`` is virtual: the run was simulated."""
+        engine = self.experiment.get("engine", "simulate")
+        return (engine.get("name") if isinstance(engine, dict) else engine) == "simulate"
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def label(self) -> str:
+        """Name and id, which tell a run from every other; :func:`labels` gives shorter ones."""
+        return f"{self.name} {self.id}"
+
+    @property
+    def _models(self) -> Path:
+        return self.path / "models.safetensors"
+
+    @cached_property
+    def _status(self) -> dict[str, Any]:
+        return self._json("status.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.exists():
+            return {}
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(f"{path}: {error}; accepted: JSON") from error
+        if not isinstance(value, dict):
+            raise BadInput(f"{path}: holds a {type(value).__name__}; accepted: a JSON object")
+        return value
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run.
+
+    Args:
+        path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the
+            newest run in them (the log says which, where there are several).
+
+    Raises:
+        BadInput: when there is no run at the path, naming it and what is missing.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise BadInput(
+            f"{path}: no such folder; accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
+        )
+    if (path / "experiment.yaml").is_file():
+        return Run(path)
+    found = [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
+    if not found:
+        raise BadInput(
+            f"{path}: not a run: it has no experiment.yaml, and neither has a folder in it;"
+            " accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
+        )
+    newest = max(found, key=lambda folder: folder.name)
+    if len(found) > 1:
+        log.info("%s holds %d runs; reading the newest, %s", path, len(found), newest)
+    return Run(newest)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names for runs shown together.
+
+    The experiment's name where names differ; for equal names also the settings that set the runs apart, as
+    few as will do, or the id where three don't do. A name that all runs share is left out.
+    """
+    names = [run.name for run in runs]
+    result = list(names)
+    for name in {name for name in names if names.count(name) > 1}:
+        same = [index for index, other in enumerate(names) if other == name]
+        described = _apart([_flat(runs[index].experiment) for index in same])
+        texts = described or [runs[index].id for index in same]
+        for index, text in zip(same, texts, strict=True):
+            result[index] = text if len(same) == len(runs) else f"{name} ({text})"
+    return result
+
+
+def _apart(settings: Sequence[dict[str, Any]]) -> list[str] | None:
+    """The fewest differing settings that tell all apart, components first; None where three don't do."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
+    differing.sort(key=lambda key: (not key.endswith(".name"), key != "seed"))
+    for count in range(1, min(len(differing), _MOST_DIFFERENCES) + 1):
+        texts = [
+            ", ".join(f"{key.removesuffix('.name')} {setting.get(key)}" for key in differing[:count])
+            for setting in settings
+        ]
+        if len(set(texts)) == len(texts):
+            return texts
+    return None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    inner = ((f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items())
+    return {key: item for path, branch in inner for key, item in _flat(branch, path).items()}

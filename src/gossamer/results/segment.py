@@ -1,0 +1,110 @@
+"""Segments: files of JSON lines that are only ever appended to.
+
+Each row is handed to the operating system at once, so a process that is killed loses at most the line it was
+writing. Any number of processes write, each to its own segment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gossamer.errors import BadInput
+
+log = logging.getLogger(__name__)
+
+
+class Segment:
+    """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers
+    and lists.
+
+    A torn last line, left by a process that was killed, is cut off when the segment is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        _mend(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row and hand it to the operating system.
+
+        Raises:
+            BadInput: for a value that is no number, text, truth value, None, or list or mapping of these.
+            OSError: where it can't be written (disk full, ...).
+        """
+        try:
+            line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"recorded row with {', '.join(map(str, row))}: {error}") from None
+        left = memoryview(line.encode() + b"\n")
+        while left:
+            left = left[self._file.write(left) :]
+
+    def close(self) -> None:
+        """Close the file; more can be appended by opening the segment again."""
+        self._file.close()
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_segment(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a segment, in the order they were appended. A torn last line is left out, and the log says
+    so.
+
+    Raises:
+        BadInput: for any other line that can't be read, naming file and line.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("not a JSON object")
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    log.warning("%s: line %d is torn (its writer was killed) and left out", path, number)
+                    return
+                raise BadInput(f"{path}, line {number}: {error}; accepted: one JSON object a line") from None
+            yield row
+
+
+def _plain(value: Any) -> Any:
+    """What JSON takes for a numpy or torch scalar or array."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"can't record a {type(value).__name__}; accepted: numbers, text, None, lists, mappings")
+
+
+def _mend(path: Path) -> None:
+    """Make the file end with a whole line, so that what is appended starts a new one."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        start, tail = size, b""
+        while start > 0 and b"\n" not in tail:
+            step = min(start, 1 << 16)
+            start -= step
+            file.seek(start)
+            tail = file.read(step) + tail
+        torn = tail.rpartition(b"\n")[2]
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            log.warning("%s: its last line is torn (its writer was killed) and cut off", path)
+            file.truncate(size - len(torn))
+        else:  # only the line's end was missing
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")

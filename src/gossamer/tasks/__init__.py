@@ -1,0 +1,30 @@
+"""What is learned: tasks (data, model, loss, metrics) and partitions of their samples over the nodes."""
+
+from __future__ import annotations
+
+from gossamer.tasks.digits import Digits
+from gossamer.tasks.images import CIFAR10, MNIST, FashionMNIST
+from gossamer.tasks.least_squares import LeastSquares
+from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts, left_out
+from gossamer.tasks.source import TaskSource, load_task
+from gossamer.tasks.task import Task, accuracy
+
+__all__ = [
+    "CIFAR10",
+    "IID",
+    "MNIST",
+    "Digits",
+    "Dirichlet",
+    "FashionMNIST",
+    "LeastSquares",
+    "Natural",
+    "Partition",
+    "Shards",
+    "Sizes",
+    "Task",
+    "TaskSource",
+    "accuracy",
+    "label_counts",
+    "left_out",
+    "load_task",
+]

@@ -1,0 +1,92 @@
+"""Synthetic linear regression, whose optimum has a closed form: for checks of algorithms and engines."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Float, Int
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from gossamer.randomness import generator
+from gossamer.registry import register
+from gossamer.tasks.source import TaskSource
+from gossamer.tasks.task import Task
+
+
+def half_mean_square(
+    outputs: Float[Tensor, "samples targets"], targets: Float[Tensor, "samples targets"]
+) -> Float[Tensor, ""]:
+    """Half the mean squared residual, over samples and targets."""
+    return 0.5 * F.mse_loss(outputs, targets)
+
+
+@register("task", "least-squares")
+class LeastSquares(TaskSource):
+    """Linear regression y = V x + noise, learned by one linear layer without bias; everything is keyed from
+    the seed.
+
+    Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
+    V x has unit variance), the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2 and its
+    minimum the least-squares solution, which numpy's ``lstsq`` gives: what an algorithm should reach is
+    known.
+
+    Args:
+        features: length of an input.
+        samples: number of training samples.
+        test_samples: number of test samples, from the same law.
+        targets: length of a target.
+        noise: standard deviation of the noise on a target.
+        groups: number of natural owners, for the partition ``natural``; sample i belongs to owner i mod
+            groups. None: no owners.
+        heterogeneity: how far the owners disagree: owner g's true weights are V plus this times its own
+            standard normal matrix (divided by sqrt(features) too). 0: all owners follow the same law.
+    """
+
+    features: PositiveInt = 10
+    samples: PositiveInt = 1000
+    test_samples: PositiveInt = 1000
+    targets: PositiveInt = 1
+    noise: NonNegativeFloat = 0.1
+    groups: Annotated[int, Field(gt=0)] | None = None
+    heterogeneity: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> LeastSquares:
+        if self.groups is not None and self.groups > self.samples:
+            raise ValueError("at most as many groups as samples")
+        if self.groups is None and self.heterogeneity > 0:
+            raise ValueError("heterogeneity with groups only")
+        return self
+
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task; ``data_root`` is not used."""
+        owners = self.groups or 1
+        scale = 1 / np.sqrt(self.features)
+        common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
+        own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
+        weights = scale * (common + self.heterogeneity * own)
+
+        def draw(purpose: str, samples: int) -> tuple[Tensor, Tensor]:
+            rng = generator(seed, purpose)
+            x = rng.standard_normal((samples, self.features))
+            y = np.einsum("sf,stf->st", x, weights[_owner(samples, owners)])
+            y += self.noise * rng.standard_normal(y.shape)
+            return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
+
+        return Task(
+            model=partial(nn.Linear, self.features, self.targets, bias=False),
+            train=draw("least-squares-train", self.samples),
+            test=draw("least-squares-test", self.test_samples),
+            loss=half_mean_square,
+            groups=None if self.groups is None else torch.from_numpy(_owner(self.samples, owners)),
+        )
+
+
+def _owner(samples: int, owners: int) -> Int[np.ndarray, " samples"]:
+    return np.arange(samples, dtype=np.int64) % owners

@@ -1,0 +1,274 @@
+"""How the training samples are split over the nodes.
+
+Every sample goes to exactly one node, or the log says how many were left out; every node gets at least one
+sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from jaxtyping import Int
+from pydantic import Field, PositiveInt, field_validator
+
+from gossamer.errors import BadInput
+from gossamer.registry import Component, register
+from gossamer.tasks.task import Task
+
+log = logging.getLogger("gossamer")
+
+Parts = list[Int[np.ndarray, " _"]]
+"""For each node the indices of its training samples."""
+
+
+class Partition(Component):
+    """Base of the components of kind ``partition``; a new one defines :meth:`split`."""
+
+    @abstractmethod
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """The samples of each node, in any order; :meth:`assign` sorts and checks them.
+
+        Args:
+            task: the data that is split.
+            nodes: how many nodes there are, at least 1 and at most ``task.samples``.
+            rng: the source of all randomness.
+        """
+
+    def assign(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """The samples of each node: ``nodes`` sorted, disjoint, non-empty int64 arrays of indices into
+        ``task.train``.
+
+        Raises:
+            BadInput: for a split that is impossible with this task and this many nodes.
+        """
+        name = self.name_of()
+        if nodes < 1:
+            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
+        if nodes > task.samples:
+            raise BadInput(
+                f"nodes: {nodes} for {task.samples} training samples; accepted: at most one node a sample"
+            )
+        parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
+        if len(parts) != nodes:
+            raise BadInput(f"partition {name!r}: {len(parts)} parts for {nodes} nodes; accepted: one a node")
+        empty = [rank for rank, part in enumerate(parts) if not len(part)]
+        if empty:
+            raise BadInput(
+                f"partition {name!r}: node {empty[0]} gets no sample; accepted: at least one sample a node"
+            )
+        used = np.concatenate(parts)
+        if used.min() < 0 or used.max() >= task.samples:
+            raise BadInput(
+                f"partition {name!r}: samples from {used.min()} to {used.max()};"
+                f" accepted: 0 to {task.samples - 1}"
+            )
+        times = np.bincount(used)
+        if times.max() > 1:
+            raise BadInput(
+                f"partition {name!r}: sample {times.argmax()} is given out {times.max()} times;"
+                " accepted: once"
+            )
+        if missing := left_out(parts, task.samples):
+            log.warning("partition %s: %d of %d training samples are left out", name, missing, task.samples)
+        return parts
+
+
+@register("partition", "iid")
+class IID(Partition):
+    """Independent, identically distributed parts: a random split into sizes that differ by at most one."""
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """A shuffle, cut into equal pieces."""
+        return np.array_split(rng.permutation(task.samples), nodes)
+
+
+@register("partition", "shards")
+class Shards(Partition):
+    """A few shards of label-sorted data a node (McMahan et al., AISTATS 2017, Section 3: two shards a node).
+
+    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards,
+    which are dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard
+    that is not larger than the smallest class has at most two labels; a node then has at most ``2 *
+    per_node``.
+
+    Args:
+        per_node: shards that each node gets.
+    """
+
+    per_node: PositiveInt = 2
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """Label-sorted shards, dealt out."""
+        labels = _labels(task, self)
+        shards = nodes * self.per_node
+        if shards > task.samples:
+            raise BadInput(
+                f"partition.per_node: {self.per_node} shards for each of {nodes} nodes, but there are"
+                f" {task.samples} training samples; accepted: at most {task.samples // nodes}"
+            )
+        shuffled = rng.permutation(task.samples)
+        pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
+        hands = rng.permutation(shards).reshape(nodes, self.per_node)
+        return [np.concatenate([pieces[shard] for shard in hand]) for hand in hands]
+
+
+@register("partition", "dirichlet")
+class Dirichlet(Partition):
+    """Label skew by a Dirichlet law: small ``alpha`` for few labels a node, large ``alpha`` for IID.
+
+    For each class c, shares p_c ~ Dirichlet_nodes(alpha, ..., alpha) are drawn, and node i gets the share
+    p_ci of the samples of c. It is the form of Yurochkin et al. (ICML 2019, Section 4) and Li et al. (ICDE
+    2022, Section IV-A) that most code runs under the name of Hsu, Qi, Brown (arXiv:1909.06335); Hsu's own
+    draws the class mix of each client instead, for clients of equal size. Here the nodes' sizes differ as
+    well.
+
+    One draw is enough: where others draw again until each node has enough samples, which for many nodes and
+    small ``alpha`` never comes, here the nodes below ``min_samples`` are given what they lack, one sample
+    after the other: from the node that has most at that moment (of equals the lowest rank), out of that
+    node's largest class. So it always ends, and every sample is used.
+
+    Args:
+        alpha: concentration; the smaller, the more skewed.
+        min_samples: samples that each node has at the least.
+    """
+
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    min_samples: PositiveInt = 1
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """One Dirichlet draw a class, then the poorest nodes are topped up."""
+        labels = _labels(task, self)
+        if nodes * self.min_samples > task.samples:
+            raise BadInput(
+                f"partition.min_samples: {self.min_samples} for each of {nodes} nodes, but there are"
+                f" {task.samples} training samples; accepted: at most {task.samples // nodes}"
+            )
+        _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
+        # Rounding the cumulated shares, not the shares, keeps every sample and each count within one of its
+        # share.
+        ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
+        ends[:, -1] = sizes
+        counts = np.diff(ends, axis=1, prepend=0).T
+        _top_up(counts, self.min_samples)
+
+        parts: list[list[Int[np.ndarray, " _"]]] = [[] for _ in range(nodes)]
+        for c in range(len(sizes)):
+            members = rng.permutation(np.flatnonzero(class_of == c))
+            for part, piece in zip(parts, np.split(members, np.cumsum(counts[:-1, c])), strict=True):
+                part.append(piece)
+        return [np.concatenate(part) for part in parts]
+
+
+def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
+    """Moves single samples from the richest nodes to those with fewer than ``least``, in place.
+
+    It ends because each step fills one gap, and while there is a gap (and samples for all) the richest node
+    has more than ``least``, so that no step makes a new one.
+    """
+    totals = counts.sum(axis=1)
+    richest = [(-int(total), rank) for rank, total in enumerate(totals)]
+    heapq.heapify(richest)
+    for poor in np.flatnonzero(totals < least):
+        for _ in range(least - int(totals[poor])):
+            total, donor = heapq.heappop(richest)
+            largest = counts[donor].argmax()
+            counts[donor, largest] -= 1
+            counts[poor, largest] += 1
+            heapq.heappush(richest, (total + 1, donor))
+
+
+@register("partition", "natural")
+class Natural(Partition):
+    """The data's own owners (writers, speakers, users; Caldas et al., LEAF, 2018): one node an owner.
+
+    With as many nodes as owners, node i has the i-th owner id. With more owners than nodes, whole owners are
+    dealt out at random, so that the nodes' numbers of owners differ by at most one.
+    """
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """Whole owners, dealt out."""
+        if task.groups is None:
+            raise BadInput(
+                "partition 'natural': the task has no owner ids (groups); accepted: a task with groups,"
+                " or another partition"
+            )
+        owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
+        if len(owners) < nodes:
+            raise BadInput(
+                f"partition 'natural': {nodes} nodes but {len(owners)} owner ids;"
+                f" accepted: at most {len(owners)} nodes"
+            )
+        order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
+        node_of = np.empty(len(owners), np.int64)
+        for rank, hand in enumerate(np.array_split(order, nodes)):
+            node_of[hand] = rank
+        ranks = node_of[owner_of]
+        return np.split(np.argsort(ranks, kind="stable"), np.cumsum(np.bincount(ranks, minlength=nodes))[:-1])
+
+
+@register("partition", "sizes")
+class Sizes(Partition):
+    """A random split into parts of given sizes.
+
+    Node i gets ``fractions[i]`` of the samples, to within one. What the fractions leave of 1 is left out,
+    which is logged.
+
+    Args:
+        fractions: one a node, each above 0, summing to 1 at most.
+    """
+
+    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
+
+    @field_validator("fractions")
+    @classmethod
+    def _sum_to_one_at_most(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
+        if sum(fractions) > 1 + 1e-9:
+            raise ValueError(f"a sum of at most 1 (this is {sum(fractions):g})")
+        return fractions
+
+    def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
+        """A shuffle, cut at the cumulated fractions."""
+        if len(self.fractions) != nodes:
+            raise BadInput(
+                f"partition.fractions: {len(self.fractions)} of them for {nodes} nodes; accepted: one a node"
+            )
+        # Rounded where they are cumulated: three thirds leave no sample over.
+        ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
+        return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
+
+
+def left_out(parts: Sequence[Int[np.ndarray, " _"]], total: int) -> int:
+    """How many of ``total`` samples are in none of the (disjoint) parts."""
+    return total - sum(len(part) for part in parts)
+
+
+def label_counts(
+    task: Task, parts: Sequence[Int[np.ndarray, " _"]]
+) -> Int[np.ndarray, "nodes classes"] | None:
+    """How many samples of each class each node has, or None where the targets are not classes.
+
+    There are as many columns as ``task.classes`` has names or, for a task that names none, as the highest
+    class number asks for.
+    """
+    targets = task.labels()
+    if targets is None:
+        return None
+    labels = targets.numpy(force=True)
+    classes = len(task.classes) if task.classes is not None else int(labels.max()) + 1
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def _labels(task: Task, partition: Partition) -> Int[np.ndarray, " samples"]:
+    targets = task.labels()
+    if targets is None:
+        raise BadInput(
+            f"partition {partition.name_of()!r}: the task's targets are not class numbers;"
+            " accepted: a task with classes, or one of iid, natural, sizes"
+        )
+    return targets.numpy(force=True)

@@ -1,0 +1,65 @@
+"""Who may talk to whom: graphs, schedules that change them with time, mixing weights, and measures."""
+
+from __future__ import annotations
+
+from gossamer.topology.adjacency import Adjacency
+from gossamer.topology.complete import Complete
+from gossamer.topology.edge_list import EdgeList
+from gossamer.topology.erdos_renyi import ErdosRenyi
+from gossamer.topology.exponential import Exponential, OnePeerExponential
+from gossamer.topology.graph import Direction, Graph, union
+from gossamer.topology.hypercube import Hypercube
+from gossamer.topology.layers import Layers
+from gossamer.topology.measures import (
+    average_degree,
+    clustering,
+    describe,
+    diameter,
+    effective_neighbors,
+    spectral_gap,
+)
+from gossamer.topology.mixing import matrix, sparse_matrix
+from gossamer.topology.regular import RandomRegular, random_regular
+from gossamer.topology.ring import Ring
+from gossamer.topology.schedule import TopologySchedule
+from gossamer.topology.small_world import SmallWorld
+from gossamer.topology.star import Star
+from gossamer.topology.topology import RandomTopology, Topology
+from gossamer.topology.torus import Torus
+from gossamer.topology.weights import DataSize, Given, MetropolisHastings, Uniform, Weights
+
+__all__ = [
+    "Adjacency",
+    "Complete",
+    "DataSize",
+    "Direction",
+    "EdgeList",
+    "ErdosRenyi",
+    "Exponential",
+    "Given",
+    "Graph",
+    "Hypercube",
+    "Layers",
+    "MetropolisHastings",
+    "OnePeerExponential",
+    "RandomRegular",
+    "RandomTopology",
+    "Ring",
+    "SmallWorld",
+    "Star",
+    "Topology",
+    "TopologySchedule",
+    "Torus",
+    "Uniform",
+    "Weights",
+    "average_degree",
+    "clustering",
+    "describe",
+    "diameter",
+    "effective_neighbors",
+    "matrix",
+    "random_regular",
+    "sparse_matrix",
+    "spectral_gap",
+    "union",
+]

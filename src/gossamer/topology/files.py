@@ -1,0 +1,70 @@
+"""Text files of graphs and matrices: words separated by spaces or commas, ``#`` starts a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from gossamer.errors import BadInput
+
+
+def read_words(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
+    """The number and the words of every line that says something.
+
+    Args:
+        path: the file, UTF-8.
+        field: the experiment's field that named it, for errors.
+
+    Raises:
+        BadInput: for a file that can't be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadInput(f"{field}: {path}: {error.strerror}; accepted: a text file") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{field}: {path}: not UTF-8; accepted: a text file") from None
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if words:
+            yield number, words
+
+
+def read_matrix(path: Path, field: str) -> Float[np.ndarray, "nodes nodes"]:
+    """A square matrix of finite numbers, a row a line.
+
+    Raises:
+        BadInput: for a file that can't be read, a word that is no finite number, or no square matrix.
+    """
+    rows: list[Float[np.ndarray, " nodes"]] = []
+    for number, words in read_words(path, field):
+        try:
+            row = np.array(words, dtype=np.float64)
+        except ValueError:
+            row = np.full(len(words), np.nan)
+        if not np.isfinite(row).all():
+            raise BadInput(f"{field}: {path}, line {number}: {_strange(words)!r}; accepted: finite numbers")
+        if rows and len(row) != len(rows[0]):
+            raise BadInput(
+                f"{field}: {path}, line {number}: {len(row)} numbers; accepted: {len(rows[0])}, as before"
+            )
+        rows.append(row)
+    if not rows or len(rows) != len(rows[0]):
+        columns = len(rows[0]) if rows else 0
+        raise BadInput(f"{field}: {path}: {len(rows)} rows of {columns} numbers; accepted: a square matrix")
+    return np.stack(rows)
+
+
+def _strange(words: list[str]) -> str:
+    """The first word that is no finite number."""
+    for word in words:
+        try:
+            finite = np.isfinite(float(word))
+        except ValueError:
+            return word
+        if not finite:
+            return word
+    return " ".join(words)

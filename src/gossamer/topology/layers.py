@@ -1,0 +1,58 @@
+"""Several named topologies over the same nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field, field_serializer, field_validator
+
+from gossamer.registry import build, register
+from gossamer.topology.graph import Graph, union
+from gossamer.topology.topology import Topology
+
+
+@register("topology", "layers")
+class Layers(Topology):
+    """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
+
+    An algorithm asks for one of them by name: ``node.neighbors(r, layer="near")``. Each layer has to be
+    connected, unless it says ``allow_disconnected`` itself. The union is directed where any layer is. The
+    field ``weights`` here is for the union.
+
+    Args:
+        layers: name -> topology, at least one.
+    """
+
+    layers: dict[str, Topology] = Field(min_length=1)
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _build_layers(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: build("topology", layer, info.context, f"topology.layers.{name}")
+            for name, layer in value.items()
+        }
+
+    @field_serializer("layers")
+    def _layers_spec(self, layers: dict[str, Topology]) -> dict[str, Any]:
+        return {name: layer.spec() for name, layer in layers.items()}
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        """The union of one draw of each layer, in order.
+
+        A :class:`~gossamer.topology.schedule.TopologySchedule` does not come here: it keeps a schedule a
+        layer, with keys of its own, so that a layer's graphs do not depend on the others.
+        """
+        graphs = [layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()]
+        return union(graphs)
+
+    def drawn_at(self, nodes: int, round: int) -> int:
+        """Every round of its own: the layers decide what stays."""
+        return round
+
+    def cycle(self, nodes: int) -> int:
+        """The longest of the layers'."""
+        return max(layer.cycle(nodes) for layer in self.layers.values())

@@ -1,0 +1,34 @@
+"""The star."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+from pydantic import Field
+
+from gossamer.errors import BadInput
+from gossamer.registry import register
+from gossamer.topology.graph import Graph
+from gossamer.topology.topology import Topology
+
+
+@register("topology", "star")
+class Star(Topology):
+    """All nodes talk to one: the shape of federated learning.
+
+    Args:
+        centre: rank of the one in the middle.
+    """
+
+    centre: int = Field(default=0, ge=0)
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        """The star.
+
+        Raises:
+            BadInput: for a centre that is not there.
+        """
+        if self.centre >= nodes:
+            raise BadInput(f"topology.centre: {self.centre} with {nodes} nodes; accepted: 0 to {nodes - 1}")
+        leaves = [rank for rank in range(nodes) if rank != self.centre]
+        return Graph.from_networkx(nx.star_graph([self.centre, *leaves]))

@@ -1,0 +1,154 @@
+"""Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
+
+Row i of the mixing matrix W says what node i makes of what it receives: x_i <- W_ii x_i + sum_j W_ij x_j,
+over the nodes j that may send to i. W_ii is whatever is left to 1, so every W is row-stochastic.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+
+from gossamer.errors import BadInput
+from gossamer.registry import Component, FilePath, register
+from gossamer.topology.files import read_matrix
+from gossamer.topology.graph import Graph
+
+
+class Weights(Component):
+    """The rule that gives a graph its mixing matrix."""
+
+    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+        """Refuse a graph that the rule is not meant for. Called once a graph, before any :meth:`row` of it.
+
+        Args:
+            graph: the graph.
+            samples: number of training samples of each node, or None where that is not known.
+
+        Raises:
+            BadInput: for a graph, or sample counts, that this rule can't be used with.
+        """
+
+    @abstractmethod
+    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+        """The weights that a node gives to those it hears from: rank -> weight, by rank, without its own."""
+
+
+@register("weights", "metropolis-hastings")
+class MetropolisHastings(Weights):
+    """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic.
+
+    Any connected graph converges to the plain average. Xiao & Boyd, "Fast linear iterations for distributed
+    averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
+    consensus" (2005). The chain is that of Hastings (1970) with a uniform target.
+
+    Raises:
+        BadInput: for a directed graph, on which the rule is not doubly stochastic.
+    """
+
+    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+        """Refuse a directed graph."""
+        if graph.directed:
+            raise BadInput(
+                "topology.weights: metropolis-hastings on a directed graph; accepted there: uniform, "
+                "data-size, given (or null, which is uniform there)"
+            )
+
+    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+        """1 / (1 + the larger of the two degrees)."""
+        own = graph.degree(rank)
+        return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
+
+
+@register("weights", "uniform")
+class Uniform(Weights):
+    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean of what is there; row-stochastic.
+
+    Doubly stochastic too where all degrees are the same. On one-peer exponential graphs it gives the 1/2 of
+    Assran et al. (2019) and Ying et al. (2021).
+    """
+
+    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+        """1 / (1 + in-degree) for each."""
+        senders = graph.neighbors(rank, "in")
+        return dict.fromkeys(senders, 1 / (1 + len(senders)))
+
+
+@register("weights", "data-size")
+class DataSize(Weights):
+    """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the samples.
+
+    Row-stochastic. The local form of federated averaging's weights (McMahan et al., 2017, algorithm 1).
+
+    Raises:
+        BadInput: where sample counts are not known, or a node and all that it hears from have no samples.
+    """
+
+    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+        """Refuse missing counts, and a neighbourhood without a sample."""
+        if samples is None:
+            raise BadInput(
+                "topology.weights: data-size without the number of samples of each node; accepted here: "
+                "metropolis-hastings, uniform, given"
+            )
+        for rank in range(graph.nodes):
+            if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
+                raise BadInput(
+                    f"topology.weights: data-size where node {rank} and all it hears from have no samples; "
+                    "accepted: a sample in each neighbourhood, or other weights"
+                )
+
+    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+        """The sender's share of the samples of the closed in-neighbourhood."""
+        assert samples is not None  # check() has refused None
+        senders = graph.neighbors(rank, "in")
+        total = samples[rank] + sum(samples[other] for other in senders)
+        return {other: samples[other] / total for other in senders}
+
+
+@register("weights", "given")
+class Given(Weights):
+    """A mixing matrix from a text file: a line a receiver, a number a sender, ``#`` comments.
+
+    Negative weights are accepted: the fastest averaging can need them (Xiao & Boyd, 2004).
+
+    Args:
+        path: the file; n lines of n numbers, separated by spaces or commas.
+
+    Raises:
+        BadInput: for a matrix that is not n by n, a row that does not sum to 1 (to 1e-6), or a weight where
+            the graph has no edge.
+    """
+
+    path: FilePath
+
+    @cached_property
+    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
+        return read_matrix(self.path, "topology.weights.path")
+
+    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
+        """Refuse a matrix that is not one of this graph."""
+        where = f"topology.weights.path: {self.path}"
+        if len(self._matrix) != graph.nodes:
+            raise BadInput(
+                f"{where}: {len(self._matrix)} rows for {graph.nodes} nodes; accepted: {graph.nodes} "
+                "rows and columns"
+            )
+        for rank, row in enumerate(self._matrix):
+            if not abs(row.sum() - 1) <= 1e-6:
+                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
+            strange = set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}
+            if strange:
+                other = min(strange)
+                raise BadInput(
+                    f"{where}: row {rank} gives node {other} the weight {row[other]:.9g}, but the graph "
+                    f"lets {rank} hear nothing from it; accepted there: 0"
+                )
+
+    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
+        """The file's numbers, one for each in-neighbour."""
+        return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}

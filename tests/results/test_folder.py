@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder, atomic, environment, write_text
+from gossamer.results.recorder import compact
+
+
+def create(out: Path, name: str = "test") -> RunFolder:
+    return RunFolder.create(out, name, experiment="name: test\n", environment={"command": []})
+
+
+def test_runs_of_one_moment_get_folders_of_their_own_that_sort_by_time(tmp_path: Path) -> None:
+    folders = [create(tmp_path) for _ in range(20)]
+    ids = [folder.id for folder in folders]
+    assert len(set(ids)) == 20
+    assert ids == sorted(ids)
+    assert all(folder.path.parent == tmp_path / "test" for folder in folders)
+    assert (folders[0].path / "experiment.yaml").read_text() == "name: test\n"
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a\nb", "a  b", " a"])
+def test_a_name_that_can_name_no_folder_is_bad_input(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="name: got"):
+        create(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("")
+    with pytest.raises(BadInput, match=r"--out .*file: not a directory"):
+        create(place)
+
+
+def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BadInput, match=r"--out .*: read-only file system"):
+        create(tmp_path)
+
+
+def test_open_wants_a_run(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no experiment\.yaml"):
+        RunFolder.open(tmp_path)
+    made = create(tmp_path)
+    assert RunFolder.open(made.path) == made
+
+
+def test_models_are_written_without_padding_as_float32(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    padded = torch.arange(32, dtype=torch.float64).reshape(2, 16)
+    folder.write_models(padded[:, :5], torch.tensor([[1], [2]]))
+    read = load_file(folder.models)
+    assert read["parameters"].dtype == torch.float32
+    assert read["parameters"].tolist() == [[0, 1, 2, 3, 4], [16, 17, 18, 19, 20]]
+    assert read["buffers"].tolist() == [[1], [2]]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    write_text(path, "old")
+
+    def fail() -> None:
+        with atomic(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.write_setup({"nodes": 2, "graphs": {"0": [[0, 1]]}})
+    with folder.segment("graphs") as graphs:
+        graphs.append({"round": 10, "edges": []})
+    compact(folder)
+    folder.write_status("failed", error="node 1: loss is nan", wall_s=2.5)
+    assert json.loads((folder.path / "setup.json").read_text())["graphs"] == {"0": [[0, 1]], "10": []}
+    assert json.loads((folder.path / "status.json").read_text()) == {
+        "status": "failed",
+        "error": "node 1: loss is nan",
+        "wall_s": 2.5,
+    }
+
+
+def test_the_environment_names_versions_machine_and_command() -> None:
+    found = environment(["gossamer", "run", "x.yaml"])
+    assert found["command"] == ["gossamer", "run", "x.yaml"]
+    assert found["python"] == "{}.{}.{}".format(*sys.version_info[:3])
+    assert found["packages"]["polars"] == metadata.version("polars")
+    assert "gossamer" in found["packages"]
+    assert found["machine"]["cpus"] >= 1
+    assert json.loads(json.dumps(found)) == found

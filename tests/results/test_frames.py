@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder
+from gossamer.results.frames import curve, final_summary, main_metric, metric_names, points, summary
+from gossamer.results.run import Run
+
+
+def recorded(out: Path, *rows: dict[str, Any], experiment: str = "{name: t, nodes: 2}") -> Run:
+    folder = RunFolder.create(out, "t", experiment=experiment, environment={})
+    with folder.segment("metrics") as metrics:
+        for row in rows:
+            metrics.append(row)
+    return Run(folder.path)
+
+
+@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
+def test_statistics_are_those_of_the_nodes(
+    values: list[float], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [{"node": i, "round": 4, "test_accuracy": value} for i, value in enumerate(values)]
+    network = {"node": -1, "round": 4, "test_accuracy": 1e6}
+    run = recorded(tmp_path_factory.mktemp("run"), *rows, network)
+    [(x, mean, std, low, high, count)] = curve(run, "test_accuracy").rows()
+    assert (x, low, high, count) == (4, min(values), max(values), len(values))
+    assert mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert std == pytest.approx(np.std(values), abs=1e-6)
+    assert summary(run, "test_accuracy", network=True)["mean"].to_list() == [1e6]
+
+
+def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        {"node": 0, "round": 0, "time_s": 0.0, "wall_s": 1.0, "bytes_sent": 0, "test_loss": 3.0},
+        {"node": 1, "round": 0, "time_s": 0.0, "wall_s": 3.0, "bytes_sent": 0, "test_loss": 1.0},
+        {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
+        {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
+    )
+    expected = {"round": [0, 5], "time_s": [0, 1.5], "wall_s": [2, 5], "bytes": [0, 40]}
+    for x, places in expected.items():
+        table = curve(run, "test_loss", x)
+        assert table.columns == ["x", "mean", "std", "min", "max", "count"]
+        assert table["x"].to_list() == places
+        assert table["mean"].to_list() == [2.0, 1.0]
+        assert table["count"].to_list() == [2, 1]
+
+
+def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        *({"node": 0, "round": r, "bytes_sent": 10 * r, "test_loss": 1.0} for r in range(4)),
+        *({"node": 1, "round": r, "bytes_sent": 7 * r, "test_loss": 1.0} for r in range(2)),
+        {"node": -1, "round": 3, "consensus_distance": 2.0},
+    )
+    assert points(run)["bytes"].to_list() == [0, 17, 27, 37]
+    assert final_summary(run).bytes_sent == 37
+    assert final_summary(run).bytes_per_node == 18.5
+
+
+def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -> None:
+    at = [
+        (0, 0, 0.0),
+        (1, 0, 0.0),
+        (0, 3, 5.01),
+        (1, 7, 5.0),
+        (0, 6, 10.0),
+        (1, 12, 10.02),
+        (0, 7, 10.5),
+        (1, 13, 10.5),
+    ]
+    run = recorded(
+        tmp_path,
+        *({"node": n, "round": r, "time_s": t, "test_loss": float(r)} for n, r, t in at),
+        experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}",
+    )
+    table = curve(run, "test_loss", "time_s")
+    assert table["count"].to_list() == [
+        2,
+        2,
+        2,
+        2,
+    ]  # the last is the end of the run, between steps of the grid
+    assert table["x"].to_list() == pytest.approx([0.0, 5.005, 10.01, 10.5])
+    assert table["mean"].to_list() == [0.0, 5.0, 9.0, 10.0]
+
+
+def test_without_a_record_of_an_axis_its_places_are_null(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {"node": 0, "round": 0, "test_loss": 1.0})
+    assert points(run).row(0) == (0, 0.0, None, None, None)
+    assert final_summary(run).bytes_sent is None
+
+
+def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
+    row = {
+        "train_loss": 1.0,
+        "test_loss": 1.0,
+        "test_f1": 0.1,
+        "test_accuracy": 0.2,
+        "drift": 3,
+        "note": "x",
+        "gone": None,
+    }
+    run = recorded(
+        tmp_path, {"node": 0, "round": 0, **row}, {"node": -1, "round": 0, "consensus_distance": 1.0}
+    )
+    names = ["test_accuracy", "test_f1", "test_loss", "train_loss", "consensus_distance", "drift"]
+    assert metric_names(run) == names
+    assert main_metric(run) == "test_accuracy"
+    assert curve(run, "consensus_distance")["mean"].to_list() == [1.0]
+
+
+def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        {"node": 0, "round": 1, "test_accuracy": 0.9, "test_loss": 0.2, "time_s": 1.0, "messages_lost": 1},
+        {"node": 0, "round": 2, "test_accuracy": 0.5, "test_loss": 0.7, "time_s": 2.0, "messages_lost": 4},
+        {
+            "node": 1,
+            "round": 2,
+            "test_accuracy": 0.7,
+            "test_loss": math.nan,
+            "time_s": 2.0,
+            "messages_lost": 2,
+        },
+    )
+    final = final_summary(run)
+    assert (final.rounds, final.time_s, final.messages_lost, final.nodes) == (2, 2.0, 6, 2)
+    accuracy, loss = final.metrics["test_accuracy"], final.metrics["test_loss"]
+    assert (accuracy.mean, accuracy.count) == (pytest.approx(0.6), 2)
+    assert accuracy.std == pytest.approx(0.1)
+    assert accuracy.best is not None
+    assert (accuracy.best.mean, accuracy.best.round) == (0.9, 1)
+    assert math.isnan(loss.mean)  # a diverged node is not averaged away
+    assert loss.best is not None
+    assert loss.best.mean == 0.2
+
+
+def test_unknown_names_are_bad_input(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {"node": 0, "round": 0, "test_accuracy": 1.0})
+    with pytest.raises(BadInput, match=r"'test_acuracy' \(did you mean 'test_accuracy'\?\)"):
+        curve(run, "test_acuracy")
+    with pytest.raises(BadInput, match="x: got 'seconds'; accepted: bytes, round"):
+        curve(run, "test_accuracy", "seconds")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from synthetic_run import synthetic
+
+from gossamer.errors import BadInput
+from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions, write_pngs
+
+
+def test_a_ring_is_drawn_as_a_ring() -> None:
+    places = positions(range(12), [[i, (i + 1) % 12] for i in range(12)])
+    centre = [sum(axis) / 12 for axis in zip(*places, strict=True)]
+    radii = [math.dist(place, centre) for place in places]
+    assert max(radii) == pytest.approx(min(radii), rel=0.02)
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_places_are_within_the_square_and_keyed(changing: bool) -> None:
+    edges = [list(edge) for edge in nx.random_regular_graph(4, 150, seed=1).edges]
+    first = positions(range(150), edges, seed=1, changing=changing)
+    assert max(abs(value) for place in first for value in place) == pytest.approx(1.0)
+    assert first == positions(range(150), edges, seed=1, changing=changing)
+    assert (first == positions(range(150), edges, seed=2, changing=changing)) == changing
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"), [(1, []), (2, []), (2, [[0, 1]]), (5, [[0, 1], [2, 3]]), (3, [[0, 0]])]
+)
+def test_small_and_broken_graphs_can_be_drawn(nodes: int, edges: list[list[int]]) -> None:
+    places = positions(range(nodes), edges)
+    assert len(set(places)) == nodes
+    assert all(math.isfinite(value) for place in places for value in place)
+
+
+def test_of_a_large_graph_the_surroundings_of_node_0_are_drawn() -> None:
+    n = 1000
+    ring = [[i, (i + 1) % n] for i in range(n)]
+    drawn = drawn_nodes(n, ring)
+    half = MOST_NODES_DRAWN // 2
+    assert len(drawn) == MOST_NODES_DRAWN
+    assert set(drawn) >= set(range(half)) | set(range(n - half + 1, n))
+    assert len(drawn_nodes(n, [])) == MOST_NODES_DRAWN
+    assert drawn_nodes(3, []) == [0, 1, 2]
+
+
+def test_pictures_are_written_for_every_metric_and_axis(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = synthetic(tmp_path, nodes=4, rounds=(0, 10))
+    paths = write_pngs([run], tmp_path / "png")
+    assert len(paths) == 4 * 4
+    assert tmp_path / "png" / "test-accuracy-vs-round.png" in paths
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_a_figure_draws_the_mean_of_each_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), seed=seed) for seed in (1, 2)]
+    [axes] = curve_figure(runs, "test_accuracy", "bytes").axes
+    assert [line.get_label() for line in axes.lines] == ["seed 1", "seed 2"]
+    assert axes.lines[0].get_xdata().tolist() == [0, 3 * 10 * 80_000, 3 * 20 * 80_000]
+    assert axes.get_xlabel() == "sent by all nodes / bytes"
+    with pytest.raises(BadInput, match="got 'nothing'"):
+        curve_figure(runs, "nothing")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = synthetic(tmp_path, nodes=1, rounds=(0,))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(BadInput, match=r"pip install 'gossamer\[report\]'"):
+        write_pngs([run], tmp_path / "png")

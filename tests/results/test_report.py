@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from synthetic_run import synthetic
+
+from gossamer.errors import BadInput
+from gossamer.results.page_data import MOST_NODE_POINTS, page_data
+from gossamer.results.report import embed, render, write_report
+from gossamer.results.run import Run
+
+pytest.importorskip("plotly")
+CHROMIUM = shutil.which("chromium")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    result: dict[str, Any] = json.loads(found.group(1))
+    return result
+
+
+def opened(page: Path, folder: Path, fragment: str = "") -> str:
+    """The page's DOM once its script has run."""
+    assert CHROMIUM is not None
+    flags = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    )
+    profile = folder / "profile"
+    done = subprocess.run(
+        [
+            *(CHROMIUM, *flags, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"),
+            f"{page.as_uri()}{fragment}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    shutil.rmtree(profile)
+    return done.stdout
+
+
+def body(dom: str) -> dict[str, str]:
+    tag = re.search(r"<body([^>]*)>", dom)
+    assert tag is not None
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', tag.group(1)))
+
+
+def curve_path(dom: str) -> str:
+    """The mean's path in the first chart: its last line."""
+    chart = dom[dom.index('id="curve-0"') : dom.index('id="curve-1"')]
+    return str(re.findall(r'class="js-line" d="([^"]*)"', chart)[-1])
+
+
+def axis_titles(dom: str) -> set[str]:
+    return set(re.findall(r'<text class="xtitle"[^>]*>([^<]*)', dom))
+
+
+def node_colours(dom: str) -> list[str]:
+    panel = dom[dom.index('id="topology"') : dom.index('id="slider-panel"')]
+    return re.findall(r'class="point"[^>]*fill: (rgb\([^)]*\))', panel)
+
+
+def test_the_page_tells_the_key_figures(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=4, rounds=(0, 50), bytes_a_round=10_000, lost=(2,))
+    page = render([run])
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert shown["rounds"] == "50"
+    assert (
+        shown["sent"] == "1.5 MB"
+    )  # three nodes of 50 rounds; the lost one sent nothing before its loss at round 0
+    assert shown["sent per node"] == "375 kB"
+    assert shown["time"] == "3.05 s"
+    assert shown["parameters"] == "50"
+    final = run.metrics.filter((pl.col("node") >= 0) & (pl.col("round") == 50))["test_accuracy"]
+    assert shown["final test accuracy"] == f"{100 * sum(final) / 3:.1f} %"
+    assert "no heartbeat for 5 s" in page
+
+
+def test_the_page_asks_for_nothing_from_the_network(tmp_path: Path) -> None:
+    page = render([synthetic(tmp_path, nodes=3, rounds=(0, 10))])
+    assert "default-src 'none'" in page  # the browser then refuses what plotly could ask for
+    assert not re.search(
+        r"<(link|img|iframe|base)\b[^>]*(href|src)=",
+        re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL),
+    )
+    assert not re.search(r"<script[^>]*\bsrc=", page)
+    assert page.count("Plotly, Inc.") == 1
+
+
+def test_texts_of_the_experiment_cannot_break_out(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>&\u2028"
+    run = synthetic(
+        tmp_path,
+        nodes=2,
+        rounds=(0, 10),
+        status="failed",
+        error=evil,
+        experiment={"algorithm": {"name": evil}, "seed": 1},
+    )
+    (run.path / "experiment.yaml").write_text(json.dumps({**run.experiment, "name": evil}))
+    page = render([Run(run.path)])
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script") == 4
+    assert data_of(page)["runs"][0]["label"] == evil
+    assert json.loads(embed({"a": evil})) == {"a": evil}
+
+
+def test_values_reach_the_page_as_recorded(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), asynchronous=True)
+    [data] = page_data([run])["runs"]
+    assert data["points"]["time_s"] == [0, 5, 10]
+    for node in range(3):
+        recorded = run.metrics.filter(pl.col("node") == node)["test_accuracy"].to_list()
+        assert data["nodes"]["values"]["test_accuracy"][node] == pytest.approx(recorded, rel=1e-5)
+    assert data["nodes"]["places"]["time_s"] is None  # all stand at their points
+    assert data["nodes"]["places"]["round"][0] == run.metrics.filter(pl.col("node") == 0)["round"].to_list()
+    assert data["labels"] == run.setup["labels"]
+
+
+def test_each_point_shows_the_graph_of_its_round(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=8, rounds=(0, 10, 20), changing=True)
+    [data] = page_data([run])["runs"]
+    for k, r in enumerate(("0", "10", "20")):
+        flat = data["topology"]["graphs"][data["topology"]["held"][k]]
+        assert list(zip(flat[::2], flat[1::2], strict=True)) == [
+            tuple(edge) for edge in run.setup["graphs"][r]
+        ]
+
+
+def test_long_runs_are_thinned_for_single_nodes_only(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=2, rounds=range(301))
+    [data] = page_data([run])["runs"]
+    assert len(data["metrics"]["test_loss"]["mean"]) == 301
+    assert len(data["nodes"]["at"]) == MOST_NODE_POINTS
+    assert data["nodes"]["at"][0] == 0
+    assert data["nodes"]["at"][-1] == 300
+
+
+def test_exports(tmp_path: Path) -> None:
+    runs = [synthetic(tmp_path, nodes=3, rounds=(0, 10), seed=seed) for seed in (1, 2)]
+    written = write_report(runs, tmp_path, csv=tmp_path / "csv")
+    assert written == tmp_path / "report.html"
+    curves = pl.read_csv(tmp_path / "csv" / "curves.csv")
+    assert curves.columns == [
+        "run",
+        "metric",
+        "round",
+        "time_s",
+        "wall_s",
+        "bytes",
+        "mean",
+        "std",
+        "min",
+        "max",
+        "count",
+    ]
+    assert curves.height == 2 * 4 * 2
+    metrics = pl.read_csv(tmp_path / "csv" / "metrics.csv")
+    assert metrics.group_by("run").len().sort("run").rows() == [("seed 1", 8), ("seed 2", 8)]
+    write_report(runs, tmp_path / "r.html", csv=tmp_path / "x.csv")
+    assert pl.read_csv(tmp_path / "x.csv").equals(curves)
+    assert pl.read_csv(tmp_path / "x-metrics.csv").equals(metrics)
+
+
+def test_bad_calls_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="got no run"):
+        write_report([], tmp_path)
+    run = synthetic(tmp_path, nodes=1, rounds=(0,))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"--out .*file/report"):
+        write_report([run], tmp_path / "file" / "report.html")
+    with pytest.raises(BadInput, match=r"--csv .*file"):
+        write_report([run], tmp_path / "r.html", csv=tmp_path / "file" / "csv")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(BadInput, match=r"pip install 'gossamer\[report\]'"):
+        write_report([run], tmp_path / "r.html")
+
+
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "one evaluation": {"rounds": (0,)},
+    "one node": {"nodes": 1},
+    "no test metric": {"tested": False},
+    "no labels": {"labelled": False},
+    "failed": {"rounds": (0,), "status": "failed", "error": "node 2: loss is nan"},
+    "lost nodes": {"lost": (0, 1), "directed": True},
+    "killed": {"status": None},
+    "large": {"nodes": 320, "rounds": (0, 10)},
+    "no rows": {"rounds": (0,), "status": None},
+}
+
+
+@pytest.fixture(scope="module")
+def unusual(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    out = tmp_path_factory.mktemp("unusual")
+    runs = []
+    for name, options in UNUSUAL.items():
+        run = synthetic(out, **{"name": name, "nodes": 6, "rounds": (0, 10, 20), **options})
+        if name == "no rows":
+            shutil.rmtree(run.path / "segments")
+            (run.path / "setup.json").unlink()
+        runs.append(Run(run.path))
+    return runs
+
+
+def test_unusual_runs_have_a_page(unusual: list[Run]) -> None:
+    for run in unusual:
+        assert data_of(render([run]))["runs"][0]["label"] == run.name
+    assert [entry["label"] for entry in page_data(unusual)["runs"]] == list(UNUSUAL)
+
+
+@browser
+def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
+    runs = [synthetic(tmp_path, seed=seed, rate=0.02 * seed, rounds=(0, 5, 40, 80)) for seed in (1, 2)]
+    page = write_report(runs, tmp_path / "report.html")
+    plain = opened(page, tmp_path)
+    assert body(plain) == {"x": "round", "point": "3", "drawn": "6"}
+    assert plain.count('class="main-svg"') >= 6
+    assert 'id="slider" min="0" value="0" step="1" aria-label="Evaluation" max="3"' in plain
+    assert re.findall(r'data-x="(\w+)" aria-pressed="(\w+)"', plain) == [
+        ("round", "true"),
+        ("time_s", "false"),
+        ("wall_s", "false"),
+        ("bytes", "false"),
+    ]
+    changed = opened(page, tmp_path, "#x=bytes&point=0&hide=1&run=1&log=1")
+    assert body(changed) == {"x": "bytes", "point": "0", "drawn": "6"}
+    assert axis_titles(plain) == {"round", "node"}
+    assert axis_titles(changed) == {"sent by all nodes / bytes", "node"}
+    assert curve_path(plain) != curve_path(changed)
+    assert len(node_colours(plain)) == len(node_colours(changed)) == 16
+    assert node_colours(plain) != node_colours(changed)
+
+
+@browser
+def test_unusual_runs_are_drawn_without_an_error(unusual: list[Run], tmp_path: Path) -> None:
+    together = write_report(unusual, tmp_path / "together.html")
+    state = body(opened(together, tmp_path, "#lines=1&log=1&own=1&x=time_s"))
+    assert state["drawn"] == "6"
+    assert not {"error", "blocked"} & state.keys()
+    for name in ("one node", "no rows"):
+        run = next(run for run in unusual if run.name == name)
+        state = body(opened(write_report([run], tmp_path / "alone.html"), tmp_path))
+        assert "drawn" in state, name
+        assert not {"error", "blocked"} & state.keys(), (name, state)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from synthetic_run import PARAMETERS, synthetic
+
+from gossamer.errors import BadInput
+from gossamer.results.run import labels, load_run
+
+
+def test_a_run_is_read_back(tmp_path: Path) -> None:
+    run = load_run(synthetic(tmp_path, nodes=6, rounds=(0, 10), changing=True).path)
+    assert run.name == "quickstart"
+    assert run.status == "done"
+    assert run.error is None
+    assert run.wall_s == pytest.approx(0.33)
+    assert run.nodes == 6
+    assert run.experiment["topology"] == {"name": "random-regular", "degree": 4}
+    assert run.environment["command"] == ["gossamer", "run"]
+    assert sorted(run.setup["graphs"]) == ["0", "10"]
+    assert run.metrics.height == 14
+    assert run.parameters is not None
+    assert run.parameters.shape == (6, PARAMETERS)
+    assert run.parameter_count == PARAMETERS
+    assert run.virtual
+
+
+def test_a_killed_run_is_read_from_its_segments(tmp_path: Path) -> None:
+    done = synthetic(tmp_path / "done", nodes=4, rounds=(0, 10), lost=(1,))
+    killed = load_run(synthetic(tmp_path / "killed", nodes=4, rounds=(0, 10), lost=(1,), status=None).path)
+    assert not (killed.path / "metrics.parquet").exists()
+    assert killed.status == "running or killed"
+    assert killed.metrics.equals(done.metrics)
+    assert killed.events.equals(done.events)
+    assert killed.parameters is None
+    assert killed.parameter_count is None
+    assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # the last row's
+
+
+def test_a_folder_of_runs_stands_for_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = synthetic(tmp_path, name="b", nodes=1, rounds=(0,))
+    assert load_run(tmp_path / "b") == first
+    second = synthetic(tmp_path, name="a", nodes=1, rounds=(0,))
+    with caplog.at_level(logging.INFO):
+        assert load_run(str(tmp_path)) == second
+    assert "2 runs" in caplog.text
+    assert second.id in caplog.text
+    assert load_run(tmp_path / "b") == first
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere: no such folder"):
+        load_run(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"empty: not a run: it has no experiment\.yaml"):
+        load_run(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("experiment.yaml", "a: [", "experiment"),
+        ("experiment.yaml", "- a", "experiment"),
+        ("environment.json", "{", "environment"),
+        ("status.json", "[]", "status"),
+        ("models.safetensors", "no tensors at all", "parameters"),
+        ("models.safetensors", "no tensors at all", "parameter_count"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, read: str) -> None:
+    run = load_run(synthetic(tmp_path, nodes=1, rounds=(0,)).path)
+    (run.path / name).write_text(text)
+    with pytest.raises(BadInput, match=name):
+        getattr(run, read)
+
+
+def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
+    def made(name: str, seed: int, algorithm: str) -> object:
+        return synthetic(
+            tmp_path,
+            name=name,
+            nodes=1,
+            rounds=(0,),
+            seed=seed,
+            experiment={"algorithm": {"name": algorithm}},
+        )
+
+    a1, a2, b1, b2, other = (
+        made("x", 1, "d-psgd"),
+        made("x", 2, "d-psgd"),
+        made("x", 1, "jwins"),
+        made("x", 2, "jwins"),
+        made("y", 1, "jwins"),
+    )
+    assert labels([a1]) == ["x"]  # type: ignore[list-item]
+    assert labels([a1, other]) == ["x", "y"]  # type: ignore[list-item]
+    assert labels([a1, b1]) == ["algorithm d-psgd", "algorithm jwins"]  # type: ignore[list-item]
+    assert labels([a1, a2]) == ["seed 1", "seed 2"]  # type: ignore[list-item]
+    assert labels([a1, b1, other]) == ["x (algorithm d-psgd)", "x (algorithm jwins)", "y"]  # type: ignore[list-item]
+    assert labels([a1, a2, b1, b2])[3] == "algorithm jwins, seed 2"  # type: ignore[list-item]
+
+
+def test_labels_of_equal_experiments_are_their_ids(tmp_path: Path) -> None:
+    runs = [synthetic(tmp_path, nodes=1, rounds=(0,)) for _ in range(2)]
+    assert labels(runs) == [run.id for run in runs]
+
+
+def test_a_run_whose_setup_is_missing_still_reads(tmp_path: Path) -> None:
+    run = load_run(synthetic(tmp_path, nodes=3, rounds=(0,)).path)
+    (run.path / "setup.json").unlink()
+    shutil.rmtree(run.path / "segments", ignore_errors=True)
+    assert run.setup == {"graphs": {}}
+    assert run.nodes == 3
+    assert json.loads((run.path / "status.json").read_text())["status"] == "done"

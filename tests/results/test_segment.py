@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.results.segment import Segment, read_segment
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=8)
+
+
+@given(rows=st.lists(st.dictionaries(st.text(max_size=8), scalars, max_size=4), max_size=6))
+def test_what_is_appended_is_read(
+    rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("segment") / "metrics-0.jsonl"
+    with Segment(path) as segment:
+        for row in rows:
+            segment.append(row)
+    assert repr(list(read_segment(path))) == repr(rows)  # repr, since nan is not equal to itself
+
+
+def test_numbers_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    with Segment(path) as segment:
+        segment.append(
+            {"a": np.float32(0.5), "b": torch.tensor(3), "c": np.arange(3), "d": torch.tensor(math.inf)}
+        )
+    assert list(read_segment(path)) == [{"a": 0.5, "b": 3, "c": [0, 1, 2], "d": math.inf}]
+
+
+def test_a_value_that_cannot_be_recorded_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    with Segment(path) as segment, pytest.raises(BadInput, match="can't record a set"):
+        segment.append({"node": 0, "x": {1, 2}})
+    assert path.read_bytes() == b""
+
+
+@given(cut=st.integers(1, 200), text=st.text(max_size=5))
+def test_only_a_torn_last_line_is_lost(cut: int, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("torn") / "s.jsonl"
+    rows = [{"node": i, "text": text} for i in range(5)]
+    with Segment(path) as segment:
+        for row in rows:
+            segment.append(row)
+    whole = path.read_bytes()
+    left = whole[: max(0, len(whole) - cut)]
+    path.write_bytes(left)
+    # A line whose end alone is missing holds its row still.
+    kept = (left + b"\n").count(b"}\n")
+    assert list(read_segment(path)) == rows[:kept]
+    with Segment(path) as segment:  # what is appended after the crash begins a line of its own
+        segment.append({"again": 1})
+    assert list(read_segment(path)) == [*rows[:kept], {"again": 1}]
+
+
+def test_a_torn_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text('{"a": 1}\n{"a": ')
+    with caplog.at_level(logging.WARNING):
+        assert list(read_segment(path)) == [{"a": 1}]
+    assert "line 2 is torn" in caplog.text
+
+
+@pytest.mark.parametrize("line", ['{"a": ', "[1]", "\x00\x00"])
+def test_any_other_broken_line_names_file_and_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(f'{{"a": 1}}\n{line}\n{{"a": 2}}\n')
+    with pytest.raises(BadInput, match=r"s\.jsonl, line 2"):
+        list(read_segment(path))
+
+
+def test_a_killed_process_leaves_all_it_appended(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from gossamer.results.segment import Segment\n"
+        "segment = Segment(Path(sys.argv[1]))\n"
+        "for i in range(100): segment.append({'i': i})\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert [row["i"] for row in read_segment(path)] == list(range(100))

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import sys
+
+import numpy as np
+import pytest
+
+from gossamer.errors import BadInput
+from gossamer.tasks import data as module
+from gossamer.tasks.data import ImageColumn, LabelColumn, hub_dataset
+
+datasets = pytest.importorskip("datasets")
+Image = pytest.importorskip("PIL.Image")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+COLUMNS = {"img": ImageColumn((4, 5, 3)), "label": LabelColumn(3)}
+ROWS = {"train": 12, "test": 5}
+HUB_ID = "someone/small_images"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("GOSSAMER_CACHE", str(folder))
+    return folder
+
+
+def encoded(pixels: np.ndarray, image_format: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(
+        file, format=image_format, **({"lossless": True} if image_format == "WEBP" else {})
+    )
+    return file.getvalue()
+
+
+def drawn(split: str, rows: int, shape=(4, 5, 3)) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(len(split))
+    return rng.integers(0, 256, (rows, *shape), dtype=np.uint8), rng.integers(0, 3, rows)
+
+
+def write(path, images: list[bytes], labels) -> None:
+    """One Parquet file as the hub has them: the features stand in the schema's metadata."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=3)})
+    rows = [
+        {"img": {"bytes": image, "path": None}, "label": int(label)}
+        for image, label in zip(images, labels, strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=features.arrow_schema), path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data root with one data set; the training split lies in two files, in PNG and lossless WebP."""
+    folder = tmp_path / "root" / "hub" / HUB_ID / "plain"
+    pixels, labels = drawn("train", 12)
+    write(folder / "train-00000-of-00002.parquet", [encoded(p) for p in pixels[:7]], labels[:7])
+    write(folder / "train-00001-of-00002.parquet", [encoded(p, "WEBP") for p in pixels[7:]], labels[7:])
+    pixels, labels = drawn("test", 5)
+    write(folder / "test-00000-of-00001.parquet", [encoded(p) for p in pixels], labels)
+    return tmp_path / "root"
+
+
+def parquet(root, name: str):
+    return next((root / "hub" / HUB_ID).rglob(f"{name}*.parquet"))
+
+
+def refused(root, columns=COLUMNS, rows=ROWS) -> str:
+    with pytest.raises(BadInput) as raised:
+        hub_dataset(HUB_ID, columns, rows, root)
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+def test_arrays_are_the_stored_pixels_and_labels_in_order(root):
+    found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    for split, rows in ROWS.items():
+        pixels, labels = drawn(split, rows)
+        assert np.array_equal(found[split]["img"], pixels)
+        assert np.array_equal(found[split]["label"], labels)
+        assert found[split]["img"].dtype == np.uint8
+        assert found[split]["label"].dtype == np.int64
+
+
+def test_grey_images_have_one_channel(tmp_path):
+    pixels, labels = drawn("grey", 3, (4, 5))
+    write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
+    found = hub_dataset(HUB_ID, {"img": ImageColumn((4, 5, 1))}, {"train": 3}, tmp_path)
+    assert np.array_equal(found["train"]["img"][..., 0], pixels)
+
+
+def test_the_second_time_nothing_is_decoded(root, monkeypatch):
+    first = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    monkeypatch.setattr(module, "_decode", lambda *_: pytest.fail("decoded again"))
+    second = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    for split in ROWS:
+        for column in COLUMNS:
+            assert np.array_equal(first[split][column], second[split][column])
+
+
+def test_a_changed_file_is_decoded_anew(root):
+    hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    pixels, labels = drawn("test", 5)
+    write(parquet(root, "test"), [encoded(p) for p in 255 - pixels], labels)
+    assert np.array_equal(hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["img"], 255 - pixels)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other", "empty"])
+def test_damaged_cache_files_are_made_anew(root, cache, caplog, damage):
+    hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    files = sorted(cache.rglob("*.npy"))
+    assert len(files) == 4
+    for path in files:
+        if damage == "other":
+            np.save(path, np.zeros((3, 3)))
+        else:
+            path.write_bytes(path.read_bytes()[: 0 if damage == "empty" else -1])
+    with caplog.at_level(logging.WARNING, logger="gossamer"):
+        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert "made anew" in caplog.text
+    assert np.array_equal(found["train"]["img"], drawn("train", 12)[0])
+    assert np.array_equal(np.load(next(cache.rglob("train-img.npy"))), drawn("train", 12)[0])
+
+
+def test_a_cache_with_pickled_objects_is_not_loaded(root, cache):
+    hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    path = next(cache.rglob("test-label.npy"))
+    np.save(path, np.array([{"harm": 1}] * 5, object), allow_pickle=True)
+    found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert np.array_equal(found["test"]["label"], drawn("test", 5)[1])
+
+
+def test_a_cache_that_cannot_be_written_is_only_logged(root, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "file" / "cache"))
+    with caplog.at_level(logging.WARNING, logger="gossamer"):
+        found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert len(found["train"]["label"]) == 12
+    assert "set GOSSAMER_CACHE to a folder that can be written" in caplog.text
+
+
+def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
+    def fail(*_args, **_options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "save", fail)
+    hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    assert [path for path in cache.rglob("*") if path.is_file()] == []
+
+
+def test_a_missing_data_root(tmp_path):
+    message = refused(tmp_path / "nowhere")
+    assert message.startswith(f"data_root: {tmp_path / 'nowhere'} does not exist; accepted: ")
+    assert f"hub/{HUB_ID}" in message
+
+
+def test_a_data_root_that_is_a_file(tmp_path):
+    (tmp_path / "root").write_text("")
+    assert "is not a folder" in refused(tmp_path / "root")
+
+
+def test_a_data_root_without_the_data_set(tmp_path):
+    assert f"data_root: {tmp_path} has no folder hub/{HUB_ID}" in refused(tmp_path)
+    (tmp_path / "hub" / HUB_ID).mkdir(parents=True)
+    assert "has no .parquet file" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -1])
+def test_a_truncated_file_is_named(root, keep):
+    path = parquet(root, "train-00001")
+    path.write_bytes(path.read_bytes()[:keep])
+    message = refused(root)
+    assert message.startswith(f"data_root: {path} is truncated or damaged")
+
+
+def test_a_file_that_is_no_parquet_is_named(root):
+    path = parquet(root, "test")
+    path.write_bytes(b"<html>" + path.read_bytes())
+    assert f"{path} is truncated or damaged (no Parquet mark at its beginning)" in refused(root)
+
+
+def test_a_file_that_is_damaged_inside_is_named(root):
+    path = parquet(root, "train-00001")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(len(whole) - 8) + whole[-4:])
+    assert f"data_root: {path} can't be read (" in refused(root)
+
+
+def test_a_damaged_image_is_named_by_its_row(tmp_path):
+    pixels, labels = drawn("train", 3)
+    images = [encoded(p) for p in pixels]
+    images[1] = images[1][:40]
+    write(tmp_path / "hub" / HUB_ID / "train.parquet", images, labels)
+    assert "split 'train', column 'img', row 1: the image can't be decoded" in refused(
+        tmp_path, rows={"train": 3}
+    )
+
+
+def test_an_image_of_another_size(tmp_path):
+    pixels, labels = drawn("train", 3, (6, 5, 3))
+    write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
+    assert "row 0: an image of 5x6 pixels; accepted: 5x4" in refused(tmp_path, rows={"train": 3})
+
+
+def test_labels_out_of_range(root):
+    message = refused(root, {**COLUMNS, "label": LabelColumn(2)})
+    assert "column 'label': labels from 0 to 2; accepted: 0 to 1" in message
+
+
+def test_a_missing_file_shows_in_the_number_of_rows(root):
+    parquet(root, "train-00001").unlink()
+    assert "7 rows in split 'train'; accepted: 12" in refused(root)
+
+
+def test_a_missing_split_and_a_missing_column(root):
+    assert "no split 'validation'; accepted: test, validation" in refused(
+        root, rows={"validation": 1, "test": 5}
+    )
+    assert "column 'picture': no such column; found: img, label" in refused(root, {"picture": COLUMNS["img"]})
+
+
+def test_a_data_root_needs_no_network(root, monkeypatch):
+    def no_network(*_args, **_options):
+        pytest.fail("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    assert len(hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["label"]) == 5
+
+
+def test_without_a_network_the_message_names_the_data_root(monkeypatch):
+    def unreachable(*_args, **_options):
+        raise ConnectionError("Couldn't reach the Hub\nwith details")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    message = refused(None)
+    assert "can't be read from the Hugging Face hub (Couldn't reach the Hub)" in message
+    assert f"data_root set to a folder that has it under hub/{HUB_ID}" in message
+
+
+def test_the_hub_is_asked_by_its_id_and_only_once(root, monkeypatch):
+    asked = []
+    real = datasets.load_dataset
+
+    def hub(hub_id):
+        asked.append(hub_id)
+        return real(str(root / "hub" / hub_id), cache_dir=str(root.parent / "arrow"))
+
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    for _ in range(2):
+        found = hub_dataset(HUB_ID, COLUMNS, ROWS, None)
+        assert np.array_equal(found["test"]["img"], drawn("test", 5)[0])
+    assert asked == [HUB_ID]
+
+
+def test_without_the_extra_the_message_says_what_to_install(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'gossamer[data]'" in refused(root)
+
+
+def test_the_libraries_settings_are_put_back_and_nothing_is_printed(root, capfd):
+    import huggingface_hub.constants as hub
+
+    before = (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, datasets.is_progress_bar_enabled())
+    level = logging.getLogger("datasets").level
+    path = parquet(root, "test")
+    whole = path.read_bytes()
+    hub_dataset(HUB_ID, COLUMNS, ROWS, root)
+    path.write_bytes(whole[:4] + bytes(len(whole) - 8) + whole[-4:])
+    refused(root)
+    assert before == (datasets.config.HF_HUB_OFFLINE, hub.HF_HUB_OFFLINE, datasets.is_progress_bar_enabled())
+    assert logging.getLogger("datasets").level == level
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_home_without_cache_variables(monkeypatch, tmp_path):
+    from gossamer.tasks.cache import cache_folder
+
+    monkeypatch.delenv("GOSSAMER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "gossamer"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    if os.name == "posix":
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert cache_folder() == tmp_path / "home" / ".cache" / "gossamer"

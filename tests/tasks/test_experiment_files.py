@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.experiment import Experiment
+from gossamer.tasks import TaskSource
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+
+
+def test_there_are_experiment_files():
+    assert FOLDER / "quickstart.yaml" in FILES
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_an_experiment_file_can_be_read_and_says_the_same_when_saved(file):
+    experiment = Experiment.load(file)
+    assert isinstance(experiment.task, TaskSource)
+    assert experiment.data_root is None
+    assert Experiment.parse(experiment.to_yaml()) == experiment

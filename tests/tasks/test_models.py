@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from gossamer.errors import BadInput
+from gossamer.tasks.models import MLP, GNLeNet, LeNet5, model_factory
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        # 5*5*3*32+32 + 2*32 + 5*5*32*32+32 + 2*32 + 5*5*32*64+64 + 2*64 + 1024*10+10
+        (lambda: GNLeNet((3, 32, 32)), 89_834),
+        # the same with one colour: 1,600 less in the first layer, and 3x3 and 1x1 pixels before the last
+        (lambda: GNLeNet((1, 28, 28)), 89_834 - 1600 - 64 * (16 - 9) * 10),
+        (lambda: GNLeNet((1, 8, 8)), 89_834 - 1600 - 64 * (16 - 1) * 10),
+        (lambda: LeNet5((1, 28, 28)), 61_706),
+        (lambda: LeNet5((3, 32, 32)), 62_006),
+        (lambda: MLP((1, 28, 28), 10, (100,)), 784 * 100 + 100 + 100 * 10 + 10),
+        (lambda: MLP((3, 32, 32), 10), 3072 * 10 + 10),
+    ],
+)
+def test_parameter_counts(model, count):
+    assert parameters(model()) == count
+
+
+@pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp", "logistic"])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_one_score_a_class_for_each_sample(name, shape):
+    model = model_factory(name, shape, 7, (16, 12))()
+    scores = model(torch.zeros(5, *shape))
+    assert scores.shape == (5, 7)
+    assert scores.dtype == torch.float32
+
+
+def test_a_factory_makes_a_fresh_model_each_time():
+    make = model_factory("logistic", (1, 8, 8), 10)
+    torch.manual_seed(0)
+    first, second = make(), make()
+    assert not torch.equal(first.layers[0].weight, second.layers[0].weight)
+    torch.manual_seed(0)
+    assert torch.equal(first.layers[0].weight, make().layers[0].weight)
+
+
+def test_gn_lenet_is_the_published_order_of_layers_bit_for_bit():
+    torch.manual_seed(1)
+    model = GNLeNet()
+    images = torch.randn(4, 3, 32, 32)
+
+    def published(x: Tensor) -> Tensor:  # decentralizepy: pool(relu(norm(conv(x))))
+        for conv, norm in (
+            (model.conv1, model.norm1),
+            (model.conv2, model.norm2),
+            (model.conv3, model.norm3),
+        ):
+            x = F.max_pool2d(F.relu(norm(conv(x))), 2, 2)
+        return model.fc(torch.flatten(x, 1))
+
+    ours = model(images)
+    theirs = published(images)
+    assert torch.equal(ours, theirs)
+    labels = torch.tensor([0, 3, 9, 9])
+    mine = torch.autograd.grad(F.cross_entropy(ours, labels), list(model.parameters()))
+    reference = torch.autograd.grad(F.cross_entropy(theirs, labels), list(model.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gn-lenet", "lenet5", "mlp"])
+def test_models_work_under_vmap_with_parameters_stacked_over_nodes(name):
+    torch.manual_seed(2)
+    models = [model_factory(name, (1, 28, 28), 10, (20,))() for _ in range(3)]
+    images, labels = torch.randn(3, 2, 1, 28, 28), torch.randint(10, (3, 2))
+    stacked, _ = stack_module_state(models)
+
+    def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(models[0], values, (x,)), y)
+
+    together = vmap(grad(loss))({k: v.detach() for k, v in stacked.items()}, images, labels)
+    for node, model in enumerate(models):
+        F.cross_entropy(model(images[node]), labels[node]).backward()
+        for key, parameter in model.named_parameters():
+            torch.testing.assert_close(together[key][node], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_mlp_without_hidden_layers_is_linear():
+    torch.manual_seed(3)
+    model = MLP((4,), 3)
+    x, y = torch.randn(2, 6, 4)
+    torch.testing.assert_close(model(x + y) + model(torch.zeros(6, 4)), model(x) + model(y))
+
+
+def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
+    model = MLP((3,), 2, (5, 4))
+    assert [type(layer).__name__ for layer in model.layers] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    assert [layer.out_features for layer in model.layers if isinstance(layer, nn.Linear)] == [5, 4, 2]
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(BadInput, match=r"gn-lenet: images of 7x9 pixels; accepted: at least 8x8"):
+        GNLeNet((1, 7, 9))
+    with pytest.raises(BadInput, match=r"lenet5: images of 8x8 pixels; accepted: 28x28, 32x32"):
+        LeNet5((1, 8, 8))

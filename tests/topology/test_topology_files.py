@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.randomness import generator
+from gossamer.registry import build
+from gossamer.topology import Adjacency, EdgeList, Graph, Topology
+
+
+def draw(topology: Topology, nodes: int) -> Graph:
+    return topology.draw(nodes, generator(0, "test"), 0)
+
+
+def test_an_edge_list_with_comments_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("# a path\n0 1\n\n2 1  # written backwards\n1,2\n")
+    assert draw(EdgeList(path=path), 4) == Graph(4, [(0, 1), (1, 2)])
+    directed = draw(EdgeList(path=path, directed=True), 3)
+    assert directed == Graph(3, [(0, 1), (2, 1), (1, 2)], directed=True)
+
+
+def test_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0 1\n")
+    topology = build("topology", {"name": "edge-list", "path": "edges.txt"}, {"folder": tmp_path})
+    assert isinstance(topology, EdgeList)
+    assert draw(topology, 2) == Graph(2, [(0, 1)])
+    assert build("topology", topology.spec()) == topology
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("1 x", "'1 x'; accepted: two ranks from 0 to 2"),
+        ("1 3", "'1 3'; accepted: two ranks from 0 to 2"),
+        ("-1 2", "'-1 2'; accepted: two ranks from 0 to 2"),
+        ("1", "'1'; accepted: two ranks from 0 to 2"),
+        ("0 1 2", "'0 1 2'; accepted: two ranks from 0 to 2"),
+        ("2 2", "'2 2' is a self-loop; accepted: edges between two nodes"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text(f"# graph\n0 1\n{line}\n")
+    with pytest.raises(BadInput) as raised:
+        draw(EdgeList(path=path), 3)
+    assert str(raised.value) == f"topology.path: {path.resolve()}, line 3: {problem}"
+
+
+@pytest.mark.parametrize("family", [EdgeList, Adjacency])
+def test_files_that_cannot_be_read(tmp_path: Path, family: type[EdgeList] | type[Adjacency]) -> None:
+    with pytest.raises(
+        BadInput, match=r"topology.path: .*nowhere.txt: No such file or directory; accepted: a text"
+    ):
+        draw(family(path=tmp_path / "nowhere.txt"), 3)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="not UTF-8"):
+        draw(family(path=tmp_path / "binary"), 3)
+
+
+@given(st.integers(1, 8), st.booleans(), st.data())
+def test_an_adjacency_matrix(
+    tmp_path_factory: pytest.TempPathFactory, nodes: int, symmetric: bool, data: st.DataObject
+) -> None:
+    bits = data.draw(st.lists(st.booleans(), min_size=nodes**2, max_size=nodes**2))
+    matrix = np.array(bits, dtype=int).reshape(nodes, nodes)
+    np.fill_diagonal(matrix, 0)
+    matrix = matrix | matrix.T if symmetric else matrix
+    path = tmp_path_factory.mktemp("adjacency") / "matrix.txt"
+    np.savetxt(path, matrix, fmt="%d", header="who may send to whom")
+    graph = draw(Adjacency(path=path), nodes)
+    assert graph.directed == bool((matrix != matrix.T).any())
+    assert (graph.adjacency().toarray() == matrix).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("0 1\n1 0\n", "2 rows for 3 nodes; accepted: 3 rows and columns"),
+        ("0 1 0\n1 0 2\n0 1 0\n", "2 in row 1, column 2; accepted: 0 or 1"),
+        ("0 1 0\n1 1 1\n0 1 0\n", "1 in row 1, column 1 is a self-loop; accepted: 0 on the diagonal"),
+        ("0 1 0\n1 0\n", "line 2: 2 numbers; accepted: 3, as before"),
+        ("0 1 0\n1 0 1\n", "2 rows of 3 numbers; accepted: a square matrix"),
+        ("", "0 rows of 0 numbers; accepted: a square matrix"),
+        ("0 one 0\n", "line 1: 'one'; accepted: finite numbers"),
+        ("0 1 nan\n", "line 1: 'nan'; accepted: finite numbers"),
+    ],
+)
+def test_a_wrong_matrix_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "matrix.txt"
+    path.write_text(text)
+    with pytest.raises(BadInput) as raised:
+        draw(Adjacency(path=path), 3)
+    message = str(raised.value)
+    assert message.startswith(f"topology.path: {path.resolve()}")
+    assert message.endswith(problem)

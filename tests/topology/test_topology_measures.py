@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from math import cos, pi, sqrt
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.randomness import generator
+from gossamer.registry import build
+from gossamer.topology import (
+    Graph,
+    TopologySchedule,
+    average_degree,
+    clustering,
+    describe,
+    diameter,
+    effective_neighbors,
+    matrix,
+    sparse_matrix,
+    spectral_gap,
+)
+
+
+def schedule(spec: Any, nodes: int) -> TopologySchedule:
+    return TopologySchedule(build("topology", spec), nodes, 1)
+
+
+@pytest.mark.parametrize("nodes", [3, 8, 100, 600])
+def test_the_gap_of_a_ring(nodes: int) -> None:
+    # Circulant with 1/3: eigenvalues (1 + 2 cos(2 pi k / n)) / 3.
+    expected = 1 - (1 + 2 * cos(2 * pi / nodes)) / 3
+    assert spectral_gap(sparse_matrix(schedule("ring", nodes), 0)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("nodes", [6, 8, 20, 64, 700])
+def test_the_gap_of_an_exponential_graph(nodes: int) -> None:
+    # Ying et al. (2021), proposition 1: 2 / (1 + ceil(log2 n)) for an even n.
+    expected = 2 / (1 + (nodes - 1).bit_length())
+    assert spectral_gap(sparse_matrix(schedule("exponential", nodes), 0)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_gaps_at_both_ends() -> None:
+    assert spectral_gap(matrix(schedule("complete", 7), 0)) == pytest.approx(1)
+    assert spectral_gap(matrix(schedule("ring", 1), 0)) == 1
+    loose: dict[str, Any] = {"name": "erdos-renyi", "p": 0.0, "allow_disconnected": True}
+    assert spectral_gap(matrix(schedule(loose, 7), 0)) == 0
+    two_rings = np.kron(np.eye(2), matrix(schedule("ring", 5), 0))
+    assert spectral_gap(two_rings) == 0
+
+
+def test_the_hypercube_of_a_thousand() -> None:
+    # Eigenvalues 1 - 2k / (d + 1) of Q_d: the largest modulus but 1 is (d - 1) / (d + 1).
+    assert spectral_gap(sparse_matrix(schedule("hypercube", 1024), 0)) == pytest.approx(2 / 11, abs=1e-9)
+
+
+def test_a_long_ring_falls_back_on_the_full_spectrum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.topology.measures._second_modulus_sparse", lambda W: None)
+    W = sparse_matrix(schedule("ring", 600), 0)
+    assert spectral_gap(W) == pytest.approx((2 - 2 * cos(2 * pi / 600)) / 3, abs=1e-12)
+    monkeypatch.setattr("gossamer.topology.measures.PATIENT", 599)
+    assert spectral_gap(W) is None
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 10), st.booleans(), st.data())
+def test_diameter_and_clustering_agree_with_networkx(nodes: int, directed: bool, data: st.DataObject) -> None:
+    rank = st.integers(0, nodes - 1)
+    pairs = data.draw(st.sets(st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1]), max_size=60))
+    graph = Graph(nodes, pairs, directed=directed)
+    reference = graph.to_networkx()
+    connected = nx.is_strongly_connected(reference) if directed else nx.is_connected(reference)
+    assert diameter(graph) == (nx.diameter(reference) if connected else None)
+    assert clustering(graph) == pytest.approx(nx.average_clustering(reference))
+    arcs = len(pairs) if directed else 2 * len({frozenset(pair) for pair in pairs})
+    assert average_degree(graph) == pytest.approx(arcs / nodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "hops"), [("ring", 11, 5), ("torus", 36, 6), ("hypercube", 64, 6), ("star", 9, 2)]
+)
+def test_known_diameters(name: str, nodes: int, hops: int) -> None:
+    assert diameter(schedule(name, nodes).graph(0)) == hops
+
+
+@pytest.mark.parametrize("name", ["ring", "star", "exponential", "one-peer-exponential"])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.95])
+def test_effective_neighbours_by_the_recursion_of_the_covariance(name: str, gamma: float) -> None:
+    W = matrix(schedule({"name": name, "weights": "uniform"}, 12), 0)
+    C = np.zeros((12, 12))
+    for _ in range(600):  # 0.95^600 < 1e-13
+        C = W @ (gamma * C + np.eye(12)) @ W.T
+    expected = 1 / (1 - gamma) / np.mean(np.diag(C))
+    assert effective_neighbors(W, gamma) == pytest.approx(expected, rel=1e-9)
+
+
+def test_effective_neighbours_by_simulating_the_walk() -> None:
+    gamma, walks = 0.8, 4000
+    W = matrix(schedule("ring", 10), 0)
+    rng = generator(0, "test")
+    x = np.zeros((10, walks))
+    for _ in range(60):
+        x = W @ (sqrt(gamma) * x + rng.standard_normal(x.shape))
+    # The estimate has a relative standard error of about sqrt(2 / walks).
+    assert effective_neighbors(W, gamma) == pytest.approx(1 / (1 - gamma) / np.mean(x**2), rel=0.06)
+
+
+@settings(max_examples=50)
+@given(st.integers(2, 20), st.floats(0, 0.99))
+def test_effective_neighbours_at_both_ends(nodes: int, gamma: float) -> None:
+    assert effective_neighbors(np.eye(nodes), gamma) == pytest.approx(1)
+    assert effective_neighbors(np.full((nodes, nodes), 1 / nodes), gamma) == pytest.approx(nodes)
+    ring = matrix(schedule("ring", nodes), 0)
+    assert 1 <= effective_neighbors(ring, gamma) <= nodes * (1 + 1e-9)
+    # Without memory, only one step counts: the closed neighbourhood.
+    assert effective_neighbors(ring, 0.0) == pytest.approx(min(3, nodes))
+
+
+@pytest.mark.parametrize("name", ["torus", "exponential"])
+def test_effective_neighbours_of_many_nodes_are_estimated_well(name: str) -> None:
+    W = sparse_matrix(schedule(name, 576), 0)
+    dense = W.toarray()
+    eigenvalues = np.linalg.eigvals(dense)  # both matrices are normal
+    squares = np.abs(eigenvalues) ** 2
+    expected = 1 / (1 - 0.9) / np.mean(squares / (1 - 0.9 * squares))
+    assert effective_neighbors(W, 0.9) == pytest.approx(expected, rel=0.02)
+    assert effective_neighbors(W, 0.9) == effective_neighbors(dense, 0.9)
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.0, 2.0])
+def test_a_decay_that_no_walk_has(gamma: float) -> None:
+    with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: 0 or more, below 1"):
+        effective_neighbors(np.eye(2), gamma)
+
+
+def test_describe_has_everything() -> None:
+    found = describe(schedule("complete", 8))
+    assert found.pop("effective_neighbors") == pytest.approx(8)
+    assert found.pop("spectral_gap") == pytest.approx(1)
+    assert found == {
+        "nodes": 8,
+        "edges": 28,
+        "degree_min": 7,
+        "degree_mean": 7.0,
+        "degree_max": 7,
+        "components": 1,
+        "diameter": 1,
+        "clustering": 1.0,
+    }
+
+
+def test_describe_a_round_of_a_directed_disconnected_graph() -> None:
+    one_peer = schedule("one-peer-exponential", 8)
+    first, second = describe(one_peer, 0), describe(one_peer, 1)
+    assert (first["edges"], first["components"], first["diameter"]) == (8, 1, 7)
+    assert (second["edges"], second["components"], second["diameter"]) == (8, 2, None)
+    assert second["spectral_gap"] == 0

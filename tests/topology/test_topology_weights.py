@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.registry import build
+from gossamer.topology import TopologySchedule, matrix, sparse_matrix
+
+
+def schedule(spec: Any, nodes: int, seed: int = 1, samples: list[int] | None = None) -> TopologySchedule:
+    return TopologySchedule(build("topology", spec), nodes, seed, samples)
+
+
+NODES = 16
+UNDIRECTED: list[dict[str, Any]] = [
+    {"name": "ring"},
+    {"name": "star", "centre": 3},
+    {"name": "complete"},
+    {"name": "torus"},
+    {"name": "hypercube"},
+    {"name": "random-regular", "degree": 3, "every_rounds": 1},
+    {"name": "erdos-renyi", "p": 0.3, "every_rounds": 1},
+    {"name": "small-world", "degree": 4, "p": 0.4, "every_rounds": 1},
+    {"name": "layers", "layers": {"a": "ring", "b": "star"}},
+]
+DIRECTED: list[dict[str, Any]] = [{"name": "exponential"}, {"name": "one-peer-exponential"}]
+seeds, rounds = st.integers(0, 1000), st.integers(0, 100)
+
+
+def fits(W: np.ndarray, topology: TopologySchedule, round: int) -> None:
+    graph = topology.graph(round)
+    allowed = np.eye(NODES, dtype=bool)
+    for rank in range(NODES):
+        allowed[rank, list(graph.neighbors(rank, "in"))] = True
+    assert (W[~allowed] == 0).all()
+    assert (W[allowed & ~np.eye(NODES, dtype=bool)] > 0).all()
+    assert W.sum(axis=1) == pytest.approx(1, abs=1e-12)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(UNDIRECTED), seeds, rounds)
+def test_metropolis_hastings_is_symmetric_and_doubly_stochastic(spec: Any, seed: int, round: int) -> None:
+    topology = schedule(spec, NODES, seed)  # the default
+    W = matrix(topology, round)
+    fits(W, topology, round)
+    assert (W == W.T).all() or pytest.approx(W.T, abs=1e-15) == W
+    assert W.sum(axis=0) == pytest.approx(1, abs=1e-12)
+    assert (W.diagonal() > 0).all()
+    named = schedule({**spec, "weights": "metropolis-hastings"}, NODES, seed)
+    assert (matrix(named, round) == W).all()
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(UNDIRECTED + DIRECTED), seeds, rounds)
+def test_uniform_gives_all_the_same(spec: Any, seed: int, round: int) -> None:
+    topology = schedule({**spec, "weights": {"name": "uniform"}}, NODES, seed)
+    W = matrix(topology, round)
+    fits(W, topology, round)
+    for rank, row in enumerate(W):
+        share = 1 / (1 + topology.graph(round).degree(rank, "in"))
+        assert row[row > 1e-9] == pytest.approx(share, abs=1e-15)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(UNDIRECTED + DIRECTED),
+    seeds,
+    rounds,
+    st.lists(st.integers(1, 500), min_size=NODES, max_size=NODES),
+)
+def test_data_size_is_the_mean_over_the_samples_of_the_neighbourhood(
+    spec: Any, seed: int, round: int, samples: list[int]
+) -> None:
+    topology = schedule({**spec, "weights": "data-size"}, NODES, seed, samples)
+    W = matrix(topology, round)
+    fits(W, topology, round)
+    values = np.arange(NODES) ** 2.0
+    for rank in range(NODES):
+        closed = [rank, *topology.neighbors(rank, round, "in")]
+        each = np.concatenate([np.full(samples[i], values[i]) for i in closed])
+        assert W[rank] @ values == pytest.approx(each.mean())
+
+
+def test_metropolis_hastings_by_hand() -> None:
+    # A star of four: every edge touches the centre, whose degree is 3.
+    W = matrix(schedule("star", 4), 0)
+    expected = np.array([[1, 1, 1, 1], [1, 3, 0, 0], [1, 0, 3, 0], [1, 0, 0, 3]]) / 4
+    assert pytest.approx(expected, abs=1e-15) == W
+
+
+@pytest.mark.parametrize("spec", DIRECTED)
+def test_the_default_on_directed_graphs_is_uniform(spec: dict[str, Any]) -> None:
+    W = matrix(schedule(spec, NODES), 3)
+    assert (matrix(schedule({**spec, "weights": "uniform"}, NODES), 3) == W).all()
+    assert W.sum(axis=0) == pytest.approx(1, abs=1e-12)  # all in-degrees are the same
+    with pytest.raises(
+        BadInput, match="metropolis-hastings on a directed graph; accepted there: uniform, data-size"
+    ):
+        schedule({**spec, "weights": "metropolis-hastings"}, NODES).check()
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8, 16, 32])
+def test_a_cycle_of_one_peer_averages_exactly(nodes: int) -> None:
+    topology = schedule("one-peer-exponential", nodes)
+    product = np.eye(nodes)
+    for round in range(3, 3 + nodes.bit_length() - 1):  # any log2(n) rounds in a row
+        product = matrix(topology, round) @ product
+    assert product == pytest.approx(1 / nodes, abs=1e-12)
+
+
+def test_data_size_without_samples() -> None:
+    with pytest.raises(
+        BadInput, match=r"topology\.weights: data-size without the number of samples of each node"
+    ):
+        schedule({"name": "ring", "weights": "data-size"}, 4).check()
+    spec = {"name": "ring", "weights": "data-size"}
+    with pytest.raises(BadInput, match="data-size where node 1 and all it hears from have no samples"):
+        schedule(spec, 5, samples=[0, 0, 0, 1, 1]).mixing_weights(3, 0)
+    empty = schedule(spec, 5, samples=[0, 0, 1, 0, 1])
+    empty.check()
+    assert empty.mixing_weights(1, 0) == {0: 0.0, 2: 1.0}
+
+
+def given_matrix(path: Path, W: Any) -> dict[str, Any]:
+    np.savetxt(path, np.array(W))
+    return {"name": "ring", "weights": {"name": "given", "path": str(path)}}
+
+
+def test_a_given_matrix_is_what_is_mixed(tmp_path: Path) -> None:
+    W = np.array([[0.5, 0.3, 0, 0.2], [0.1, 0.9, 0, 0], [0, 0.6, 0.6, -0.2], [0.25, 0, 0.25, 0.5]])
+    topology = schedule(given_matrix(tmp_path / "W.txt", W), 4)
+    topology.check()
+    assert pytest.approx(W, abs=1e-12) == matrix(topology, 0)
+    assert topology.mixing_weights(1, 0) == {0: 0.1, 2: 0.0}
+    assert build("topology", topology.topology.spec()) == topology.topology
+
+
+@pytest.mark.parametrize(
+    ("W", "problem"),
+    [
+        (np.eye(3), "3 rows for 4 nodes; accepted: 4 rows and columns"),
+        (
+            np.full((4, 4), 0.25),
+            "row 0 gives node 2 the weight 0.25, but the graph lets 0 hear nothing from it; "
+            "accepted there: 0",
+        ),
+        (np.diag([1, 1, 0.5, 1]), "row 2 sums to 0.5; accepted: 1"),
+        (np.ones((3, 4)), "3 rows of 4 numbers; accepted: a square matrix"),
+    ],
+)
+def test_a_given_matrix_that_does_not_fit(tmp_path: Path, W: Any, problem: str) -> None:
+    path = tmp_path / "W.txt"
+    with pytest.raises(BadInput) as raised:
+        schedule(given_matrix(path, W), 4).check()
+    assert str(raised.value) == f"topology.weights.path: {path.resolve()}: {problem}"
+
+
+def test_sparse_and_dense_are_the_same_matrix() -> None:
+    topology = schedule("exponential", 9)
+    assert (sparse_matrix(topology, 0).toarray() == matrix(topology, 0)).all()
+    # Receivers are rows: node 0 hears from 8, 7, 5 and 1 = 0 - 8 modulo 9.
+    assert set(np.flatnonzero(matrix(topology, 0)[0])) == {0, 8, 7, 5, 1}
