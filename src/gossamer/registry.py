@@ -103,7 +103,7 @@ def find(kind: str, name: str) -> type[Component]:
     accepted = names(kind)
     if name not in accepted:
         raise BadInput(
-            f"unknown {kind} {name!r}{suggest(name, accepted)}; accepted: {listed(list(accepted))}"
+            f"{kind}: unknown name {name!r}{suggest(name, accepted)}; accepted: {listed(list(accepted))}"
             ' or "package.module:Class"'
         )
     return accepted[name]

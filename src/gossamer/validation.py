@@ -28,11 +28,21 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         elif problem["type"] == "missing":
             text = "missing; a value is required"
         else:
-            message = problem["msg"].removeprefix("Value error, ")
-            message = message.removeprefix("Input should be ")
-            text = f"got {problem['input']!r}; accepted: {message}"
+            message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            text = f"got {problem['input']!r}; accepted: {message.split(', unable to')[0]}"
         lines.setdefault(name, []).append(text)
+    _forget_mistyped(lines)
     return BadInput(*(f"{name}: {_merged(texts)}" for name, texts in lines.items()))
+
+
+def _forget_mistyped(lines: dict[str, list[str]]) -> None:
+    """A required field that is there under a mistyped name is one problem, not two."""
+    for name, texts in list(lines.items()):
+        parent = name.rpartition(".")[0]
+        for missing in [other for other, said in lines.items() if said[0].startswith("missing;")]:
+            place, _, field = missing.rpartition(".")
+            if place == parent and f"did you mean {field!r}" in texts[0]:
+                del lines[missing]
 
 
 def _merged(texts: list[str]) -> str:
@@ -47,10 +57,7 @@ def _is_branch(part: int | str) -> bool:
     # pydantic puts the names of a union's branches into the location: "int", "literal['full']", "list[int]",
     # ...
     return isinstance(part, str) and (
-        "[" in part
-        or part in {"int", "float", "str", "bool"}
-        or part[:1].isupper()
-        or part.startswith("function-")
+        "[" in part or "-" in part or part in {"int", "float", "str", "bool"} or part[:1].isupper()
     )
 
 
