@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
@@ -20,6 +20,6 @@ class Engine(Protocol):
     def run(self, folder: RunFolder, observer: Observer) -> Outcome:
         """Run to the end, recording into a folder."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Engine: ...
 
     def __exit__(self, *_: object) -> None: ...

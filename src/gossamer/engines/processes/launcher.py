@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any, Self
+from typing import Any
 
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.processes.channel import Channel
@@ -99,7 +99,7 @@ class ProcessesEngine:
         code = self._server.wait(KILL_S)
         return describe_exit(code << 8 if code >= 0 else -code)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ProcessesEngine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
 from gossamer.randomness import generator
 from gossamer.results.folder import RunFolder
+from gossamer.results.segment import Segment
 
 
 class _Host:
@@ -113,9 +115,10 @@ class SimulateEngine:
 
     def run(self, folder: RunFolder, observer: Observer) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
-        return Simulation(self._setup, folder, observer).run()
+        with folder.segment("metrics") as metrics, folder.segment("graphs") as graphs:
+            return Simulation(self._setup, metrics, graphs, observer).run()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> SimulateEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,11 +130,12 @@ class Simulation:
 
     Args:
         setup: what is run.
-        folder: where rows are recorded.
+        metrics: where rows are recorded.
+        graphs: where graphs that change are recorded.
         observer: who watches.
     """
 
-    def __init__(self, setup: Setup, folder: RunFolder, observer: Observer) -> None:
+    def __init__(self, setup: Setup, metrics: Segment, graphs: Segment, observer: Observer) -> None:
         experiment, self.setup, self._observer = setup.experiment, setup, observer
         options = experiment.engine
         assert isinstance(options, Simulate)
@@ -147,17 +151,13 @@ class Simulation:
         self.compute = Compute(self.clock, self._seconds, self._execute)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples, self.device)
         self._trainer = self._first_trainer(options.trainer)
-        self._folder = folder
-        self._metrics, self._graphs = folder.segment("metrics"), folder.segment("graphs")
-        self._events = folder.segment("events")
+        self._metrics, self._graph_log = metrics, GraphLog(setup.topology, graphs)
         self._network_rows = NetworkRows(setup, self._evaluator)
         self._target = TargetWatch(experiment.stop.target, expected_reports(setup))
-        self._loop = new_loop(self.clock)
-        self._end: asyncio.Future[str] = self._loop.create_future()
+        self._end: asyncio.Future[str]
         self._running = experiment.nodes
         self._chosen = False
         self._rounds = 0
-        self._graph_log = GraphLog(setup.topology, self._graphs)
         self.nodes: list[Node] = []
 
     # --- the run
@@ -165,10 +165,15 @@ class Simulation:
     def run(self) -> Outcome:
         """Run to the end."""
         keep_freed_memory()
-        loop = self._loop
         failure: RunFailed | None = None
         reason = "failed"
-        with _torch_settings(self._options.threads), ending_signals(lambda: self._finish("stopped")):
+        loop = new_loop(self.clock)
+        self._end = loop.create_future()
+        with (
+            _torch_settings(self._options.threads),
+            _calm_collector(),
+            ending_signals(lambda: self._finish("stopped")),
+        ):
             try:
                 self._build()
                 self._observer.start(self.setup.description())
@@ -182,8 +187,6 @@ class Simulation:
                 loop.close()
         if failure is None and reason in ("rounds", "time", "target"):
             self._last_rows()
-        for segment in (self._metrics, self._graphs, self._events):
-            segment.close()
         parameters, buffers = (
             stacked([node.model for node in self.nodes]) if failure is None else (None, None)
         )
@@ -357,3 +360,19 @@ def _torch_settings(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Python's cyclic collector looks at what is new, and less often: the nodes live as long as the run, and walking
+    them again and again can take longer than all the events.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

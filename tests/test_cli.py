@@ -1,0 +1,214 @@
+"""The command line, as a user meets it: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+
+from gossamer import Experiment, load_run
+from gossamer.cli import main
+
+Cli = Callable[..., tuple[int, str, str]]
+
+SMALL = """
+name: small
+nodes: 4
+task: {name: least-squares, samples: 64, features: 5}
+topology: {name: ring}
+algorithm: {name: d-psgd}
+optimizer: {name: sgd, lr: 0.1}
+batch_size: full
+evaluation: {every_rounds: 2}
+stop: {rounds: 4}
+engine: {name: simulate, trainer: sequential}
+"""
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run gossamer with arguments in a folder that has small.yaml; gives exit code, stdout, stderr."""
+    (tmp_path / "small.yaml").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
+        capfd.readouterr()
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        else:
+            code = 0
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("run", "small.yaml")
+    assert code == 0
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "experiment.yaml",
+        "environment.json",
+        "setup.json",
+        "metrics.parquet",
+        "events.parquet",
+        "models.safetensors",
+        "status.json",
+        "report.html",
+    }
+    assert not list((folder / "segments").iterdir()) if (folder / "segments").exists() else True
+    assert str(folder / "report.html").removeprefix(f"{tmp_path}/") in out.splitlines()[-1]
+    assert "round 4" in err
+    assert "consensus distance" in err
+    rounds = pl.read_parquet(folder / "metrics.parquet").filter(pl.col("node") == 0)["round"].to_list()
+    assert rounds == [0, 2, 4]
+
+
+def test_json_is_one_object_and_quiet_is_quiet(cli: Cli) -> None:
+    code, out, err = cli("run", "small.yaml", "--json", "--no-report")
+    said = json.loads(out)
+    assert (code, said["status"], said["nodes"], said["rounds"], said["report"], err) == (
+        0,
+        "done",
+        4,
+        4,
+        None,
+        "",
+    )
+    assert Path(said["run"]).is_dir()
+    assert cli("run", "small.yaml", "--quiet", "--no-report") == (0, "", "")
+
+
+def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
+    first = json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", "engine.trainer=auto")[1])
+    recorded = Path(first["run"]) / "experiment.yaml"
+    assert yaml.safe_load(recorded.read_text())["engine"]["trainer"] in ("sequential", "batched")
+    second = json.loads(cli("run", str(recorded), "--json", "--no-report")[1])
+    a, b = load_run(Path(first["run"])).parameters, load_run(Path(second["run"])).parameters
+    assert a is not None
+    assert b is not None
+    assert a.equal(b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "nodse=3"], "nodse: unknown field (did you mean 'nodes'?); accepted: "),
+        (
+            ["--set", "algorithm.local_stpes=3"],
+            "algorithm.local_stpes: unknown field (did you mean 'local_steps'?)",
+        ),
+        (["--set", "algorithm.name=d-pgsd"], "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?)"),
+        (
+            ["--set", "topology={name: random-regular, degree: 9}"],
+            "topology.degree: 9 with 4 nodes; accepted: ",
+        ),
+        (["--set", "task.name=mnist", "--set", "data_root=nowhere"], "nowhere does not exist"),
+        (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: a valid integer"),
+        (["--set", "stop={}"], "stop.rounds or stop.time_s"),
+        (["--set", "rounds"], "--set rounds: accepted: a.b=value"),
+        (["--set", "batch_size=0"], "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
+        (["--engine", "cluster"], "engine.name: got 'cluster'; accepted: simulate, processes"),
+        (["--set", "evaluation.nodes=[7]"], "evaluation.nodes: got [7]; accepted: ranks 0 to 3"),
+        (
+            ["--set", "stop.target={metric: test_acuracy, value: 1}"],
+            "stop.target.metric: got 'test_acuracy'; accepted: ",
+        ),
+        (["--set", "partition={name: dirichlet, alpha: 1}"], "partition"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    cli: Cli, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = cli("run", "small.yaml", *arguments)
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
+    assert cli("run", "none.yaml") == (
+        2,
+        "",
+        "error: none.yaml: No such file or directory; accepted: a YAML experiment file\n",
+    )
+    code, _, err = cli("report", "nothing")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "nothing" in err
+
+
+def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(
+        "from gossamer import Algorithm\n"
+        "class Breaks(Algorithm):\n"
+        "    async def run(self, node):\n"
+        "        async for r in node.rounds():\n"
+        "            await node.train()\n"
+        "            if r == 3 and node.rank == 2:\n"
+        "                raise RuntimeError('out of cheese')\n"
+    )
+    code, out, err = cli("run", "small.yaml", "--set", "algorithm.name=breaks:Breaks")
+    assert (code, out) == (1, "")
+    assert (
+        "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
+    )
+    folder = Path(err.splitlines()[-1].removeprefix("what was recorded is kept in "))
+    done = load_run(folder)
+    assert done.status == "failed"
+    assert done.metrics.filter(pl.col("round") == 2).height > 0
+
+
+def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
+    runs = [
+        json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
+        for s in (1, 2)
+    ]
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--png", "png", "--csv", "csv")
+    assert code == 0
+    assert out.split() == ["both.html", "png", "csv"]
+    assert (tmp_path / "both.html").stat().st_size > 1_000_000  # plotly is in it
+    assert list((tmp_path / "png").glob("*.png"))
+    assert list((tmp_path / "csv").glob("*.csv"))
+
+
+def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
+    listed = json.loads(cli("list", "--json")[1])
+    assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
+    assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"
+    assert "random-regular" in cli("list", "topology")[1]
+    assert cli("list", "algoritm")[0] == 2
+    code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))
+    measures = json.loads(out)
+    assert code == 0
+    # A ring of four under Metropolis-Hastings: eigenvalues 1, 1/3, 1/3, -1/3.
+    assert measures["spectral_gap"] == pytest.approx(2 / 3)
+    assert measures["diameter"] == 2
+    assert (tmp_path / "graph.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, gossamer.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_data_root_on_the_command_line_is_relative_to_the_working_directory(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "e.yaml").write_text(SMALL + "data_root: data\n")
+    in_file = Experiment.load("deep/e.yaml")
+    on_line = Experiment.load("deep/e.yaml", ["data_root=data"])
+    assert in_file.data_root == tmp_path / "deep" / "data"
+    assert on_line.data_root == tmp_path / "data"

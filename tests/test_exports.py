@@ -1,0 +1,28 @@
+"""The public surface: every name that is promised is there, and nothing is promised twice."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import gossamer
+
+
+@pytest.mark.parametrize("name", gossamer.__all__)
+def test_public_names_are_importable(name: str) -> None:
+    found = getattr(gossamer, name)
+    assert found.__doc__, f"gossamer.{name} has no docstring"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Algoritm'"):
+        _ = gossamer.Algoritm  # type: ignore[attr-defined]
+
+
+def test_every_module_imports_and_says_what_it_is_for() -> None:
+    for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
+        if module.name == "gossamer.__main__":
+            continue
+        assert importlib.import_module(module.name).__doc__, f"{module.name} has no docstring"
