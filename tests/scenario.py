@@ -1,4 +1,4 @@
-"""Small scripted protocols under the simulator: a test says what each node does, and looks at what came of it."""
+"""Small scripted protocols under the simulator: a test says what each node does and sees what came of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Played:
 
 
 def experiment(script: Script, nodes: int = 2, *, limit: int = 2**40, **fields: Any) -> Experiment:
-    """Least squares with ``FEATURES`` parameters, full batches, one second a step, links without latency or limit."""
+    """Least squares with ``FEATURES`` parameters, full batches, one second a step, links for free."""
     _scripts.append((script, {}))
     defaults: dict[str, Any] = {
         "nodes": nodes,

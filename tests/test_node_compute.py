@@ -157,7 +157,7 @@ def test_a_queued_training_can_be_cancelled_before_it_starts(tmp_path: Path) -> 
 
 
 def test_counters_of_a_cancelled_training_have_advanced(tmp_path: Path) -> None:
-    """The batch after a cancelled training of two steps is batch 2, and numbers name batches of the stream."""
+    """The batch after a cancelled training of two steps is batch 2, and a number names a batch."""
 
     async def script(node: Node) -> Any:
         training = node.spawn(node.train(2))

@@ -110,7 +110,7 @@ def test_modifying_the_buffers_in_place_does_not_write_them(tmp_path: Path) -> N
     [
         (
             torch.zeros(FEATURES + 1),
-            r"torch.float32 of shape \(4,\); accepted: torch.float32 of shape \(3,\)",
+            r"float32 of shape \(4,\); accepted: torch.float32 of shape \(3,\)",
         ),
         (torch.zeros(FEATURES, dtype=torch.float64), "got torch.float64"),
     ],

@@ -1,6 +1,5 @@
 """Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
-from gossamer.learning import optimizer as _optimizers
+from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 
-__all__: list[str] = []
-del _optimizers
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]

@@ -1,0 +1,1 @@
+"""The engine ``processes``: one node, one process, over TCP."""

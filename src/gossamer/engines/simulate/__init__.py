@@ -1,0 +1,1 @@
+"""The engine ``simulate``: all nodes in virtual time on one machine."""

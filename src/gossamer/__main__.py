@@ -1,0 +1,5 @@
+"""``python -m gossamer`` is the program ``gossamer``."""
+
+from gossamer.cli import main
+
+main()

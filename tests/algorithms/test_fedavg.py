@@ -1,0 +1,98 @@
+"""FedAvg's clients and server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gossamer
+from gossamer import BadInput, Experiment, Run
+from gossamer.algorithms import FedAvg
+
+
+def play(out: Path, nodes: int = 5, rounds: int = 4, **algorithm: Any) -> Run:
+    return gossamer.run(
+        Experiment.of(
+            {
+                "nodes": nodes,
+                "task": {"name": "least-squares", "features": 2, "samples": 10 * nodes, "test_samples": 5},
+                "algorithm": {"name": "fedavg", **algorithm},
+                "batch_size": "full",
+                "evaluation": {"every_rounds": 1},
+                "stop": {"rounds": rounds},
+                "engine": {"name": "simulate", "trainer": "batched"},
+            }
+        ),
+        out,
+    )
+
+
+def sent(run: Run, rank: int) -> list[int]:
+    """Messages that a node has sent by the end of each round."""
+    return run.metrics.filter(node=rank).sort("round")["messages_sent"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fraction", "clients"),
+    [
+        (5, 1.0, 4),
+        (5, 0.5, 2),
+        (5, 0.6, 2),
+        (5, 0.01, 1),
+        (11, 0.3, 3),
+        (11, 0.7, 7),
+        (26, 0.28, 7),
+        (50, 2 / 49, 2),
+    ],
+)
+def test_a_round_has_max_CK_1_clients(tmp_path: Path, nodes: int, fraction: float, clients: int) -> None:  # noqa: N802
+    """McMahan et al. (2017), Algorithm 1: m <- max(C K, 1), of K = nodes - 1 clients; C = k / K means k of them."""
+    run = play(tmp_path, nodes=nodes, client_fraction=fraction, rounds=2)
+    assert sent(run, 0) == [0, clients, 2 * clients]
+
+
+def test_other_clients_are_drawn_each_round_and_all_get_their_turn(tmp_path: Path) -> None:
+    run = play(tmp_path, client_fraction=0.25, rounds=40)
+    turns = [sent(run, rank)[-1] for rank in range(1, 5)]
+    assert sum(turns) == 40
+    # Each is drawn 10 times on average, with a standard deviation of 2.7.
+    assert all(1 <= count <= 24 for count in turns)
+
+
+@pytest.mark.parametrize("server", [0, 3])
+def test_the_server_holds_no_data_and_alone_is_judged(tmp_path: Path, server: int) -> None:
+    run = play(tmp_path, server=server)
+    assert [n == 0 for n in run.setup["samples"]] == [rank == server for rank in range(5)]
+    assert run.setup["judged"] == [server]
+    judged = run.metrics.filter(run.metrics["test_loss"].is_not_null())
+    assert set(judged["node"]) == {server}
+    assert judged["round"].to_list() == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=50)
+@given(st.integers(2, 50).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
+def test_ranks(case: tuple[int, int]) -> None:
+    nodes, server = case
+    algorithm = FedAvg(server=server)
+    assert sorted({*algorithm.data_ranks(nodes), *algorithm.judged_ranks(nodes)}) == list(range(nodes))
+    assert len(algorithm.data_ranks(nodes)) == nodes - 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "algorithm", "named"),
+    [
+        (1, {}, r"nodes: 1 for fedavg; accepted: at least 2"),
+        (4, {"server": 4}, r"algorithm\.server: rank 4 of 4 nodes; accepted: 0 to 3"),
+        (4, {"client_fraction": 0}, r"algorithm\.client_fraction"),
+        (4, {"client_fraction": 1.5}, r"algorithm\.client_fraction"),
+        (4, {"weighting": "size"}, r"algorithm\.weighting"),
+        (4, {"clients": 3}, r"algorithm\.clients"),
+    ],
+)
+def test_bad_input(tmp_path: Path, nodes: int, algorithm: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadInput, match=named):
+        play(tmp_path, nodes=nodes, **algorithm)

@@ -1,0 +1,146 @@
+"""The algorithms once more: NumPy, float64, least squares with full batches. What every engine is compared with.
+
+Nothing here is taken from gossamer. ``X`` is all nodes' models, one row a node [nodes, params]; a learner holds one node's
+data and optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Edges = Sequence[tuple[int, int]]
+
+
+class Learner:
+    """One node's half mean squared residual, 1/(2n) ||A x - b||^2, and heavy-ball descent on it."""
+
+    def __init__(self, A: Array, b: Array, lr: float, momentum: float = 0.0) -> None:
+        self.A, self.b, self.lr, self.momentum = A, b, lr, momentum
+        self.reset()
+
+    @property
+    def samples(self) -> int:
+        return len(self.b)
+
+    def reset(self) -> None:
+        self.velocity: Array = np.zeros(self.A.shape[1])
+
+    def gradient(self, x: Array) -> Array:
+        return self.A.T @ (self.A @ x - self.b) / self.samples
+
+    def descend(self, x: Array, steps: int) -> Array:
+        for _ in range(steps):
+            self.velocity = self.momentum * self.velocity + self.gradient(x)
+            x = x - self.lr * self.velocity
+        return x
+
+
+def d_psgd(
+    learners: Sequence[Learner],
+    X: Array,
+    rounds: int,
+    W: Callable[[int], Array],
+    steps: int = 1,
+    overlap: bool = False,
+    reset: bool = False,
+) -> Array:
+    """Steps then mixing, X <- W (X - eta G); overlapped, X <- W X - (displacement of the steps)."""
+    for r in range(rounds):
+        if reset:
+            for learner in learners:
+                learner.reset()
+        stepped = np.stack([learner.descend(x, steps) for learner, x in zip(learners, X, strict=True)])
+        X = W(r) @ X + (stepped - X) if overlap else W(r) @ stepped
+    return X
+
+
+def epidemic(
+    learners: Sequence[Learner],
+    X: Array,
+    rounds: int,
+    sent: Callable[[int], Iterable[tuple[int, int]]],
+    steps: int = 1,
+) -> Array:
+    """The plain mean of the own model and of those that were sent here."""
+    for r in range(rounds):
+        stepped = [learner.descend(x, steps) for learner, x in zip(learners, X, strict=True)]
+        heard = [[x] for x in stepped]
+        for source, to in sent(r):
+            heard[to].append(stepped[source])
+        X = np.stack([np.mean(models, axis=0) for models in heard])
+    return X
+
+
+def fedavg(
+    learners: Sequence[Learner],
+    X: Array,
+    rounds: int,
+    clients: Callable[[int], Iterable[int]],
+    steps: int = 1,
+    server: int = 0,
+    by_data: bool = True,
+) -> Array:
+    """The clients' weighted mean becomes the server's model; a client keeps what it trained last."""
+    X = X.copy()
+    for r in range(rounds):
+        chosen = list(clients(r))
+        for k in chosen:
+            learners[k].reset()
+            X[k] = learners[k].descend(X[server], steps)
+        weights = [learners[k].samples if by_data else 1 for k in chosen]
+        X[server] = np.average(X[chosen], axis=0, weights=weights)
+    return X
+
+
+def alone(learners: Sequence[Learner], X: Array, rounds: int, ranks: Iterable[int], steps: int = 1) -> Array:
+    """Some nodes train by themselves, the others stay as they are."""
+    X = X.copy()
+    for rank in ranks:
+        X[rank] = learners[rank].descend(X[rank], rounds * steps)
+    return X
+
+
+def all_reduce(learners: Sequence[Learner], X: Array, rounds: int, steps: int = 1) -> Array:
+    """Everybody has the mean of all."""
+    n = len(learners)
+    return d_psgd(learners, X, rounds, lambda r: np.full((n, n), 1 / n), steps)
+
+
+# --- mixing matrices ---------------------------------------------------------------------------------------------------
+
+
+def adjacency(nodes: int, edges: Edges) -> Array:
+    """A[i, j] = 1 where i and j are neighbours."""
+    A = np.zeros((nodes, nodes))
+    for i, j in edges:
+        A[i, j] = A[j, i] = 1
+    return A
+
+
+def metropolis_hastings(A: Array) -> Array:
+    """W_ij = 1 / (1 + max(d_i, d_j)) on edges."""
+    degree = A.sum(axis=1)
+    W: Array = A / (1 + np.maximum.outer(degree, degree))
+    return W + np.diag(1 - W.sum(axis=1))
+
+
+def uniform(A: Array) -> Array:
+    """W_ij = 1 / (1 + d_i) on edges and for oneself."""
+    closed = A + np.eye(len(A))
+    return closed / closed.sum(axis=1, keepdims=True)
+
+
+def data_size(A: Array, samples: Sequence[int]) -> Array:
+    """W_ij proportional to n_j on edges and for oneself."""
+    shares = (A + np.eye(len(A))) * np.asarray(samples)
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def one_peer_exponential(nodes: int, r: int) -> Array:
+    """Half of oneself, half of the node 2^(r mod log2 n) before."""
+    hop = 2 ** (r % round(np.log2(nodes)))
+    return (np.eye(nodes) + np.roll(np.eye(nodes), hop, axis=0)) / 2

@@ -1,0 +1,296 @@
+"""Every algorithm: its NumPy reference, both trainers, both engines; and the engines agree to the bit (law 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from numpy.typing import NDArray
+from reference import Learner
+from user_algorithms import read_ledger
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.engines.setup import prepare
+
+NODES = 4
+ROUNDS = 15
+EDGES = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]  # degrees 3, 2, 3, 2: weights differ by rule
+FRACTIONS = [0.4, 0.3, 0.2, 0.1]
+GIVEN = np.array([[0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.6, 0.1], [0.6, 0.0, 0.1, 0.3]])
+A = reference.adjacency(NODES, EDGES)
+
+
+@dataclass
+class World:
+    """What a reference is given: data and first models of one experiment, and what was seen on the wire."""
+
+    experiment: Experiment
+    sent: list[tuple[list[str | int], int, int]]
+
+    @cached_property
+    def _setup(self) -> Any:
+        return prepare(self.experiment)
+
+    @property
+    def learners(self) -> list[Learner]:
+        inputs, targets = (tensor.double().numpy() for tensor in self._setup.task.train)
+        optimizer = self.experiment.optimizer
+        return [
+            Learner(inputs[part], targets[part, 0], optimizer.lr, optimizer.momentum)
+            for part in self._setup.parts
+        ]
+
+    @property
+    def initial(self) -> NDArray[np.float64]:
+        return np.stack([self._setup.initial(rank).parameters.double().numpy() for rank in range(NODES)])
+
+    @property
+    def samples(self) -> list[int]:
+        return [len(part) for part in self._setup.parts]
+
+    def pairs(self, r: int, *words: str) -> list[tuple[int, int]]:
+        """(source, to) of the messages tagged (*words, r)."""
+        return [(source, to) for tag, source, to in self.sent if tag == [*words, r]]
+
+
+@dataclass
+class Case:
+    """An experiment and its reference."""
+
+    name: str
+    algorithm: dict[str, Any]
+    expected: Callable[[World], NDArray[np.float64]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    processes: dict[str, Any] | None = None
+    """Options of the engine ``processes``; None leaves it out (starting it costs seconds)."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def mixing(W: Callable[[int], NDArray[np.float64]], **options: Any) -> Callable[[World], NDArray[np.float64]]:
+    return lambda world: reference.d_psgd(world.learners, world.initial, ROUNDS, W, **options)
+
+
+def federated(
+    steps: int = 1, server: int = 0, by_data: bool = True
+) -> Callable[[World], NDArray[np.float64]]:
+    def expected(world: World) -> NDArray[np.float64]:
+        return reference.fedavg(
+            world.learners,
+            world.initial,
+            ROUNDS,
+            lambda r: [to for _, to in world.pairs(r, "model")],
+            steps,
+            server,
+            by_data,
+        )
+
+    return expected
+
+
+def spread(steps: int = 1) -> Callable[[World], NDArray[np.float64]]:
+    return lambda world: reference.epidemic(world.learners, world.initial, ROUNDS, world.pairs, steps)
+
+
+MH = reference.metropolis_hastings(A)
+UNIFORM = reference.uniform(A)
+MOMENTUM = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.8}}
+THREE_CLIENTS = {"partition": {"name": "sizes", "fractions": [0.6, 0.3, 0.1]}}
+ONE_HOLDER = {"partition": "iid"}
+
+
+def topology(**options: Any) -> dict[str, Any]:
+    return {"topology": {"name": "edge-list", "path": "edges.txt", **options}}
+
+
+CASES = [
+    Case("d-psgd", {"name": "d-psgd"}, mixing(lambda r: MH), processes={}),
+    Case(
+        "d-psgd-uniform-steps-momentum",
+        {"name": "d-psgd", "local_steps": 3},
+        mixing(lambda r: UNIFORM, steps=3),
+        {**topology(weights="uniform"), **MOMENTUM},
+    ),
+    Case(
+        "d-psgd-given",
+        {"name": "d-psgd", "local_steps": 2},
+        mixing(lambda r: GIVEN, steps=2),
+        topology(weights={"name": "given", "path": "weights.txt"}),
+    ),
+    Case(
+        "d-psgd-data-size",
+        {"name": "d-psgd"},
+        lambda world: mixing(lambda r: reference.data_size(A, world.samples))(world),
+        topology(weights="data-size"),
+    ),
+    Case(
+        "d-psgd-reset",
+        {"name": "d-psgd", "local_steps": 3, "reset_optimizer": True},
+        mixing(lambda r: MH, steps=3, reset=True),
+        MOMENTUM,
+    ),
+    Case(
+        "d-psgd-one-peer",
+        {"name": "d-psgd"},
+        mixing(lambda r: reference.one_peer_exponential(NODES, r)),
+        {"topology": "one-peer-exponential"},
+    ),
+    Case("d-psgd-overlap", {"name": "d-psgd", "overlap": True}, mixing(lambda r: MH, overlap=True)),
+    Case(
+        "d-psgd-overlap-steps-momentum",
+        {"name": "d-psgd", "overlap": True, "local_steps": 3},
+        mixing(lambda r: MH, overlap=True, steps=3),
+        MOMENTUM,
+        processes={"train_at_once": 1},
+    ),
+    Case("epidemic-oracle", {"name": "epidemic-oracle", "degree": 2}, spread(), processes={}),
+    Case(
+        "epidemic-oracle-steps-momentum",
+        {"name": "epidemic-oracle", "degree": 3, "local_steps": 2},
+        spread(2),
+        MOMENTUM,
+    ),
+    Case("epidemic-local", {"name": "epidemic-local", "degree": 1}, spread(), processes={}),
+    Case(
+        "epidemic-local-steps-momentum",
+        {"name": "epidemic-local", "degree": 2, "local_steps": 3},
+        spread(3),
+        MOMENTUM,
+    ),
+    Case("fedavg", {"name": "fedavg"}, federated(), THREE_CLIENTS),
+    Case(
+        "fedavg-fraction-steps-momentum",
+        {"name": "fedavg", "client_fraction": 0.7, "local_steps": 3, "server": 2},
+        federated(3, server=2),
+        {**THREE_CLIENTS, **MOMENTUM},
+        processes={},
+    ),
+    Case(
+        "fedavg-uniform",
+        {"name": "fedavg", "client_fraction": 0.7, "weighting": "uniform"},
+        federated(by_data=False),
+        THREE_CLIENTS,
+    ),
+    Case(
+        "local",
+        {"name": "local", "local_steps": 2},
+        lambda world: reference.alone(world.learners, world.initial, ROUNDS, range(NODES), 2),
+        MOMENTUM,
+        processes={},
+    ),
+    Case(
+        "centralized",
+        {"name": "centralized", "local_steps": 2},
+        lambda world: reference.alone(world.learners, world.initial, ROUNDS, [0], 2),
+        ONE_HOLDER,
+        processes={},
+    ),
+    Case(
+        "all-reduce",
+        {"name": "all-reduce"},
+        lambda world: reference.all_reduce(world.learners, world.initial, ROUNDS),
+        processes={},
+    ),
+    Case(
+        "all-reduce-steps-momentum",
+        {"name": "all-reduce", "local_steps": 3},
+        lambda world: reference.all_reduce(world.learners, world.initial, ROUNDS, 3),
+        MOMENTUM,
+    ),
+]
+
+
+class Played:
+    """The runs of one case, each made when it is first asked for."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self._folder = case, folder
+        self._runs: dict[str, Run] = {}
+        (folder / "edges.txt").write_text("".join(f"{i} {j}\n" for i, j in EDGES))
+        np.savetxt(folder / "weights.txt", GIVEN)
+
+    def experiment(self, engine: str = "sequential") -> Experiment:
+        ledger = self._folder / f"ledger-{engine}"
+        ledger.mkdir(exist_ok=True)
+        settings: dict[str, Any] = {
+            "name": self.case.name,
+            "seed": 3,
+            "nodes": NODES,
+            "task": {"name": "least-squares", "features": 5, "samples": 60, "noise": 0.5},
+            "partition": {"name": "sizes", "fractions": FRACTIONS},
+            **topology(),
+            "algorithm": self.case.algorithm,
+            "wrappers": [{"name": "user_algorithms:Ledger", "folder": str(ledger)}],
+            "optimizer": {"name": "sgd", "lr": 0.15},
+            "batch_size": "full",
+            "initial": "independent",
+            "evaluation": {"every_rounds": 5},
+            "stop": {"rounds": ROUNDS},
+            "engine": {"name": "processes", **(self.case.processes or {})}
+            if engine == "processes"
+            else {"name": "simulate", "trainer": engine},
+        }
+        return Experiment.of({**settings, **self.case.settings}, self._folder)
+
+    def parameters(self, engine: str) -> torch.Tensor:
+        if engine not in self._runs:
+            self._runs[engine] = gossamer.run(self.experiment(engine), self._folder / "runs")
+        found = self._runs[engine].parameters
+        assert found is not None
+        return found
+
+    def sent(self, engine: str) -> list[tuple[list[str | int], int, int]]:
+        self.parameters(engine)
+        return read_ledger(self._folder / f"ledger-{engine}")
+
+    def expected(self, engine: str) -> NDArray[np.float64]:
+        return self.case.expected(World(self.experiment(engine), self.sent(engine)))
+
+
+@pytest.fixture(scope="module")
+def all_played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Played]]:
+    yield {case.name: Played(case, tmp_path_factory.mktemp(case.name)) for case in CASES}
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_simulation_ends_where_numpy_does(all_played: dict[str, Played], name: str, trainer: str) -> None:
+    played = all_played[name]
+    np.testing.assert_allclose(
+        played.parameters(trainer).numpy(), played.expected(trainer), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.processes is not None])
+def test_processes_end_where_numpy_does_and_with_the_simulators_bits(
+    all_played: dict[str, Played], name: str
+) -> None:
+    played = all_played[name]
+    real = played.parameters("processes")
+    np.testing.assert_allclose(real.numpy(), played.expected("processes"), rtol=1e-4, atol=1e-5)
+    assert torch.equal(real, played.parameters("sequential"))
+    assert played.sent("processes") == played.sent("sequential")
+
+
+def test_every_algorithm_is_a_case() -> None:
+    from gossamer.registry import names
+
+    assert {case.algorithm["name"] for case in CASES} == set(names("algorithm"))
+    assert {case.algorithm["name"] for case in CASES if case.processes is not None} == set(names("algorithm"))
+
+
+def test_the_references_tell_the_cases_apart(all_played: dict[str, Played]) -> None:
+    """Or agreement would mean little: no case's end lies within ten times the tolerance of another's."""
+    ends = {name: played.expected("sequential") for name, played in all_played.items()}
+    for (one, X), (other, Y) in combinations(ends.items(), 2):
+        assert np.abs(X - Y).max() > 1e-3, (one, other)

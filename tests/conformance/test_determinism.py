@@ -1,0 +1,133 @@
+"""A simulated run is a function of its experiment: to the bit, whatever else happens beside it (law 3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+
+import gossamer
+from gossamer import Experiment, Run
+
+MLP: dict[str, Any] = {
+    "nodes": 6,
+    "seed": 7,
+    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "partition": {"name": "dirichlet", "alpha": 0.5},
+    "topology": {"name": "random-regular", "degree": 3},
+    "algorithm": {"name": "d-psgd", "local_steps": 2},
+    "batch_size": 8,
+    "compute": {"name": "constant", "seconds_per_step": 0.005},
+    "evaluation": {"every_rounds": 4, "samples": 50},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+    "stop": {"rounds": 12},
+}
+UNEQUAL: dict[str, Any] = {
+    "compute": {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7},
+    "network": {"name": "uniform", "latency_s": 0.004, "bandwidth_mbps": 5},
+}
+ALGORITHMS: list[dict[str, Any]] = [
+    {"name": "d-psgd", "local_steps": 2},
+    {"name": "d-psgd", "local_steps": 2, "overlap": True},
+    {"name": "epidemic-oracle", "degree": 3},
+    {"name": "epidemic-local", "degree": 2},
+    {"name": "fedavg", "client_fraction": 0.5},
+    {"name": "all-reduce"},
+]
+
+
+def play(out: Path, **changes: Any) -> Run:
+    return gossamer.run(Experiment.of({**MLP, **changes}), out)
+
+
+def same_bits(one: Run, other: Run) -> bool:
+    assert one.parameters is not None
+    assert other.parameters is not None
+    return torch.equal(one.parameters, other.parameters)
+
+
+def assert_same_record(one: Run, other: Run) -> None:
+    """Parameters to the bit, and every recorded value but real time."""
+    assert same_bits(one, other)
+    assert_frame_equal(one.metrics.drop("wall_s"), other.metrics.drop("wall_s"), check_exact=True)
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_the_same_experiment_again(tmp_path: Path, trainer: str) -> None:
+    engine = {"name": "simulate", "trainer": trainer}
+    first = play(tmp_path, engine=engine, **UNEQUAL)
+    torch.manual_seed(99)  # nothing may depend on the state of global generators
+    assert_same_record(first, play(tmp_path, engine=engine, **UNEQUAL))
+
+
+def test_the_saved_experiment_is_the_whole_truth(tmp_path: Path) -> None:
+    first = play(tmp_path, **UNEQUAL)
+    again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
+    assert_same_record(first, again)
+
+
+@pytest.mark.parametrize("field", [{"seed": 8}, {"batch_size": 9}, {"algorithm": "d-psgd"}])
+def test_another_experiment_ends_elsewhere(tmp_path: Path, field: dict[str, Any]) -> None:
+    assert not same_bits(play(tmp_path), play(tmp_path, **field))
+
+
+def test_global_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    play(tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("environment", [{}, UNEQUAL], ids=["equal", "unequal"])
+def test_unrelated_timers_change_nothing(tmp_path: Path, environment: dict[str, Any]) -> None:
+    """Of synchronous nodes: no bit of the models, no instant of the record."""
+    quiet = play(tmp_path, **environment)
+    busy = play(tmp_path, algorithm={"name": "user_algorithms:Restless", "local_steps": 2}, **environment)
+    assert_same_record(quiet, busy)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_time_changes_no_synchronous_algorithm(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    """Slow nodes and links move instants, not results."""
+    instant = play(tmp_path, algorithm=algorithm, compute={"name": "constant", "seconds_per_step": 0})
+    slow = play(tmp_path, algorithm=algorithm, **UNEQUAL)
+    assert same_bits(instant, slow)
+    assert instant.metrics["time_s"].max() == 0
+    end = slow.metrics["time_s"].max()
+    assert isinstance(end, float)
+    assert end > 0.1
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_asynchronous_gossip_repeats_itself(tmp_path: Path, trainer: str) -> None:
+    settings = {
+        "algorithm": "user_algorithms:Chatter",
+        "evaluation": {"every_rounds": None, "every_s": 0.05, "samples": 50},
+        "engine": {"name": "simulate", "trainer": trainer},
+        **UNEQUAL,
+    }
+    first = play(tmp_path, **settings)
+    assert_same_record(first, play(tmp_path, **settings))
+    # It is asynchronous: nodes are in different rounds at one instant, and time matters.
+    rows = first.metrics.filter(pl.col("node") >= 0)
+    assert (rows.group_by("time_s").agg(pl.col("round").n_unique())["round"] > 1).any()
+    assert not same_bits(first, play(tmp_path, **{**settings, "network": "uniform"}))
+
+
+def test_batching_changes_an_asynchronous_run_by_rounding_only(tmp_path: Path) -> None:
+    """What nodes read is decided by due instants: a trainer that batches them sees the same messages."""
+    settings = {
+        "algorithm": "user_algorithms:Chatter",
+        "evaluation": {"every_rounds": 1, "samples": 50},
+        **UNEQUAL,
+    }
+    one, other = (
+        play(tmp_path, **settings, engine={"name": "simulate", "trainer": trainer})
+        for trainer in ("sequential", "batched")
+    )
+    seen = ["node", "round", "time_s", "heard", "bytes_received"]
+    assert_frame_equal(one.metrics.select(seen), other.metrics.select(seen), check_exact=True)
+    torch.testing.assert_close(one.parameters, other.parameters, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,123 @@
+"""Law 4 on models with more than one matrix: `simulate` (sequential, one thread) and `processes` end with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gossamer
+from gossamer import Experiment, Run
+
+MLP: dict[str, Any] = {
+    "nodes": 8,
+    "seed": 5,
+    "task": {"name": "digits", "model": "mlp", "hidden": [24]},
+    "partition": {"name": "dirichlet", "alpha": 0.5},
+    "topology": {"name": "random-regular", "degree": 3, "every_rounds": 1},
+    "algorithm": {"name": "d-psgd", "local_steps": 3},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    "batch_size": 16,
+    "evaluation": {"every_rounds": 4, "samples": 100},
+    "stop": {"rounds": 8},
+}
+BATCH_NORM: dict[str, Any] = {
+    "nodes": 4,
+    "task": {"name": "user_tasks:batch_norm"},
+    "topology": "ring",
+    "algorithm": {"name": "d-psgd", "local_steps": 2},
+    "batch_size": 8,
+    "initial": "independent",
+    "evaluation": {"every_rounds": 3},
+    "stop": {"rounds": 6},
+}
+
+
+def play(settings: dict[str, Any], out: Path, **changes: Any) -> Run:
+    engine = {"name": "simulate", "trainer": "sequential"}
+    return gossamer.run(Experiment.of({"engine": engine, **settings, **changes}), out)
+
+
+Played = Callable[[dict[str, Any]], tuple[Run, Run]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Settings -> the run under each engine, made once."""
+    runs: dict[str, tuple[Run, Run]] = {}
+
+    def get(settings: dict[str, Any]) -> tuple[Run, Run]:
+        out = tmp_path_factory.mktemp("runs")
+        if str(settings) not in runs:
+            runs[str(settings)] = play(settings, out), play(settings, out, engine={"name": "processes"})
+        return runs[str(settings)]
+
+    return get
+
+
+@pytest.mark.parametrize("settings", [MLP, BATCH_NORM], ids=["mlp", "batch-norm"])
+def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
+    simulated, real = played(settings)
+    one, other = (load_file(run.path / "models.safetensors") for run in (simulated, real))
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+    # Equal models are judged equally, at every recorded round and not only at the end.
+    columns = ["round", "node", "step", "train_loss", "test_loss", "consensus_distance"]
+    assert simulated.metrics.select(columns).equals(real.metrics.select(columns))
+
+
+@pytest.mark.parametrize("settings", [MLP, BATCH_NORM], ids=["mlp", "batch-norm"])
+def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
+    """A real node may still have messages of its last round in the queue when it is recorded; what has gone counts alike."""
+    simulated, real = played(settings)
+    rows = simulated.metrics.join(real.metrics, on=["round", "node"], suffix="_real").filter(
+        pl.col("round") > 0
+    )
+    rows = rows.filter(pl.col("node") >= 0)
+    size = rows["bytes_sent"] / rows["messages_sent"]
+    assert size.n_unique() == 1
+    assert (rows["bytes_sent_real"] == rows["messages_sent_real"] * size).all()
+    assert (rows["messages_sent_real"] <= rows["messages_sent"]).all()
+    a_round = rows["messages_sent"] / rows["round"]
+    assert (rows["messages_sent_real"] >= rows["messages_sent"] - a_round).all()
+
+
+def buffers(run: Run) -> torch.Tensor:
+    return load_file(run.path / "models.safetensors")["buffers"]
+
+
+def test_batch_norm_statistics_are_mixed_as_parameters_are(tmp_path: Path) -> None:
+    """On a complete graph one mixing step makes everything equal, buffers too; without it they stay apart."""
+    settings = {**BATCH_NORM, "topology": "complete"}
+    mixed = play(settings, tmp_path)
+    assert mixed.parameters is not None
+    torch.testing.assert_close(mixed.parameters, mixed.parameters[:1].expand(4, -1))
+    torch.testing.assert_close(buffers(mixed), buffers(mixed)[:1].expand(4, -1))
+    alone = play(settings, tmp_path, algorithm={"name": "local", "local_steps": 2})
+    assert (buffers(alone) - buffers(alone)[:1]).abs().max() > 0.01
+
+
+def test_batch_norm_counters_stay_whole_numbers(tmp_path: Path) -> None:
+    """The last buffer counts batches: 2 steps in each of 6 rounds, mixed or not."""
+    for algorithm in ("d-psgd", "all-reduce", "local"):
+        run = play(BATCH_NORM, tmp_path, algorithm={"name": algorithm, "local_steps": 2})
+        assert buffers(run)[:, -1].tolist() == [12.0] * 4, algorithm
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_all_reduce_leaves_one_model_to_the_bit(tmp_path: Path, trainer: str) -> None:
+    run = play(
+        BATCH_NORM,
+        tmp_path,
+        algorithm="all-reduce",
+        engine={"name": "simulate", "trainer": trainer},
+    )
+    assert run.parameters is not None
+    assert torch.equal(run.parameters, run.parameters[:1].expand(4, -1))
+    assert torch.equal(buffers(run), buffers(run)[:1].expand(4, -1))

@@ -1,0 +1,208 @@
+"""Runs that fail: one clear error, what was recorded before it is kept, and no process is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import gossamer
+from gossamer import Deadlock, Experiment, Run, RunFailed, load_run
+
+NODES, VICTIM, AT, ROUNDS = 4, 2, 3, 6
+DEADLINE_S = 60.0
+
+
+def play(out: Path, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 4, "samples": 40},
+        "topology": "complete",
+        "algorithm": {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT},
+        "batch_size": "full",
+        "evaluation": {"every_rounds": 1},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+        "stop": {"rounds": ROUNDS},
+    }
+    return gossamer.run(Experiment.of({**settings, **changes}), out)
+
+
+def rounds_of(run: Run, rank: int) -> list[int]:
+    return run.metrics.filter(node=rank)["round"].to_list()
+
+
+def recorded(error: RunFailed) -> Run:
+    """What is left of a failed run; it says that and why it failed."""
+    assert error.folder is not None
+    run = load_run(error.folder)
+    assert run.status == "failed"
+    assert run.error == str(error)
+    assert run.parameters is None
+    return run
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {DEADLINE_S} s: {what}"
+        time.sleep(0.02)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Dead; perhaps not yet reaped by whoever inherited it."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+@pytest.mark.parametrize("by", ["exception", "spawned"])
+def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
+    with pytest.raises(RunFailed) as caught:
+        play(tmp_path, algorithm=algorithm, engine={"name": engine})
+    error = caught.value
+    assert (error.node, error.round) == (VICTIM, AT)
+    assert "node 2 failed in round 3: ArithmeticError: the well is dry" in str(error)
+    assert "user_algorithms.py" in str(error)
+    assert "_raise" in error.traceback
+    run = recorded(error)
+    # Rounds are counted when they are completed: 0 to 2 of them were.
+    assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
+    assert rounds_of(run, -1)[:3] == [0, 1, 2]
+    assert not (run.path / "segments").exists()
+
+
+def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": 1, "at": 0}
+    with pytest.raises(RunFailed, match="node 1 failed in round 0: ArithmeticError") as caught:
+        play(tmp_path, algorithm=algorithm)
+    assert rounds_of(recorded(caught.value), 0) == [0]
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_loss_that_raises_is_the_failure_of_the_node_that_computed_it(tmp_path: Path, engine: str) -> None:
+    """Though the simulator computes many nodes' steps in one go."""
+    with pytest.raises(RunFailed, match="OverflowError: a target beyond all measure") as caught:
+        play(
+            tmp_path,
+            task={"name": "user_tasks:poisoned", "owners": NODES, "bad": VICTIM},
+            partition="natural",
+            algorithm="local",
+            engine={"name": engine, "trainer": "sequential"},
+        )
+    assert (caught.value.node, caught.value.round) == (VICTIM, 0)
+
+
+def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
+    with pytest.raises(Deadlock) as caught:
+        play(tmp_path, algorithm="user_algorithms:Silence")
+    for said in (
+        "node 0 for tag ('never', 0, 0) from ranks [1]",
+        "node 1 for tag ('never', 1, 0) from ranks [2]",
+        "node 2 for tag ('never', 2, 0) from ranks [3]",
+        "node 3 for tag 'nothing' from ranks [0]",
+    ):
+        assert said in str(caught.value)
+    assert rounds_of(recorded(caught.value), 0) == [0]
+
+
+def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"}
+    with pytest.raises(RunFailed, match=r"node 2 died in round \d: killed by SIGKILL") as caught:
+        play(tmp_path, algorithm=algorithm, engine={"name": "processes"})
+    assert caught.value.node == VICTIM
+    run = recorded(caught.value)
+    assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
+    assert run.events.filter(event="lost")["node"].to_list() == [VICTIM]
+
+
+def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
+    """With gather.lost_peer: skip, the others go on to the end."""
+    run = play(
+        tmp_path,
+        algorithm={"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "sigkill"},
+        gather={"lost_peer": "skip"},
+        engine={"name": "processes"},
+    )
+    assert run.status == "done"
+    for rank in set(range(NODES)) - {VICTIM}:
+        assert rounds_of(run, rank) == list(range(ROUNDS + 1))
+    assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
+    # What all the living were judged at is recorded for the network as well.
+    assert rounds_of(run, -1) == list(range(ROUNDS + 1))
+    assert run.parameters is not None
+    ended = np.isfinite(run.parameters.numpy()).all(axis=1)
+    assert ended.tolist() == [rank != VICTIM for rank in range(NODES)]
+    [event] = run.events.filter(event="lost").to_dicts()
+    assert event["node"] == VICTIM
+    assert "SIGKILL" in event["detail"]
+
+
+def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"node \d failed at start: ConnectionError: the licence server is down"
+    ) as caught:
+        play(tmp_path, task="user_tasks:refuses_to_fork", engine={"name": "processes"})
+    assert caught.value.node in range(NODES)
+    assert "user_tasks.py" in caught.value.traceback
+    assert recorded(caught.value).metrics.is_empty()
+
+
+LAUNCHER = """
+import sys
+from gossamer import Experiment, run
+
+run(
+    Experiment.of(
+        {
+            "nodes": 4,
+            "task": {"name": "least-squares", "samples": 40},
+            "algorithm": "d-psgd",
+            "evaluation": {"every_rounds": 20},
+            "engine": {"name": "processes"},
+            "stop": {"rounds": 1_000_000},
+        }
+    ),
+    sys.argv[1],
+)
+"""
+
+
+def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
+    script, out = tmp_path / "launch.py", tmp_path / "runs"
+    script.write_text(LAUNCHER)
+    with subprocess.Popen([sys.executable, str(script), str(out)]) as launcher:
+        try:
+
+            def rows_are_there() -> bool:
+                assert launcher.poll() is None, "the launcher ended by itself"
+                segments = list(out.glob("*/*/segments/metrics-*.jsonl"))
+                return sum(path.stat().st_size > 1000 for path in segments) >= NODES
+
+            wait_until(rows_are_there, "every node has recorded rows")
+            family = psutil.Process(launcher.pid).children(recursive=True)
+            assert len(family) == 1 + NODES, "a fork server and its nodes"
+        finally:
+            launcher.kill()
+    wait_until(lambda: all(map(is_gone, family)), "every process of the run is gone")
+    run = load_run(out)
+    assert run.status == "running or killed"
+    assert run.parameters is None
+    for rank in range(NODES):
+        assert rounds_of(run, rank)[:2] == [0, 20]

@@ -1,0 +1,79 @@
+"""Tasks as a user writes them: outside the package, found by "user_tasks:function" or "user_tasks:Class"."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gossamer import Task
+from gossamer.randomness import generator
+from gossamer.tasks.source import TaskSource
+
+FEATURES = 6
+
+
+def half_mean_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (outputs - targets).square().mean()
+
+
+def _data(samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    rng = generator(seed, "user-task")
+    x = rng.standard_normal((samples, FEATURES)).astype("float32")
+    y = x @ rng.standard_normal((FEATURES, 1)).astype("float32")
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+class Plane(TaskSource):
+    """A linear regression of its own."""
+
+    samples: int = 40
+
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        return Task(
+            model=lambda: nn.Linear(FEATURES, 1, bias=False),
+            train=_data(self.samples, seed),
+            test=_data(20, seed + 1),
+            loss=half_mean_square,
+            metrics={"spread": lambda outputs, targets: (outputs - targets).abs().mean()},
+        )
+
+
+def batch_norm(samples: int = 64) -> Task:
+    """A model with buffers."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+    return Task(model=model, train=_data(samples, 1), test=_data(20, 2), loss=half_mean_square)
+
+
+def poisoned(samples: int = 40, owners: int = 4, bad: int = 2) -> Task:
+    """A loss that can't take the samples of one owner."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        # A tensor's value can't steer Python code under vmap: for the sequential trainer only.
+        if bool((targets > 1e6).any()):
+            raise OverflowError("a target beyond all measure")
+        return half_mean_square(outputs, targets)
+
+    x, y = _data(samples, 1)
+    groups = torch.arange(samples) % owners
+    y[groups == bad] = 1e9
+    return Task(
+        model=lambda: nn.Linear(FEATURES, 1), train=(x, y), test=_data(20, 2), loss=loss, groups=groups
+    )
+
+
+def refuses_to_fork() -> Task:
+    """A model that can be made in the process that loads the data, and in no other."""
+    home = os.getpid()
+
+    def model() -> nn.Module:
+        if os.getpid() != home:
+            raise ConnectionError("the licence server is down")
+        return nn.Linear(FEATURES, 1)
+
+    return Task(model=model, train=_data(40, 1), test=_data(20, 2), loss=half_mean_square)

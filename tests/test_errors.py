@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed, listed, suggest
+
+
+def test_bad_input_is_one_line_a_problem() -> None:
+    error = BadInput("nodes: 0; accepted: 1 or more", "seed: -1; accepted: 0 or more")
+    assert error.problems == ("nodes: 0; accepted: 1 or more", "seed: -1; accepted: 0 or more")
+    assert str(error).splitlines() == list(error.problems)
+
+
+def test_a_failed_run_says_where() -> None:
+    error = RunFailed("node 3 failed", node=3, round=7, traceback="Traceback ...")
+    assert (str(error), error.node, error.round, error.traceback) == ("node 3 failed", 3, 7, "Traceback ...")
+    assert error.folder is None
+    assert RunFailed("cause").node is None
+
+
+def test_everything_on_purpose_can_be_caught_as_one() -> None:
+    for kind in (BadInput, RunFailed, Deadlock):
+        assert issubclass(kind, GossamerError)
+    assert issubclass(Deadlock, RunFailed)
+    assert not issubclass(BadInput, RunFailed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("rign", " (did you mean 'ring'?)"), ("complet", " (did you mean 'complete'?)"), ("zzz", ""), ("", "")],
+)
+def test_the_nearest_accepted_name_is_suggested(wrong: str, said: str) -> None:
+    assert suggest(wrong, ["ring", "star", "complete"]) == said
+
+
+def test_nothing_is_near_where_nothing_is_accepted() -> None:
+    assert suggest("ring", []) == ""
+
+
+def test_names_are_listed_in_order() -> None:
+    assert listed(["star", "complete", "ring"]) == "complete, ring, star"
+    assert listed([]) == ""

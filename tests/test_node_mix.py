@@ -1,0 +1,187 @@
+"""Node: combine, mix and index sets. The sums themselves are tested in tests/learning/test_mixing.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer import Model, Node, Part
+from scenario import FEATURES, play
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_mix_is_the_weighted_sum_with_the_rest_for_self(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.parameters = vector(1.0, 2.0, 4.0)
+        await node.mix({1: vector(0.0, 8.0, 4.0), 2: vector(4.0, 0.0, 4.0)}, {1: 0.25, 2: 0.5})
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [2.25, 2.5, 4.0]
+
+
+def test_the_weight_of_the_absent_goes_to_self(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.parameters = vector(1.0, 2.0, 4.0)
+        await node.mix({2: vector(5.0, 6.0, 8.0)}, {1: 0.25, 2: 0.5})
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [3.0, 4.0, 6.0]
+
+
+def test_renormalize_divides_each_coordinate_by_the_weight_that_is_present(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.parameters = vector(1.0, 2.0, 4.0)
+        inbox = {1: Part(vector(3.0, 5.0), 0, 3), 2: Part(vector(8.0), 1, 3)}
+        await node.mix(inbox, {1: 1.0, 2: 1.0}, self_weight=1.0, missing="renormalize")
+        return node.parameters
+
+    # DivShare: coordinate 0 is a mean of two, 1 of three, 2 of the own alone.
+    assert play(tmp_path, script, 1).values[0].tolist() == [2.0, 5.0, 4.0]
+
+
+def test_combine_leaves_the_parameters_alone_and_takes_any_length(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        before = node.parameters
+        own = torch.zeros(5)
+        mixed = await node.combine(own, {3: torch.ones(5)}, {3: 0.25}, self_weight=10.0)
+        assert node.parameters is before
+        assert own.tolist() == [0.0] * 5
+        own.add_(1.0)
+        return mixed
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [0.25] * 5
+
+
+def test_mixing_takes_no_time_and_reads_the_parameters_when_the_instant_is_quiet(tmp_path: Path) -> None:
+    """A write of the same instant, by another task, comes first."""
+
+    async def script(node: Node) -> Any:
+        node.parameters = vector(0.0, 0.0, 0.0)
+
+        async def writer() -> None:
+            for _ in range(3):
+                await node.sleep(0)
+            node.parameters = node.parameters + 8.0
+
+        task = node.spawn(writer())
+        await node.mix({1: vector(4.0, 4.0, 4.0)}, {1: 0.5})
+        assert task.done()
+        assert node.now() == 0.0
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [6.0] * 3
+
+
+def test_a_cancelled_mix_writes_nothing(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.parameters = vector(1.0, 1.0, 1.0)
+        other = vector(5.0, 5.0, 5.0)
+        task = node.spawn(node.mix({1: other}, {1: 0.5}))
+        await node.sleep(0)
+        task.cancel()
+        await node.sleep(1)
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() in ([1.0] * 3, [3.0] * 3)
+
+
+def test_parts_by_range_indices_and_index_set(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        chosen = torch.tensor([2, 0])
+        node.index_set("ends", chosen)
+        chosen.zero_()  # the set was fixed at the call
+        node.parameters = vector(0.0, 0.0, 0.0)
+        inbox = {
+            1: Part(vector(1.0, 2.0), 1, 3),
+            2: Part(vector(10.0), torch.tensor([2]), 3),
+            3: Part(vector(100.0, 200.0), "ends", 3),
+        }
+        await node.mix(inbox, {1: 0.25, 2: 0.25, 3: 0.25})
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [50.0, 0.25, 28.0]
+
+
+def test_an_index_set_spares_the_indices_on_the_wire(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.index_set("ends", torch.tensor([0, 2]))
+        if node.rank == 0:
+            node.send(1, Part(vector(6.0, 8.0), "ends", 3), "p")
+            return None
+        node.parameters = vector(0.0, 0.0, 0.0)
+        message = await node.receive("p")
+        await node.mix({0: message.payload}, {0: 0.5})
+        return node.parameters
+
+    assert play(tmp_path, script).values[1].tolist() == [3.0, 0.0, 4.0]
+
+
+def test_several_parts_of_one_sender(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.parameters = vector(2.0, 2.0, 2.0)
+        parts = [Part(vector(4.0), 0, 3), Part(vector(8.0), 2, 3), Part(vector(10.0), 2, 3)]
+        await node.mix({1: parts}, {1: 0.5})
+        return node.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [3.0, 2.0, 6.0]  # the later part replaces
+
+
+def test_the_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
+    """Five senders whose messages arrive in another order each time."""
+
+    async def script(node: Node) -> Any:
+        peers = tuple(range(1, 6))
+        if node.rank:
+            order = node.rng("order", shared=True).permutation(5) if shuffled else range(5)
+            await node.sleep(0.001 * int(order[node.rank - 1]))
+            node.send(0, node.parameters, "m")
+            return None
+        inbox = await node.gather(peers, "m")
+        assert list(inbox) == list(peers)
+        await node.mix(inbox, dict.fromkeys(peers, 1 / 7))
+        return node.parameters
+
+    shuffled = False
+    in_order = play(tmp_path, script, 6, initial="independent").values[0]
+    shuffled = True
+    assert torch.equal(in_order, play(tmp_path, script, 6, initial="independent").values[0])
+
+
+@pytest.mark.parametrize(
+    ("inbox", "weights", "missing", "said"),
+    [
+        ({1: torch.zeros(3)}, {2: 0.5}, "own", r"no weight for ranks \[1\]"),
+        ({1: torch.zeros(4)}, {1: 0.5}, "own", r"rank 1 sent shape \(4,\), own is \(3,\)"),
+        ({1: Part(torch.zeros(1), 0, 4)}, {1: 0.5}, "own", "length 4 met one of length 3"),
+        ({1: Part(torch.zeros(1), "none", 3)}, {1: 0.5}, "renormalize", "'none' is not registered; known: "),
+        ({1: Part(torch.zeros(2), 2, 3)}, {1: 0.5}, "renormalize", "coordinates 2 to 4 of 3"),
+        ({1: "text"}, {1: 0.5}, "own", "got str; accepted: a vector"),
+        ({1: torch.zeros(3), 2: Model(torch.zeros(3), torch.zeros(0))}, {1: 0.1, 2: 0.1}, "own", "Model"),
+    ],
+)
+def test_what_can_not_be_mixed_is_an_error_where_it_is_awaited(
+    tmp_path: Path, inbox: Any, weights: Any, missing: Any, said: str
+) -> None:
+    async def script(node: Node) -> None:
+        before = node.parameters
+        with pytest.raises(ValueError, match=said):
+            await node.mix(inbox, weights, missing=missing)
+        assert node.parameters is before
+
+    play(tmp_path, script, 1)
+
+
+def test_mixing_with_nobody_changes_nothing(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        before = node.parameters.clone()
+        await node.mix({}, {})
+        assert torch.equal(node.parameters, before)
+        assert before.shape == (FEATURES,)
+
+    play(tmp_path, script, 1)

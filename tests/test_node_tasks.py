@@ -1,0 +1,365 @@
+"""The structured-concurrency contract: what spawn ties together, what cancellation and exceptions do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer import Deadlock, Node, RunFailed
+from gossamer.engines.simulate import clock
+from scenario import play
+
+
+class Limit:
+    """An observer that ends a run which records more rows than it should: it would go on for ever."""
+
+    def __init__(self, rows: int) -> None:
+        self.left = rows
+
+    def start(self, description: Mapping[str, Any]) -> None: ...
+
+    def progress(self, rounds: int, time_s: float) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.left -= 1
+        assert self.left > 0, "the run goes on for ever"
+
+
+# --- what spawn ties together ---
+
+
+def test_a_spawned_task_runs_beside_and_gives_its_value(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        async def beside() -> str:
+            await node.sleep(1)
+            return "done"
+
+        task = node.spawn(beside())
+        await node.sleep(0.5)
+        assert not task.done()
+        return await task, node.now()
+
+    assert play(tmp_path, script, 1).values[0] == ("done", 1.0)
+
+
+def test_spawned_tasks_live_until_every_node_has_finished(tmp_path: Path) -> None:
+    """Node 0 returns at once and still answers node 1; what waits on is cancelled at the end."""
+    ended: list[str] = []
+
+    async def script(node: Node) -> Any:
+        if node.rank == 0:
+
+            async def answer() -> None:
+                try:
+                    while True:
+                        message = await node.receive("question")
+                        node.send(message.source, message.payload + 1, "answer")
+                finally:
+                    ended.append(f"at {node.now()}")
+
+            node.spawn(answer())
+            return None
+        answers = []
+        for question in range(3):
+            await node.sleep(1)
+            node.send(0, question, "question")
+            answers.append((await node.receive("answer")).payload)
+        return answers
+
+    assert play(tmp_path, script).values[1] == [1, 2, 3]
+    assert ended == ["at 3.0"]
+
+
+def test_a_node_that_reached_its_last_round_keeps_answering(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        async def answer() -> None:
+            while True:
+                message = await node.receive("question")
+                node.send(message.source, None, "answer")
+
+        node.spawn(answer())
+        async for _ in node.rounds():
+            await node.train(1 + 3 * node.rank)
+            node.send(1 - node.rank, None, "question")
+            await node.receive("answer")
+        return node.now()
+
+    assert play(tmp_path, script, stop={"rounds": 3}).values == {0: 3.0, 1: 12.0}
+
+
+def test_a_task_that_was_never_awaited_has_ended_with_the_run(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        return node.spawn(node.sleep(100))
+
+    task = play(tmp_path, script, 1).values[0]
+    assert task.cancelled()
+
+
+def test_the_end_in_time_ends_every_task_of_every_node(tmp_path: Path) -> None:
+    ended: list[tuple[int, str, float]] = []
+
+    async def script(node: Node) -> None:
+        async def wait(name: str) -> None:
+            try:
+                await node.receive("never")
+            finally:
+                ended.append((node.rank, name, node.now()))
+
+        node.spawn(wait("spawned"))
+        await wait("run")
+
+    recorded = play(tmp_path, script, stop={"time_s": 2.5}).run
+    assert sorted(ended) == [(r, name, 2.5) for r in range(2) for name in ("run", "spawned")]
+    assert recorded.status == "done"
+
+
+def test_spawned_tasks_may_spawn(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        async def inner() -> float:
+            await node.sleep(1)
+            return node.now()
+
+        async def outer() -> float:
+            return await node.spawn(inner())
+
+        return await node.spawn(outer())
+
+    assert play(tmp_path, script, 1).values[0] == 1.0
+
+
+# --- cancellation ---
+
+
+def test_a_cancelled_task_ends_alone(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        task, other = node.spawn(node.sleep(10)), node.spawn(node.sleep(1))
+        await node.sleep(0.5)
+        task.cancel()
+        await other
+        assert task.cancelled()
+        return node.now()
+
+    assert play(tmp_path, script, 1).values[0] == 1.0
+
+
+def test_a_cancelled_sleep_leaves_no_event_behind(tmp_path: Path) -> None:
+    """Else the run would only end when the last timer is due."""
+
+    async def script(node: Node) -> Any:
+        task = node.spawn(node.sleep(1000))
+        await node.sleep(1)
+        task.cancel()
+        await node.receive("never")
+
+    with pytest.raises(Deadlock) as failure:
+        play(tmp_path, script, 1)
+    assert "node 0 for tag 'never' from anyone" in str(failure.value)
+
+
+@pytest.mark.parametrize("stop", [{"rounds": 1}, {"time_s": 5.0}])
+def test_a_protocol_that_dies_of_a_cancelled_task_fails_its_node(tmp_path: Path, stop: Any) -> None:
+    """Awaiting a cancelled task raises CancelledError: the node must not just fall silent."""
+
+    async def script(node: Node) -> None:
+        if node.rank == 1:
+            task = node.spawn(node.sleep(10))
+            await node.sleep(1)
+            task.cancel()
+            await task
+        await node.sleep(3)
+
+    with pytest.raises(RunFailed) as failure:
+        play(tmp_path, script, stop=stop)
+    assert failure.value.node == 1
+    assert "CancelledError" in str(failure.value)
+
+
+# --- exceptions ---
+
+
+def test_an_exception_fails_the_run_and_names_node_round_and_cause(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        async for r in node.rounds():
+            await node.sleep(1)
+            if node.rank == 1 and r == 2:
+                raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(
+        RunFailed, match=r"node 1 failed in round 2: ZeroDivisionError: on purpose"
+    ) as failure:
+        play(tmp_path, script, 3, stop={"rounds": 5})
+    error = failure.value
+    assert (error.node, error.round) == (1, 2)
+    assert "raise ZeroDivisionError" in error.traceback
+    assert "test_node_tasks.py" in str(error)
+    assert error.folder is not None
+    assert (error.folder / "experiment.yaml").exists()
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_exception_in_a_spawned_task_fails_the_node(tmp_path: Path, awaited: bool) -> None:
+    async def script(node: Node) -> None:
+        async def fail() -> None:
+            await node.sleep(1)
+            raise KeyError("lost")
+
+        async for r in node.rounds():
+            if node.rank == 1 and r == 1:
+                task = node.spawn(fail())
+                if awaited:
+                    await task
+            await node.sleep(2)
+
+    with pytest.raises(RunFailed, match="node 1 failed in round 1: KeyError: 'lost'") as failure:
+        play(tmp_path, script, stop={"rounds": 3})
+    assert (failure.value.node, failure.value.round) == (1, 1)
+
+
+def test_a_spawned_task_that_fails_after_its_protocol_has_returned_fails_the_run(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        async def fail() -> None:
+            await node.sleep(1)
+            raise KeyError("late")
+
+        if node.rank == 0:
+            node.spawn(fail())
+        else:
+            await node.sleep(5)
+
+    with pytest.raises(RunFailed, match="node 0 failed in round 0: KeyError: 'late'"):
+        play(tmp_path, script)
+
+
+def test_when_one_node_fails_the_tasks_of_all_end(tmp_path: Path) -> None:
+    ended: list[tuple[int, float]] = []
+
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            await node.sleep(1)
+            raise ValueError("first")
+        try:
+            node.spawn(node.receive("never"))
+            await node.sleep(100)
+        finally:
+            ended.append((node.rank, node.now()))
+
+    with pytest.raises(RunFailed, match="node 0"):
+        play(tmp_path, script, 3)
+    assert sorted(ended) == [(1, 1.0), (2, 1.0)]
+    gc.collect()  # a task that was left pending would say so now, which is an error
+
+
+def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
+    from gossamer import load_run
+
+    async def script(node: Node) -> None:
+        async for r in node.rounds():
+            assert r < 3, "enough"
+            await node.sleep(1)
+
+    with pytest.raises(RunFailed) as failure:
+        play(tmp_path, script, stop={"rounds": 5}, evaluation={"every_rounds": 1})
+    assert failure.value.folder is not None
+    kept = load_run(failure.value.folder)
+    assert kept.status == "failed"
+    assert kept.error is not None
+    assert "enough" in kept.error
+    assert kept.metrics["round"].max() == 3
+
+
+# --- those who wait for ever, and those who never wait ---
+
+
+def test_a_run_in_which_all_wait_for_ever_fails_and_names_each_wait(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            await node.receive(("model", 7), source=2)
+        elif node.rank == 1:
+            await node.gather([0, 2], "grad")
+        else:
+            node.spawn(node.receive())
+            await node.receive("left")
+
+    with pytest.raises(Deadlock) as failure:
+        play(tmp_path, script, 3)
+    said = str(failure.value)
+    assert "node 0 for tag ('model', 7) from ranks [2]" in said
+    assert "node 1 for tag 'grad' from ranks [0, 2]" in said
+    assert "node 2 for tag 'left' from anyone; any message from anyone" in said or (
+        "node 2 for any message from anyone; tag 'left' from anyone" in said
+    )
+
+
+def test_a_gather_that_waits_for_ever_names_only_whom_it_misses(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            await node.gather([1, 2], "m")
+        elif node.rank == 1:
+            node.send(0, None, "m")
+
+    with pytest.raises(Deadlock, match=r"node 0 for tag 'm' from ranks \[2\]") as failure:
+        play(tmp_path, script, 3)
+    assert "node 1" not in str(failure.value)
+
+
+def test_waiting_for_ever_is_found_under_evaluation_by_time_too(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        await node.receive("never")
+
+    evaluation = {"every_rounds": None, "every_s": 1.0}
+    with pytest.raises(Deadlock, match="node 0 for tag 'never'"):
+        play(tmp_path, script, evaluation=evaluation, observer=Limit(300))
+
+
+def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+
+    async def script(node: Node) -> None:
+        await node.sleep(1)
+        while node.rank == 2:
+            await node.sleep(0)
+
+    with pytest.raises(RunFailed, match=r"stands still at 1\.0+ s: node 2 ") as failure:
+        play(tmp_path, script, 3)
+    assert failure.value.node == 2
+
+
+def test_many_steps_with_time_between_are_no_spinning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+
+    async def script(node: Node) -> Any:
+        for _ in range(200):
+            await node.sleep(0.01)
+        return node.now()
+
+    assert play(tmp_path, script, 1).values[0] == pytest.approx(2.0)
+
+
+def test_nothing_uses_timers_of_asyncio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a timer of asyncio's")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_at", refuse)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", refuse)
+
+    async def script(node: Node) -> Any:
+        other = 1 - node.rank
+        async for r in node.rounds():
+            await node.train()
+            await node.send(other, node.parameters, ("m", r))
+            await node.mix(await node.gather([other], ("m", r), timeout=1.0), {other: 0.5})
+            with pytest.raises(TimeoutError):
+                await node.receive(timeout=0.1)
+            await node.sleep(0.1)
+        return node.round
+
+    assert play(tmp_path, script, stop={"rounds": 3}).values == {0: 3, 1: 3}
