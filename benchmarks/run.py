@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from baselines import independent_loops
-from stubs import no_compute
 
+from baselines import independent_loops
 from gossamer import Experiment, run
+from stubs import no_compute
 
 REPEATS = 3
 

@@ -139,6 +139,12 @@ class Mailbox:
         for message in self._messages:
             waiter.offer(message)
 
+    def recount(self, waiter: Waiter) -> None:
+        """Have a waiter forget what it saw and another task took."""
+        waiter.seen.clear()
+        for message in self._messages:
+            waiter.offer(message)
+
     def unwatch(self, waiter: Waiter) -> None:
         """Stop telling it."""
         self._waiters.remove(waiter)

@@ -466,6 +466,7 @@ class Node:
                     enough = waiter.wanted = len(wanted - dead)
                     continue
                 await waiter.wait()
+                self._mailbox.recount(waiter)
             taken = self._mailbox.take_one_each(prefix, wanted)
         finally:
             self._mailbox.unwatch(waiter)
@@ -611,7 +612,7 @@ class Node:
         if self._failure.done():
             raise self._failure.result()
         if main.cancelled():
-            raise asyncio.CancelledError
+            raise GossamerError("its protocol ended by the cancellation of a task that it awaited")
         main.result()
 
     async def failure(self) -> BaseException:

@@ -38,7 +38,7 @@ class Setup:
 
     experiment: Experiment
     task: Task
-    parts: list[Int[np.ndarray, " samples"]]
+    parts: list[Int[np.ndarray, " _"]]
     labels: Int[np.ndarray, "nodes classes"] | None
     topology: TopologySchedule
     layout: Layout
@@ -105,7 +105,7 @@ def prepare(experiment: Experiment) -> Setup:
     task = load_task(experiment.task, experiment.data_root, seed)
     with torch.random.fork_rng(devices=[]):
         layout = Layout.of(task.model())
-    parts: list[Int[np.ndarray, " samples"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
+    parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
         parts[rank] = part

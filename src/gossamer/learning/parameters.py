@@ -33,7 +33,7 @@ class Field:
 
     def of(self, v: Float[Tensor, "*nodes params"]) -> Float[Tensor, "..."]:
         """The field as a view of a vector, or of each row of a stack of vectors."""
-        return v[..., self.start : self.stop].view(*v.shape[:-1], *self.shape)
+        return v[..., self.start : self.stop].view((*v.shape[:-1], *self.shape))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def size(payload: Any) -> int:
 
 
 class Scene:
-    """Some nodes' links; what arrives is written down as (receiver, sender, nanoseconds, payload's length)."""
+    """Some nodes' links; what arrives is noted as (receiver, sender, nanoseconds, payload's length)."""
 
     def __init__(self, nodes: int = 4, **network: Any) -> None:
         self.clock = Clock()
@@ -67,6 +67,7 @@ def test_the_narrower_of_uplink_and_downlink_counts(up: float, down: float) -> N
     assert scene.play()[0][2] == pytest.approx(expected * 1e9, abs=2)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 50_000), min_size=1, max_size=6))
 def test_messages_of_one_uplink_leave_one_after_the_other(lengths: list[int]) -> None:
     scene = Scene(8, bandwidth_mbps=8.0, latency_s=0.01)
@@ -79,6 +80,7 @@ def test_messages_of_one_uplink_leave_one_after_the_other(lengths: list[int]) ->
     assert scene.play() == expected
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 50_000), min_size=1, max_size=6))
 def test_senders_to_one_downlink_are_served_in_rank_order(lengths: list[int]) -> None:
     scene = Scene(8, bandwidth_mbps=8.0, latency_s=0.01)
@@ -121,6 +123,7 @@ def test_two_directions_do_not_share() -> None:
     assert sorted(scene.play()) == [(0, 1, when, 10_000), (1, 0, when, 10_000)]
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 60_000))
 def test_bytes_are_counted_as_they_leave(at_us: int) -> None:
     first, second = size(bytes(20_000)), size(bytes(30_000))
@@ -137,6 +140,7 @@ def test_bytes_are_counted_as_they_leave(at_us: int) -> None:
     assert scene.links.traffic(2).messages_received == 1
 
 
+@settings(max_examples=60)
 @given(st.integers(0, 25_000))
 def test_cancelling_at_any_instant_counts_what_is_gone_and_moves_up_what_waits(at_us: int) -> None:
     first, second, third = size(bytes(10_000)), size(bytes(5_000)), size(bytes(1_000))

@@ -173,6 +173,10 @@ class _VirtualSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:  # nothing is ready to run, and no timer of asyncio's is set
             self._clock.advance()
+        elif timeout > 0:
+            raise RunFailed(
+                "a timer of asyncio's is set, which virtual time knows nothing of: use node.sleep()"
+            )
         return []
 
 

@@ -285,7 +285,14 @@ class Simulation:
         said = []
         for kind in (SequentialTrainer, BatchedTrainer):
             trainer = self._make_trainer(kind)
-            trainer.train(jobs[: min(len(jobs), 4)])
+            try:
+                trainer.train(jobs[: min(len(jobs), 4)])
+            except RuntimeError as error:
+                if kind is SequentialTrainer:
+                    raise
+                # vmap can't run every model (one that draws random numbers, say).
+                said.append(f"{kind.name} not possible: {str(error).splitlines()[0]}")
+                continue
             start = time.perf_counter()
             results = trainer.train(jobs)
             seconds = time.perf_counter() - start
