@@ -404,7 +404,7 @@ def test_a_message_is_not_lost_when_its_receiver_is_cancelled_at_that_instant(tm
     assert play(tmp_path, script, network=FAR, compute=compute).values[1] == (0.25, ["kept"])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sends=st.lists(st.integers(0, 4), max_size=6),
     cancels=st.lists(st.integers(0, 4), min_size=1, max_size=3),
@@ -420,23 +420,17 @@ def test_cancelled_receivers_lose_no_message(tmp_path: Path, sends: list[int], c
                 last = at
                 node.send(0, number, "m")
             return None
-        tasks = [node.spawn(node.receive("m", timeout=3)) for _ in cancels]
+        tasks = [node.spawn(node.receive("m")) for _ in cancels]
         for second in range(5):
             await node.sleep(1 if second else 0)
             for task, at in zip(tasks, cancels, strict=True):
                 if at == second:
                     task.cancel()
         await node.sleep(2)
-        taken = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
+        taken = [task.result() for task in tasks if not task.cancelled()]
         return sorted(message.payload for message in [*taken, *node.drain()])
 
-    try:
-        values = play(tmp_path, script).values
-    except RunFailed as failure:
-        # A receive that nobody cancelled in time ends in a TimeoutError, which fails its node.
-        assert "TimeoutError" in str(failure)  # noqa: PT017
-        return
-    assert values[0] == list(range(len(sends)))
+    assert play(tmp_path, script).values[0] == list(range(len(sends)))
 
 
 # --- gather ---

@@ -53,11 +53,11 @@ def test_an_unknown_name_lists_what_is_accepted_and_suggests_the_nearest() -> No
     with pytest.raises(BadInput) as failure:
         find("optimizer", "adm")
     assert str(failure.value) == (
-        "unknown optimizer 'adm' (did you mean 'adam'?); accepted: "
+        "optimizer: unknown name 'adm' (did you mean 'adam'?); accepted: "
         + ", ".join(sorted(names("optimizer")))
         + ' or "package.module:Class"'
     )
-    with pytest.raises(BadInput, match=r"unknown topology 'xyzzy'; accepted: ") as failure:
+    with pytest.raises(BadInput, match="topology: unknown name 'xyzzy'; accepted: ") as failure:
         find("topology", "xyzzy")
     assert "did you mean" not in str(failure.value)
 
@@ -111,9 +111,7 @@ def test_a_path_that_leads_nowhere(path: str, said: str) -> None:
 def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        BadInput, match="importing 'broken_module' raised ZeroDivisionError: division by zero"
-    ):
+    with pytest.raises(BadInput, match="importing 'broken_module' raised ZeroDivisionError: division"):
         find("task", "broken_module:X")
 
 
@@ -154,9 +152,7 @@ def test_a_component_is_frozen_and_has_no_other_fields() -> None:
     component = Mine()
     with pytest.raises(ValidationError, match="frozen"):
         component.size = 4  # type: ignore[misc]
-    with pytest.raises(
-        BadInput, match=r"task\.siez: unknown field \(did you mean 'size'\?\); accepted: path, size"
-    ):
+    with pytest.raises(BadInput, match=r"task\.siez: unknown field .*'size'\?\); accepted: path, size"):
         build("task", {"name": MINE, "siez": 4})
 
 

@@ -1,7 +1,7 @@
-"""The algorithms once more: NumPy, float64, least squares with full batches. What every engine is compared with.
+"""What every engine is compared with: the algorithms in NumPy and float64, for least squares with full batches.
 
-Nothing here is taken from gossamer. ``X`` is all nodes' models, one row a node [nodes, params]; a learner holds one node's
-data and optimizer state.
+Nothing here is taken from gossamer. ``X`` is all nodes' models, one row a node [nodes, params]; a learner
+holds one node's data and optimizer state.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def all_reduce(learners: Sequence[Learner], X: Array, rounds: int, steps: int = 
     return d_psgd(learners, X, rounds, lambda r: np.full((n, n), 1 / n), steps)
 
 
-# --- mixing matrices ---------------------------------------------------------------------------------------------------
+# --- mixing matrices ---
 
 
 def adjacency(nodes: int, edges: Edges) -> Array:

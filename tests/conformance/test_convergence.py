@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,11 @@ def test_equal_shares_and_full_batches_are_gradient_descent_on_the_union(tmp_pat
     "topology", ["ring", "star", {"name": "random-regular", "degree": 3, "every_rounds": 1}]
 )
 def test_d_psgd_moves_the_mean_model_by_the_mean_gradient(tmp_path: Path, topology: Any) -> None:
-    """mean_i x_i(r + 1) = mean_i x_i(r) - lr mean_i g_i(x_i(r)), for doubly stochastic W (Lian et al., 2017, section 4)."""
+    """mean x_i(r + 1) = mean x_i(r) - lr mean g_i(x_i(r)) for doubly stochastic W (Lian et al., 2017)."""
     settings = {"algorithm": "d-psgd", "topology": topology, "initial": "independent"}
     inputs, targets, parts = data(Experiment.of({**LEAST_SQUARES, **settings}))
     ends = [models(play(tmp_path, **settings, stop={"rounds": rounds})) for rounds in (1, 2, 3, 4)]
-    for before, after in zip(ends, ends[1:], strict=False):
+    for before, after in pairwise(ends):
         gradients = [
             inputs[part].T @ (inputs[part] @ x - targets[part]) / len(part)
             for part, x in zip(parts, before, strict=True)
@@ -76,7 +77,7 @@ def test_d_psgd_moves_the_mean_model_by_the_mean_gradient(tmp_path: Path, topolo
 @pytest.mark.parametrize("topology", ["ring", "star", "complete", {"name": "random-regular", "degree": 3}])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mixing_alone_contracts_by_the_spectral_gap(tmp_path: Path, topology: Any, seed: int) -> None:
-    """||X - mean|| shrinks by |lambda_2(W)| a round at the least (Xiao and Boyd, 2004), when training does nothing."""
+    """Without training, ||X - mean|| shrinks to |lambda_2(W)| of itself, or less (Xiao and Boyd, 2004)."""
     run = play(
         tmp_path,
         seed=seed,

@@ -24,7 +24,7 @@ MLP: dict[str, Any] = {
     "compute": {"name": "constant", "seconds_per_step": 0.005},
     "evaluation": {"every_rounds": 4, "samples": 50},
     "engine": {"name": "simulate", "trainer": "sequential"},
-    "stop": {"rounds": 12},
+    "stop": {"rounds": 8},
 }
 UNEQUAL: dict[str, Any] = {
     "compute": {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7},

@@ -1,4 +1,4 @@
-"""Law 4 on models with more than one matrix: `simulate` (sequential, one thread) and `processes` end with the same bits."""
+"""Law 4 on larger models: `simulate` (sequential, one thread) and `processes` end with the same bits."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None
 
 @pytest.mark.parametrize("settings", [MLP, BATCH_NORM], ids=["mlp", "batch-norm"])
 def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], played: Played) -> None:
-    """A real node may still have messages of its last round in the queue when it is recorded; what has gone counts alike."""
+    """A real node that is recorded may still have messages of its last round queued; what has gone counts."""
     simulated, real = played(settings)
     rows = simulated.metrics.join(real.metrics, on=["round", "node"], suffix="_real").filter(
         pl.col("round") > 0

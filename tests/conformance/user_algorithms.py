@@ -32,7 +32,7 @@ def read_ledger(folder: Path) -> list[tuple[list[str | int], int, int]]:
 
 
 class Restless(DPSGD):
-    """D-PSGD beside which every node does things that have nothing to do with it, some at the very same instants."""
+    """D-PSGD with unrelated things going on beside it, some at the very same instants."""
 
     async def run(self, node: Node) -> None:
         for k in range(1 + node.rank % 3):
@@ -46,7 +46,7 @@ class Restless(DPSGD):
 
 
 class Chatter(Algorithm):
-    """Asynchronous gossip: train, push to a random peer, mix what happens to be here. No node waits for another."""
+    """Asynchronous gossip: train, push to a random peer, mix what happens to be here. Nobody waits."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -89,7 +89,7 @@ class Fragile(Algorithm):
 
 
 class Silence(Algorithm):
-    """Every node waits for what nobody sends: each for its own tag, and the last one in a task that it spawned."""
+    """Every node waits for what nobody sends; the last one in a task that it spawned."""
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

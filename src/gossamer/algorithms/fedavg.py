@@ -62,7 +62,7 @@ class FedAvg(Algorithm):
     def _clients(self, node: Node, r: int) -> list[int]:
         # Drawn from a shared generator, so that a client knows without a message that a round passes it by.
         candidates = self.data_ranks(node.size)
-        count = max(int(self.client_fraction * len(candidates)), 1)
+        count = max(int(self.client_fraction * len(candidates) + 1e-9), 1)  # 2/49 of 49 is 2
         chosen = node.rng("clients", r, shared=True).choice(candidates, count, replace=False)
         return sorted(int(rank) for rank in chosen)
 

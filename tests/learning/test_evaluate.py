@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from learning_tasks import images, start
+
+from gossamer.learning.evaluate import BATCH, Evaluator
+from gossamer.messages import Model
+from gossamer.tasks.task import Task
+
+
+def direct(task: Task, seed: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """One forward pass over everything, in double precision."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = task.model().double().eval()
+    with torch.no_grad():
+        outputs = module(inputs.double())
+    picked = outputs.log_softmax(1)[torch.arange(len(targets)), targets]
+    return {
+        "loss": float(-picked.mean()),
+        "accuracy": float((outputs.argmax(1) == targets).double().mean()),
+    }
+
+
+@pytest.mark.parametrize("model", ["mlp", "gn-lenet", "batch norm", "dropout"])
+def test_evaluation_is_the_mean_over_the_whole_set(model: str) -> None:
+    """With a last batch that is smaller than the others."""
+    task = images(model)
+    assert len(task.test[0]) % BATCH != 0
+    evaluator = Evaluator(task, seed=1)
+    assert evaluator.samples == 230
+    got = evaluator.test(start(task, 4))
+    assert got == pytest.approx(direct(task, 4, *task.test), rel=1e-5)
+
+
+def test_the_test_sample_is_keyed_and_without_repetition() -> None:
+    task = images("logistic")
+    model = start(task, 4)
+    some, again, other = (Evaluator(task, seed, 130) for seed in (1, 1, 2))
+    assert some.samples == 130
+    assert some.test(model) == again.test(model) != other.test(model)
+    accuracies = some.test(model)["accuracy"] * 130
+    assert accuracies == pytest.approx(round(accuracies))
+    assert Evaluator(task, 1, 10_000).test(model) == Evaluator(task, 1).test(model)
+
+
+def test_a_nodes_training_samples() -> None:
+    task = images("mlp")
+    chosen = np.array([5, 3, 59, 0])
+    got = Evaluator(task, 1).train(start(task, 4), chosen)
+    inputs, targets = task.train
+    assert got == pytest.approx(direct(task, 4, inputs[chosen], targets[chosen]), rel=1e-5)
+
+
+def test_evaluation_uses_the_buffers_and_leaves_them_alone() -> None:
+    task = images("batch norm")
+    model = start(task, 4)
+    moved = Model(model.parameters, model.buffers + 1)
+    evaluator = Evaluator(task, 1)
+    before = model.buffers.clone()
+    first = evaluator.test(model)
+    assert evaluator.test(moved)["loss"] != pytest.approx(first["loss"])
+    assert evaluator.test(model) == first
+    assert torch.equal(model.buffers, before)

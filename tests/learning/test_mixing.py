@@ -1,0 +1,155 @@
+"""Mixing against a reference in NumPy that goes coordinate by coordinate."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.learning.mixing import combine
+from gossamer.messages import Model, Part
+
+N = 6
+SET = torch.tensor([4, 0, 3])
+Values = st.floats(-10, 10, width=32)
+Weight = st.floats(0.0, 1.0, width=16)
+Vector = st.lists(Values, min_size=N, max_size=N).map(torch.tensor)
+
+
+@st.composite
+def parts(draw: Any) -> Part:
+    kind = draw(st.sampled_from(["range", "set", "indices"]))
+    if kind == "set":
+        return Part(torch.tensor(draw(st.lists(Values, min_size=3, max_size=3))), "set", N)
+    indices = draw(st.lists(st.integers(0, N - 1), unique=True, max_size=N))
+    if kind == "indices":
+        where: Any = torch.tensor(indices, dtype=torch.int32)
+        count = len(indices)
+    else:
+        where = draw(st.integers(0, N))
+        count = draw(st.integers(0, N - where))
+    return Part(torch.tensor(draw(st.lists(Values, min_size=count, max_size=count))), where, N)
+
+
+Payload = st.one_of(Vector, parts(), st.lists(parts(), max_size=3))
+Inboxes = st.dictionaries(st.integers(0, 5), Payload, max_size=4)
+
+
+def coordinates(payload: Any) -> dict[int, float]:
+    """Coordinate -> value of what was sent; a later part replaces an earlier one."""
+    if isinstance(payload, torch.Tensor):
+        return dict(enumerate(payload.tolist()))
+    sent: dict[int, float] = {}
+    for part in payload if isinstance(payload, list) else [payload]:
+        if part.where == "set" if isinstance(part.where, str) else False:
+            indices = SET.tolist()
+        elif isinstance(part.where, int):
+            indices = list(range(part.where, part.where + len(part.values)))
+        else:
+            indices = part.where.tolist()
+        sent.update(zip(indices, part.values.tolist(), strict=True))
+    return sent
+
+
+def reference(own: Any, inbox: Any, weights: Any, self_weight: float | None, missing: str) -> np.ndarray:
+    own = own.double().numpy()
+    rest = 1 - sum(weights.values()) if self_weight is None else self_weight
+    sent = {rank: coordinates(inbox[rank]) if rank in inbox else {} for rank in weights}
+    out = np.zeros(N)
+    for i in range(N):
+        total, present = rest * own[i], rest
+        for rank, weight in weights.items():
+            if i in sent[rank]:
+                total, present = total + weight * sent[rank][i], present + weight
+            elif missing == "own":
+                total += weight * own[i]
+        if missing == "own":
+            out[i] = total
+        else:
+            out[i] = own[i] if abs(present) < 1e-12 else total / present
+    return out
+
+
+@given(Vector, Inboxes, st.dictionaries(st.integers(0, 5), Weight), st.none() | Weight)
+def test_the_absent_are_replaced_by_the_own(
+    own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float | None
+) -> None:
+    weights = {**dict.fromkeys(inbox, 0.125), **more}
+    got = combine(own, inbox, weights, self_weight=self_weight, index_sets={"set": SET})
+    expected = reference(own, inbox, weights, self_weight, "own")
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    Vector,
+    Inboxes,
+    st.dictionaries(st.integers(0, 5), st.floats(0.125, 1, width=16)),
+    st.sampled_from([0.5, 1]),
+)
+def test_renormalizing_divides_by_the_weight_that_is_present(
+    own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float
+) -> None:
+    weights = {**dict.fromkeys(inbox, 0.25), **more}
+    got = combine(
+        own, inbox, weights, self_weight=self_weight, missing="renormalize", index_sets={"set": SET}
+    )
+    expected = reference(own, inbox, weights, self_weight, "renormalize")
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(Vector, Inboxes, st.randoms(use_true_random=False), st.sampled_from(["own", "renormalize"]))
+def test_the_order_of_the_inbox_does_not_change_the_bits(
+    own: torch.Tensor, inbox: dict[int, Any], shuffle: random.Random, missing: Any
+) -> None:
+    weights = {rank: 0.1 + 0.01 * rank for rank in inbox}
+    order = list(inbox)
+    shuffle.shuffle(order)
+    shuffled = {rank: inbox[rank] for rank in order}
+    other_weights = {rank: weights[rank] for rank in reversed(order)}
+    one = combine(own, inbox, weights, missing=missing, index_sets={"set": SET})
+    other = combine(own, shuffled, other_weights, missing=missing, index_sets={"set": SET})
+    assert torch.equal(one, other)
+
+
+@given(Vector, st.dictionaries(st.integers(0, 5), Payload, max_size=4))
+def test_nothing_that_goes_in_is_written(own: torch.Tensor, inbox: Any) -> None:
+    before = own.clone()
+    kept = {rank: coordinates(payload) for rank, payload in inbox.items()}
+    weights = dict.fromkeys(inbox, 0.25)
+    combine(own, inbox, weights, index_sets={"set": SET})
+    combine(own, inbox, weights, self_weight=1.0, missing="renormalize", index_sets={"set": SET})
+    assert torch.equal(own, before)
+    assert {rank: coordinates(payload) for rank, payload in inbox.items()} == kept
+
+
+def test_where_nobody_has_weight_the_own_value_stays() -> None:
+    own = torch.tensor([1.0, 2.0, 3.0])
+    got = combine(own, {1: Part(torch.tensor([9.0]), 1, 3)}, {1: 0.5}, self_weight=0.0, missing="renormalize")
+    assert got.tolist() == [1.0, 9.0, 3.0]
+
+
+def test_both_halves_of_a_model_are_mixed() -> None:
+    own = Model(torch.zeros(2), torch.ones(1))
+    got = combine(own, {4: Model(torch.ones(2), torch.full((1,), 5.0))}, {4: 0.25, 5: 0.25})
+    assert got.parameters.tolist() == [0.25, 0.25]
+    assert got.buffers.tolist() == [2.0]
+
+
+def test_the_result_is_made_where_it_is_asked_for() -> None:
+    made = []
+
+    def fresh(length: int) -> torch.Tensor:
+        made.append(torch.empty(length))
+        return made[-1]
+
+    assert combine(torch.ones(3), {}, {}, fresh=fresh) is made[0]
+
+
+def test_an_unknown_rule_for_the_missing_is_refused() -> None:
+    with pytest.raises((ValueError, TypeError), match="missing"):
+        combine(torch.ones(1), {}, {}, missing="drop")  # type: ignore[arg-type]

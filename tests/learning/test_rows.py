@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.learning.rows import ALIGNMENT, Rows
+
+
+@given(st.integers(1, 300), st.integers(1, 10))
+def test_rows_are_aligned_and_do_not_overlap(length: int, count: int) -> None:
+    rows = Rows(length, block_bytes=1024)
+    taken = [rows.fresh().fill_(float(number)) for number in range(count)]
+    for number, row in enumerate(taken):
+        assert row.shape == (length,)
+        assert row.data_ptr() % ALIGNMENT == 0
+        assert torch.equal(row, torch.full((length,), float(number)))
+    assert rows.peak == count
+    assert rows.rows >= count
+
+
+def test_a_row_is_free_again_when_nothing_refers_to_it() -> None:
+    rows = Rows(5, block_bytes=1)
+    for _ in range(50):
+        rows.fresh()
+    assert rows.rows == 1
+    assert rows.peak == 1
+
+
+@pytest.mark.parametrize("hold", [lambda row: row[3:5], lambda row: row.view(2, 5), lambda row: row.detach()])
+def test_a_slice_or_view_keeps_its_row(hold: object) -> None:
+    rows = Rows(10, block_bytes=1)
+    row = rows.fresh().fill_(7.0)
+    part = hold(row)  # type: ignore[operator]
+    del row
+    gc.collect()
+    rows.fresh().fill_(1.0)
+    assert rows.rows == 2
+    assert part.unique().tolist() == [7.0]
+    assert rows.owns(part)
+    del part
+    rows.fresh(), rows.fresh()
+    assert rows.rows == 2
+
+
+def test_a_gradient_or_numpy_view_keeps_its_row() -> None:
+    rows = Rows(4, block_bytes=1)
+    array = rows.fresh().fill_(3.0).numpy()
+    rows.fresh().fill_(1.0)
+    assert array.tolist() == [3.0] * 4
+
+
+def test_storing_copies_what_is_not_a_row_and_keeps_what_is() -> None:
+    rows = Rows(3)
+    vector = torch.tensor([1.0, 2.0, 3.0])
+    stored = rows.store(vector)
+    vector.zero_()
+    assert stored.tolist() == [1.0, 2.0, 3.0]
+    assert rows.store(stored) is stored
+    assert rows.owns(stored)
+    assert not rows.owns(vector)
+    assert not rows.owns(torch.empty(0))
+
+
+def test_another_pools_row_is_not_owned() -> None:
+    assert not Rows(3).owns(Rows(3).fresh())
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_peak_is_the_most_that_were_taken_at_once(steps: list[int]) -> None:
+    rows = Rows(2, block_bytes=64)
+    held: dict[int, torch.Tensor] = {}
+    peak = 0
+    for step in steps:
+        if step in held:
+            del held[step]
+        else:
+            held[step] = rows.fresh().fill_(float(step))
+        peak = max(peak, len(held))
+        assert all(float(row[0]) == key for key, row in held.items())
+    assert rows.peak == peak
+    assert rows.rows == peak  # one row a block here: none is made while one is free

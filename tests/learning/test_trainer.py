@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from learning_tasks import images, start
+
+from gossamer.errors import BadInput
+from gossamer.learning.optimizer import SGD, Adam, Optimizer
+from gossamer.learning.trainer import (
+    BatchedTrainer,
+    GradientJob,
+    SequentialTrainer,
+    Trainer,
+    TrainJob,
+    TrainResult,
+    can_batch,
+)
+from gossamer.tasks.task import Task
+
+MOMENTUM = SGD(lr=0.1, momentum=0.9)
+SMOOTH = ["logistic", "mlp", "gn-lenet", "batch norm"]
+
+
+def trainer(kind: type[Trainer], task: Task, optimizer: Optimizer = MOMENTUM) -> Trainer:
+    size = start(task, 0).parameters.numel()
+    return kind(task, optimizer, lambda: torch.empty(size))
+
+
+def jobs(task: Task, optimizer: Optimizer, shapes: Sequence[tuple[int, int, float]]) -> list[TrainJob]:
+    """One job a node, of (steps, batch size, learning rate)."""
+    rng = torch.Generator().manual_seed(5)
+    made = []
+    for node, (steps, batch, lr) in enumerate(shapes):
+        model = start(task, node)
+        batches = [torch.randint(60, (batch,), generator=rng) for _ in range(steps)]
+        made.append(TrainJob(model, batches, lr, optimizer.init(model.parameters), node))
+    return made
+
+
+def assert_close(one: TrainResult, other: TrainResult) -> None:
+    torch.testing.assert_close(one.model.parameters, other.model.parameters, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one.model.buffers, other.model.buffers, rtol=1e-5, atol=1e-5)
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    assert one.state.keys() == other.state.keys()
+    for name in one.state:
+        torch.testing.assert_close(one.state[name], other.state[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", SMOOTH)
+def test_both_trainers_compute_the_same(model: str) -> None:
+    """Also where one call has several numbers of steps, batch sizes and learning rates."""
+    task = images(model)
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1), (2, 6, 0.1), (2, 4, 0.1), (1, 6, 0.1), (2, 6, 0.02)])
+    one, other = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for first, second in zip(one, other, strict=True):
+        assert_close(first, second)
+
+
+def test_both_trainers_compute_the_same_with_adam() -> None:
+    task, optimizer = images("mlp"), Adam(lr=0.01)
+    asked = jobs(task, optimizer, [(3, 6, 0.01)] * 3)
+    one, other = (trainer(kind, task, optimizer).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for first, second in zip(one, other, strict=True):
+        assert_close(first, second)
+
+
+@pytest.mark.parametrize("model", SMOOTH)
+def test_both_trainers_have_the_same_gradients(model: str) -> None:
+    task = images(model)
+    asked = [
+        GradientJob(start(task, node), torch.arange(node, node + size), node)
+        for node, size in enumerate((6, 6, 4, 6))
+    ]
+    one, other = (trainer(kind, task).gradient(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+        assert first.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize("model", ["mlp", "batch norm"])
+def test_a_step_is_the_one_that_torch_takes(kind: type[Trainer], model: str) -> None:
+    task = images(model)
+    (job,) = asked = jobs(task, MOMENTUM, [(3, 6, 0.1)])
+    (result,) = trainer(kind, task).train(asked)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = task.model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for batch in job.batches:
+        optimizer.zero_grad()
+        loss = task.loss(module(task.train[0][batch]), task.train[1][batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    expected = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)
+    assert result.loss == pytest.approx(sum(losses) / 3, rel=1e-5)
+    buffers = [buffer.detach().flatten().float() for buffer in module.buffers()]
+    if buffers:
+        torch.testing.assert_close(result.model.buffers, torch.cat(buffers), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+def test_a_trainer_leaves_its_jobs_alone(kind: type[Trainer]) -> None:
+    task = images("batch norm")
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 2)
+    before = [[tensor.clone() for tensor in (*job.start, *job.state.values(), *job.batches)] for job in asked]
+    trainer(kind, task).train(asked)
+    after = [[*job.start, *job.state.values(), *job.batches] for job in asked]
+    for one, other in zip(before, after, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("model", [*SMOOTH, "dropout"])
+def test_the_sequential_trainer_repeats_its_bits_whatever_else_it_did(model: str) -> None:
+    task = images(model)
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
+    first = trainer(SequentialTrainer, task).train(asked)
+    used = trainer(SequentialTrainer, task)
+    used.gradient([GradientJob(start(task, 9), torch.arange(3), 9)])
+    again = [used.train([job])[0] for job in reversed(asked)][::-1]
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one.model.parameters, other.model.parameters)
+        assert torch.equal(one.model.buffers, other.model.buffers)
+        assert one.loss == other.loss
+
+
+def test_dropout_is_drawn_by_the_jobs_seed() -> None:
+    task = images("dropout")
+    (job,) = jobs(task, SGD(lr=0.1), [(1, 6, 0.1)])
+    sequential = trainer(SequentialTrainer, task, SGD(lr=0.1))
+    results = [
+        sequential.train([TrainJob(job.start, job.batches, job.lr, job.state, seed)])[0] for seed in (1, 1, 2)
+    ]
+    assert torch.equal(results[0].model.parameters, results[1].model.parameters)
+    assert not torch.equal(results[0].model.parameters, results[2].model.parameters)
+
+
+def test_the_batched_trainer_refuses_dropout() -> None:
+    task = images("dropout")
+    assert not can_batch(task.model())
+    with pytest.raises(BadInput, match=r"engine\.trainer: 'batched' can't .*dropout.*; accepted: sequential"):
+        trainer(BatchedTrainer, task)
+
+
+def test_results_keep_the_order_of_the_jobs() -> None:
+    task = images("logistic")
+    asked = jobs(task, SGD(lr=0.1), [(1, size, 0.0) for size in (3, 4, 3, 5, 4)])
+    for kind in (SequentialTrainer, BatchedTrainer):
+        results: list[Any] = trainer(kind, task, SGD(lr=0.1)).train(asked)
+        for job, result in zip(asked, results, strict=True):
+            assert torch.equal(result.model.parameters, job.start.parameters)  # a learning rate of zero

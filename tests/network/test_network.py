@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.network import Constant, LogNormal, Uniform
+from gossamer.registry import build
+
+
+def test_megabits_are_a_million_bits() -> None:
+    network = Uniform(bandwidth_mbps=8.0, latency_s=0.25)
+    assert network.uplink_of(0) == network.downlink_of(3) == 1_000_000
+    assert network.latency_of(0, 1) == 0.25
+
+
+def test_uplink_and_downlink_apart() -> None:
+    network = Uniform(bandwidth_mbps=8.0, uplink_mbps=1.0)
+    assert (network.uplink_of(0), network.downlink_of(0)) == (125_000, 1_000_000)
+    network = Uniform(downlink_mbps=2.0)
+    assert math.isinf(network.uplink_of(0))
+    assert network.downlink_of(0) == 250_000
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"latency_s": -0.1}, r"network\.latency_s: got -0\.1; accepted: greater than or equal to 0"),
+        ({"bandwidth_mbps": 0}, r"network\.bandwidth_mbps: got 0; accepted: greater than 0"),
+        ({"bandwith_mbps": 1}, r"network\.bandwith_mbps: unknown field \(did you mean 'bandwidth_mbps'\?\)"),
+    ],
+)
+def test_networks_that_there_are_not(parameters: dict[str, float], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        build("network", {"name": "uniform", **parameters})
+
+
+@given(st.floats(0, 10), st.integers(0, 100), st.floats(0, 20))
+def test_constant_steps_take_their_time(each: float, first: int, work: float) -> None:
+    assert Constant(seconds_per_step=each).seconds(1, 0, first, work) == pytest.approx(work * each)
+
+
+@given(st.integers(0, 20), st.integers(1, 10), st.integers(1, 10))
+def test_drawn_durations_add_up_step_by_step(first: int, one: int, other: int) -> None:
+    profile = LogNormal(median_seconds=0.1, sigma=0.5)
+    whole = profile.seconds(1, 3, first, one + other)
+    parts = profile.seconds(1, 3, first, one) + profile.seconds(1, 3, first + one, other)
+    assert whole == pytest.approx(parts)
+    half = profile.seconds(1, 3, first, one + 0.5) - profile.seconds(1, 3, first, one)
+    assert half == pytest.approx(profile.step_seconds(1, 3, first + one) / 2)
+
+
+def test_log_normal_steps_have_their_median_and_spread() -> None:
+    profile = LogNormal(median_seconds=0.1, sigma=0.5)
+    drawn = np.array([profile.step_seconds(1, rank, step) for rank in range(20) for step in range(100)])
+    logs = np.log(drawn)
+    assert logs.mean() == pytest.approx(np.log(0.1), abs=5 * 0.5 / np.sqrt(2000))
+    assert logs.std() == pytest.approx(0.5, rel=0.1)
+    assert len(set(drawn.tolist())) == 2000
+    assert profile.step_seconds(1, 0, 0) == profile.step_seconds(1, 0, 0) != profile.step_seconds(2, 0, 0)
+    assert LogNormal(median_seconds=0.1, sigma=0.0).step_seconds(1, 0, 5) == pytest.approx(0.1)
