@@ -18,9 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, suggest
 from gossamer.registry import Component, FilePath, FromCommandLine, build, component
 from gossamer.validation import bad_input
+
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A whole number, at least 1. Strict: ``yes`` is not a number."""
 
 
 class _Section(BaseModel):
@@ -38,7 +42,7 @@ class Evaluation(_Section):
         samples: how many test samples, drawn once; null is all.
     """
 
-    every_rounds: int | None = Field(default=10, ge=1)
+    every_rounds: Count | None = 10
     every_s: float | None = Field(default=None, gt=0)
     nodes: Literal["all", "average"] | Annotated[int, Field(ge=1)] | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
@@ -65,7 +69,7 @@ class Stop(_Section):
         target: a level of a metric.
     """
 
-    rounds: int | None = Field(default=None, ge=1)
+    rounds: Count | None = None
     time_s: float | None = Field(default=None, gt=0)
     target: Target | None = None
 
@@ -100,7 +104,7 @@ class Simulate(_Section):
 
     name: Literal["simulate"] = "simulate"
     trainer: Literal["auto", "sequential", "batched"] = "auto"
-    threads: int = Field(default=1, ge=1)
+    threads: Count = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
 
 
@@ -118,7 +122,7 @@ class Processes(_Section):
     trainer: Literal["auto", "sequential"] = "auto"
     threads: Literal[1] = 1
     start_timeout_s: float = Field(default=120.0, gt=0)
-    train_at_once: int | None = Field(default=None, ge=1)
+    train_at_once: Count | None = None
 
 
 ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
@@ -130,8 +134,8 @@ def _engine(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     name = value.get("name", "simulate")
-    if name not in ENGINES:
-        raise BadInput(f"engine.name: got {name!r}; accepted: {', '.join(ENGINES)}")
+    if not isinstance(name, str) or name not in ENGINES:
+        raise BadInput(f"engine.name: got {name!r}{suggest(str(name), ENGINES)}; accepted: {', '.join(ENGINES)}")
     try:
         return ENGINES[name].model_validate(dict(value))
     except ValidationError as error:
@@ -157,15 +161,15 @@ class Experiment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    seed: int = Field(default=1, ge=0)
-    nodes: int = Field(ge=1)
+    seed: int = Field(default=1, ge=0, strict=True)
+    nodes: Count
     task: component("task")  # type: ignore[valid-type]
     partition: component("partition") = Field(default="iid", validate_default=True)  # type: ignore[valid-type]
     topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
     algorithm: component("algorithm")  # type: ignore[valid-type]
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
     optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
-    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = 16
+    batch_size: Count | Literal["full"] = 16
     initial: Literal["common", "independent"] = "common"
     compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
     network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
@@ -297,7 +301,7 @@ def _assign(raw: dict[str, Any], override: str) -> None:
     *parents, last = path.split(".")
     place = raw
     for depth, name in enumerate(parents):
-        inner = place.get(name, {})
+        inner = place.get(name, _default_spec(name) if depth == 0 else {})
         if isinstance(inner, str) and depth == 0:
             inner = {"name": inner}  # a bare name stands for a component with default parameters
         if not isinstance(inner, dict):
@@ -306,9 +310,16 @@ def _assign(raw: dict[str, Any], override: str) -> None:
             )
         place[name] = inner
         place = inner
-    if last == "name" and "name" in place and place["name"] != value:
+    if parents and last == "name" and "name" in place and place["name"] != value:
         place.clear()  # another component: the old one's parameters are not its own
     place[last] = value
+
+
+def _default_spec(name: str) -> Any:
+    """The component that a field stands for when the file leaves it out, as a file would say it."""
+    field = Experiment.model_fields.get(name)
+    spec = None if field is None else field.default
+    return dict(spec) if isinstance(spec, dict) else spec if isinstance(spec, str) else {}
 
 
 def _from_command_line(value: Any) -> Any:

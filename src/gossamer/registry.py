@@ -88,23 +88,30 @@ def names(kind: str) -> dict[str, type[Component]]:
     return found
 
 
-def find(kind: str, name: str) -> type[Component]:
+def find(kind: str, name: str, field: str | None = None) -> type[Component]:
     """The component class that a name stands for.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        name: a registered name or ``"package.module:Class"``.
+        field: where the name stands, for messages; None is the kind's name.
 
     Raises:
         BadInput: for a name that is not registered (it lists the accepted ones and the nearest), or a module
             or attribute that can't be imported.
     """
+    field = field or kind
     if ":" in name:
-        return _import(kind, name)
+        return _import(field, name)
     _load_builtin(kind)
     if name in _builtin[kind]:
         return _builtin[kind][name]
     accepted = names(kind)
     if name not in accepted:
+        known = [listed(list(accepted))] if accepted else []
         raise BadInput(
-            f"{kind}: unknown name {name!r}{suggest(name, accepted)}; accepted: {listed(list(accepted))}"
-            ' or "package.module:Class"'
+            f"{field}: unknown name {name!r}{suggest(name, accepted)}; accepted: "
+            + " or ".join([*known, '"package.module:Class"'])
         )
     return accepted[name]
 
@@ -131,7 +138,7 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
             f"{field}: got {value!r}; accepted: a name, or a mapping with 'name' and its parameters"
         )
     parameters = {key: item for key, item in value.items() if key != "name"}
-    cls = find(kind, value["name"])
+    cls = find(kind, value["name"], field)
     try:
         return cls.model_validate(parameters, context=context)
     except ValidationError as error:
@@ -143,7 +150,7 @@ def _load_builtin(kind: str) -> None:
         importlib.import_module(package)
 
 
-def _import(kind: str, path: str) -> type[Component]:
+def _import(field: str, path: str) -> type[Component]:
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as under `python -m`.
     here = str(Path.cwd())
@@ -153,16 +160,16 @@ def _import(kind: str, path: str) -> type[Component]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{kind} {path!r}: no module named {error.name!r} (the working directory is searched too)"
+            f"{field} {path!r}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
     except Exception as error:
         raise BadInput(
-            f"{kind} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
+            f"{field} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
         ) from error
     found = getattr(module, attribute, None)
     if found is None:
         public = [name for name in vars(module) if not name.startswith("_")]
-        raise BadInput(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, public)}")
+        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, public)}")
     return _as_component(found, path, path)
 
 

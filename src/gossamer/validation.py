@@ -6,6 +6,7 @@ import types
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from gossamer.errors import BadInput, listed, suggest
 
@@ -28,11 +29,23 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         elif problem["type"] == "missing":
             text = "missing; a value is required"
         else:
-            message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-            text = f"got {problem['input']!r}; accepted: {message.split(', unable to')[0]}"
+            text = f"got {problem['input']!r}; accepted: {_accepted(problem)}"
         lines.setdefault(name, []).append(text)
     _forget_mistyped(lines)
     return BadInput(*(f"{name}: {_merged(texts)}" for name, texts in lines.items()))
+
+
+def _accepted(problem: ErrorDetails) -> str:
+    """What would have been accepted, in words that don't need to know pydantic."""
+    match problem["type"]:
+        case "string_pattern_mismatch":
+            return f"text that matches {problem['ctx']['pattern']}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "a mapping of fields"
+        case "path_type":
+            return "a path"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return message.split(", unable to")[0]
 
 
 def _forget_mistyped(lines: dict[str, list[str]]) -> None:
