@@ -22,7 +22,6 @@ from gossamer.errors import BadInput, suggest
 from gossamer.registry import Component, FilePath, FromCommandLine, build, component
 from gossamer.validation import bad_input
 
-
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, at least 1. Strict: ``yes`` is not a number."""
 
@@ -135,7 +134,9 @@ def _engine(value: Any) -> Any:
         return value
     name = value.get("name", "simulate")
     if not isinstance(name, str) or name not in ENGINES:
-        raise BadInput(f"engine.name: got {name!r}{suggest(str(name), ENGINES)}; accepted: {', '.join(ENGINES)}")
+        raise BadInput(
+            f"engine.name: got {name!r}{suggest(str(name), ENGINES)}; accepted: {', '.join(ENGINES)}"
+        )
     try:
         return ENGINES[name].model_validate(dict(value))
     except ValidationError as error:

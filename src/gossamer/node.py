@@ -102,7 +102,7 @@ class Node:
         self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
         self._parameters = host.store(setup.initial.parameters)
         self._buffers = setup.initial.buffers.clone()
-        self._version = self._parameters._version
+        self._version, self._buffers_version = self._parameters._version, self._buffers._version
         self._writes = self._buffer_writes = 0
         self._optimizer_state: State | None = None
         self._reset = False
@@ -135,12 +135,20 @@ class Node:
     def buffers(self) -> Float[Tensor, " buffers"]:
         """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to
         write."""
+        if self._buffers._version != self._buffers_version:
+            raise RuntimeError(
+                f"node {self.rank}: its buffers were modified in place; snapshots are immutable: compute a new"
+                " vector and assign it (node.buffers = v)"
+            )
         return self._buffers
 
     @buffers.setter
     def buffers(self, v: Float[Tensor, " buffers"]) -> None:
         self._check_vector(v, "buffers", self._setup.layout.buffer_size)
-        self._buffers = v.detach().clone()
+        self._set_buffers(v.detach().clone())
+
+    def _set_buffers(self, v: Tensor) -> None:
+        self._buffers, self._buffers_version = v, v._version
         self._buffer_writes += 1
 
     @property
@@ -340,10 +348,9 @@ class Node:
             else:
                 self.parameters = self.parameters + (new.parameters - start.parameters)
             if self._buffer_writes == buffer_writes:
-                self._buffers = new.buffers
+                self._set_buffers(new.buffers)
             else:
-                self._buffers = self._buffers + (new.buffers - start.buffers)
-            self._buffer_writes += 1
+                self._set_buffers(self.buffers + (new.buffers - start.buffers))
             self._optimizer_state = result.state
             if result.loss == result.loss:
                 self.losses.append(result.loss)
@@ -612,7 +619,7 @@ class Node:
         if self._failure.done():
             raise self._failure.result()
         if main.cancelled():
-            raise GossamerError("its protocol ended by the cancellation of a task that it awaited")
+            raise GossamerError("CancelledError: it awaited a task that was cancelled")
         main.result()
 
     async def failure(self) -> BaseException:

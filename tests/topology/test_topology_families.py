@@ -235,7 +235,10 @@ def test_what_is_not_random_is_not_drawn_afresh(name: str) -> None:
             "degree: unknown field; accepted: allow_disconnected, every_rounds, weights",
         ),
         ({"name": "ring", "weights": Ring()}, "weights: got Ring"),
-        ({"name": "ring", "weights": "unifrom"}, "unknown weights 'unifrom' (did you mean 'uniform'?)"),
+        (
+            {"name": "ring", "weights": "unifrom"},
+            "topology.weights: unknown name 'unifrom' (did you mean 'uniform'?)",
+        ),
         ({"name": "layers", "layers": {}}, "layers: got {}; accepted: "),
         ({"name": "layers", "layers": 3}, "layers: got 3; accepted: "),
         (

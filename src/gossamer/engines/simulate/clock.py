@@ -39,20 +39,18 @@ class Order(IntEnum):
 class Event:
     """A call at an instant; ``cancel()`` takes it back."""
 
-    __slots__ = ("_call", "rank")
+    __slots__ = ("_clock", "background", "call")
 
-    def __init__(self, rank: int, call: Callable[[], None]) -> None:
-        self.rank = rank
-        self._call: Callable[[], None] | None = call
+    def __init__(self, call: Callable[[], None], clock: Clock, background: bool) -> None:
+        self.call: Callable[[], None] | None = call
+        self.background = background
+        self._clock = clock
 
     def cancel(self) -> None:
         """Don't make the call."""
-        self._call = None
-
-    def run(self) -> None:
-        """Make the call, unless it was taken back."""
-        if self._call is not None:
-            self._call()
+        if self.call is not None:
+            self.call = None
+            self._clock.forget(self)
 
 
 class Clock:
@@ -70,16 +68,31 @@ class Clock:
         self._sequences: dict[int, int] = {}
         self._mixes: list[tuple[int, int, Callable[[], None]]] = []
         self._passes = 0
+        self._pending = 0  # events that could wake a node
+        self._cancelled = 0  # events in the heap that are taken back
 
     def now(self) -> float:
         """Seconds since the start."""
         return self.now_ns / NS
 
-    def at(self, time_ns: int, order: Order, rank: int, call: Callable[[], None]) -> Event:
-        """Make a call at an instant, for a node."""
-        event = Event(rank, call)
+    def at(
+        self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
+    ) -> Event:
+        """Make a call at an instant, for a node. A call in the background only watches: it is nothing that
+        a node could wait for."""
+        event = Event(call, self, background)
         heapq.heappush(self._heap, (max(time_ns, self.now_ns), order, rank, self._next(rank), event))
+        self._pending += not background
         return event
+
+    def forget(self, event: Event) -> None:
+        """An event was taken back. Such events leave the heap when they are the greater part of it."""
+        self._pending -= not event.background
+        self._cancelled += 1
+        if self._cancelled > 1000 + len(self._heap) // 2:
+            self._heap = [entry for entry in self._heap if entry[-1].call is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     def after(self, seconds: float, order: Order, rank: int, call: Callable[[], None]) -> Event:
         """Make a call some seconds from now; less than half a nanosecond is now."""
@@ -100,14 +113,14 @@ class Clock:
         next instant.
 
         Raises:
-            Deadlock: if nothing is left, while someone still waits.
+            Deadlock: if nothing is left that could wake a node, while someone still waits.
             RunFailed: if time does not move any more.
         """
         event = self._heap[0] if self._heap else None
         of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.END
         if self._mixes and not of_this_instant:
             self._run_mixes()
-        elif event is None:
+        elif event is None or self._pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         else:
             if event[0] > self.now_ns:
@@ -118,7 +131,12 @@ class Clock:
         last = 0
         while self._heap and self._heap[0][0] == self.now_ns:
             _, order, last, _, event = heapq.heappop(self._heap)
-            event.run()
+            call, event.call = event.call, None
+            if call is None:
+                self._cancelled -= 1
+            else:
+                self._pending -= not event.background
+                call()
             if order == Order.END:
                 break
             if self._heap and self._heap[0][1] == Order.END:

@@ -98,9 +98,24 @@ class Compute:
         entries = [head for head in heads if head.computation.kind is kind and head.result is _PENDING]
         self.batches += 1
         self.computations += len(entries)
-        try:
-            results = self._execute(kind, [entry.computation.prepare() for entry in entries])
-        except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the nodes report it
-            results = [error] * len(entries)
-        for entry, result in zip(entries, results, strict=True):
+        jobs = []
+        for entry in entries:
+            try:
+                jobs.append(entry.computation.prepare())
+            except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
+                entry.result = error
+        prepared = [entry for entry in entries if entry.result is _PENDING]
+        for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
             entry.result = result
+
+    def _attempt(self, kind: Kind, jobs: list[Any]) -> list[Any]:
+        """The jobs' results. If a user's model or loss raises, each job is run by itself, so that the error is its
+        node's alone."""
+        if not jobs:
+            return []
+        try:
+            return self._execute(kind, jobs)
+        except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; the node reports it
+            if len(jobs) == 1:
+                return [error]
+        return [result for job in jobs for result in self._attempt(kind, [job])]

@@ -167,6 +167,7 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         reason = "failed"
+        parameters = buffers = None
         loop = new_loop(self.clock)
         self._end = loop.create_future()
         with (
@@ -178,6 +179,9 @@ class Simulation:
                 self._build()
                 self._observer.start(self.setup.description())
                 reason = loop.run_until_complete(self._main())
+                if reason in ("rounds", "time", "target"):
+                    self._last_rows()
+                parameters, buffers = stacked([self._model(node) for node in self.nodes])
             except RunFailed as error:
                 failure = error
             finally:
@@ -185,11 +189,6 @@ class Simulation:
                 with suppress(Deadlock):
                     loop.run_until_complete(self._end_nodes())
                 loop.close()
-        if failure is None and reason in ("rounds", "time", "target"):
-            self._last_rows()
-        parameters, buffers = (
-            stacked([node.model for node in self.nodes]) if failure is None else (None, None)
-        )
         return Outcome(
             reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name
         )
@@ -323,6 +322,7 @@ class Simulation:
             Order.TIMER,
             0,
             lambda: self.clock.when_quiet(len(self.nodes), lambda: self._tick(number + 1, every_s)),
+            background=True,
         )
 
     def _record_all(self, moment: Any) -> None:
@@ -334,12 +334,19 @@ class Simulation:
         if rank not in self.setup.judged and node.round == 0 and self.setup.parts[rank].size == 0:
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
-        test = self._evaluator.test(node.model) if rank in self.setup.evaluated else None
+        model = self._model(node)
+        test = self._evaluator.test(model) if rank in self.setup.evaluated else None
         row = node_row(node, self.links.traffic(rank), self.clock.now(), self._wall(), test)
         self._append(row, moment)
-        network = self._network_rows.add(moment, row, node.model)
+        network = self._network_rows.add(moment, row, model)
         if network is not None:
             self._append(network, moment)
+
+    def _model(self, node: Node) -> Model:
+        try:
+            return node.model
+        except RuntimeError as error:  # modified in place
+            raise describe_failure(error, node.rank, node.round) from error
 
     def _append(self, row: dict[str, Any], moment: Any) -> None:
         self._metrics.append(row)

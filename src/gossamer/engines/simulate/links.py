@@ -12,7 +12,8 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -24,19 +25,23 @@ from gossamer.network import Network
 from gossamer.payload import Encoded, encode, framed_bytes, wire_bytes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Transfer:
     message: Message
     to: int
     size: int
     queued_ns: int
-    start_ns: int
-    end_ns: int
     versions: list[tuple[Tensor, int]]
+    carried: int  # bytes that reach the receiver: all, or what was gone when it was cancelled
+    start_ns: int = 0  # on the uplink
+    end_ns: int = 0
+    first_bit_ns: int = 0  # at the receiver
+    begin_ns: int = 0  # on the downlink
+    last_bit_ns: int = 0
     event: Event | None = None
-    accepted_ns: int | None = (
-        None  # when at most one window of it is unacknowledged; known when its first bit has arrived
-    )
+    accepted_ns: int | None = None  # when at most one window of it is unacknowledged; None while unknown
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    wake: Event | None = None
     cancelled: bool = False
 
 
@@ -69,9 +74,8 @@ class Links:
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
         self._uplinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
-        self._downlink_free_ns = [0] * nodes
+        self._downlinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
         self._encoded: tuple[Payload, Encoded] | None = None
-        self._waiters: dict[_Transfer, list[asyncio.Future[None]]] = {}
 
     def send(self, source: int, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
         """Queue a message whose payload is frozen already.
@@ -90,56 +94,57 @@ class Links:
                 " (Algorithm.message_limit)"
             )
         now = self._clock.now_ns
-        transfer = _Transfer(
-            Message(source, tag, payload, now / 1e9),
-            to,
-            size,
-            now,
-            0,
-            0,
-            [(t, t._version) for t in encoded.buffers],
-        )
+        versions = [(tensor, tensor._version) for tensor in encoded.buffers]
+        transfer = _Transfer(Message(source, tag, payload, now / 1e9), to, size, now, versions, size)
         self._settle(source)
         uplink = self._uplinks[source]
+        self._leave(transfer, uplink[-1].end_ns if uplink else now)
         uplink.append(transfer)
-        self._schedule(transfer, max(uplink[-2].end_ns if len(uplink) > 1 else now, now))
         self._settle(source)
         return _SimulatedSending(self, transfer)
 
-    def _schedule(self, transfer: _Transfer, start_ns: int) -> None:
+    def _leave(self, transfer: _Transfer, start_ns: int) -> None:
+        """Put a message on its sender's uplink from an instant on."""
         source, to = transfer.message.source, transfer.to
         transfer.start_ns = start_ns
         transfer.end_ns = start_ns + _duration_ns(transfer.size, self._network.uplink_of(source))
         first_bit_ns = start_ns + to_ns(self._network.latency_of(source, to))
-        if transfer.event is not None:
-            transfer.event.cancel()
-        transfer.event = self._clock.at(first_bit_ns, Order.ARRIVAL, source, lambda: self._arrive(transfer))
+        self._replace_event(transfer, first_bit_ns, Order.ARRIVAL, self._arrive)
+        if transfer.size <= WINDOW:
+            self._accept_at(transfer, start_ns)
 
     def _arrive(self, transfer: _Transfer) -> None:
-        to, latency_ns = transfer.to, self._clock.now_ns - transfer.start_ns
-        downlink = self._network.downlink_of(to)
-        begin_ns = max(self._clock.now_ns, self._downlink_free_ns[to])
-        last_bit_ns = max(begin_ns + _duration_ns(transfer.size, downlink), transfer.end_ns + latency_ns)
-        self._downlink_free_ns[to] = last_bit_ns
-        transfer.event = self._clock.at(
-            last_bit_ns, Order.DELIVERY, transfer.message.source, lambda: self._finish(transfer)
-        )
-        transfer.accepted_ns = self._accepted_ns(transfer, last_bit_ns, latency_ns)
-        for future in self._waiters.pop(transfer, ()):
-            self._wake_at(transfer.accepted_ns, transfer.message.source, future)
+        transfer.first_bit_ns = self._clock.now_ns
+        downlink = self._downlinks[transfer.to]
+        self._take(transfer, downlink[-1].last_bit_ns if downlink else self._clock.now_ns)
+        downlink.append(transfer)
 
-    def _accepted_ns(self, transfer: _Transfer, last_bit_ns: int, latency_ns: int) -> int:
-        """When the acknowledgement of all but the last window is back at the sender (and the uplink is past
-        it)."""
-        if transfer.size <= WINDOW:
-            return transfer.start_ns
-        slowest = min(
-            self._network.uplink_of(transfer.message.source), self._network.downlink_of(transfer.to)
+    def _take(self, transfer: _Transfer, free_ns: int) -> None:
+        """Put a message that arrives on its receiver's downlink, which is free from an instant on."""
+        rate = self._network.downlink_of(transfer.to)
+        latency_ns = transfer.first_bit_ns - transfer.start_ns
+        transfer.begin_ns = max(transfer.first_bit_ns, free_ns)
+        transfer.last_bit_ns = max(
+            transfer.begin_ns + _duration_ns(transfer.carried, rate), transfer.end_ns + latency_ns
         )
-        return min(last_bit_ns - _duration_ns(WINDOW, slowest), last_bit_ns) + latency_ns
+        self._replace_event(transfer, transfer.last_bit_ns, Order.DELIVERY, self._finish)
+        if transfer.size > WINDOW:
+            # The acknowledgement of all but the last window is back at the sender.
+            slowest = min(self._network.uplink_of(transfer.message.source), rate)
+            self._accept_at(transfer, transfer.last_bit_ns - _duration_ns(WINDOW, slowest) + latency_ns)
+
+    def _replace_event(
+        self, transfer: _Transfer, time_ns: int, order: Order, call: Callable[[_Transfer], None]
+    ) -> None:
+        if transfer.event is not None:
+            transfer.event.cancel()
+        transfer.event = self._clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
 
     def _finish(self, transfer: _Transfer) -> None:
         source = transfer.message.source
+        self._downlinks[transfer.to].remove(transfer)
+        if transfer.cancelled:
+            return
         self._settle(source)
         if any(tensor._version != version for tensor, version in transfer.versions):
             raise RunFailed(
@@ -154,44 +159,66 @@ class Links:
 
     async def wait_accepted(self, transfer: _Transfer) -> None:
         """Until at most one window of a message is unacknowledged; at once if it was cancelled."""
-        small_and_started = transfer.size <= WINDOW and transfer.start_ns <= self._clock.now_ns
-        if transfer.cancelled or small_and_started:
+        accepted_ns = transfer.accepted_ns
+        if transfer.cancelled or (accepted_ns is not None and accepted_ns <= self._clock.now_ns):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if transfer.accepted_ns is not None:
-            self._wake_at(transfer.accepted_ns, transfer.message.source, future)
-        else:
-            self._waiters.setdefault(transfer, []).append(future)
+        transfer.waiters.append(future)
+        if accepted_ns is not None:
+            self._accept_at(transfer, accepted_ns)
         await future
 
-    def _wake_at(self, time_ns: int, rank: int, future: asyncio.Future[None]) -> None:
-        def wake() -> None:
+    def _accept_at(self, transfer: _Transfer, time_ns: int) -> None:
+        transfer.accepted_ns = time_ns
+        if transfer.wake is not None:
+            transfer.wake.cancel()
+            transfer.wake = None
+        if transfer.waiters:
+            transfer.wake = self._clock.at(
+                time_ns, Order.TIMER, transfer.message.source, partial(self._wake, transfer)
+            )
+
+    def _wake(self, transfer: _Transfer) -> None:
+        for future in transfer.waiters:
             if not future.done():
                 future.set_result(None)
-
-        self._clock.at(time_ns, Order.TIMER, rank, wake)
+        transfer.waiters.clear()
 
     def cancel(self, transfer: _Transfer) -> bool:
-        """Take a message back; the bytes that are gone by now stay counted."""
+        """Take a message back; the bytes that are gone by now stay counted, and take their time on the way."""
         now, source = self._clock.now_ns, transfer.message.source
         self._settle(source)
         if transfer.cancelled or transfer.end_ns <= now:
             return False
-        transfer.cancelled = True
-        if transfer.event is not None:
-            transfer.event.cancel()
-        self._traffic[source].bytes_sent += _gone(transfer, now)
-        for future in self._waiters.pop(transfer, ()):
-            if not future.done():
-                future.set_result(None)
         uplink = self._uplinks[source]
-        behind = list(uplink)[list(uplink).index(transfer) + 1 :]
+        behind = list(uplink)[uplink.index(transfer) + 1 :]
         uplink.remove(transfer)
+        self._cut(transfer, now)
         free_ns = max(transfer.start_ns, now)
         for other in behind:  # whoever queued behind it leaves earlier
-            self._schedule(other, max(free_ns, other.queued_ns))
+            self._leave(other, max(free_ns, other.queued_ns))
             free_ns = other.end_ns
         return True
+
+    def _cut(self, transfer: _Transfer, now_ns: int) -> None:
+        """Nothing more of a message leaves."""
+        transfer.cancelled = True
+        transfer.carried = _gone(transfer, now_ns)
+        self._traffic[transfer.message.source].bytes_sent += transfer.carried
+        self._accept_at(transfer, now_ns)
+        self._wake(transfer)
+        downlink = self._downlinks[transfer.to]
+        if transfer in downlink:
+            transfer.end_ns, free_ns = now_ns, transfer.begin_ns
+            for other in list(downlink)[
+                downlink.index(transfer) :
+            ]:  # it and those behind it are through earlier
+                self._take(other, free_ns)
+                free_ns = other.last_bit_ns
+        elif transfer.carried:
+            transfer.end_ns = now_ns
+        elif transfer.event is not None:
+            transfer.event.cancel()
 
     def traffic(self, rank: int) -> Traffic:
         """What a node has sent and received by now, a message in flight counted as far as it is gone."""
@@ -219,8 +246,7 @@ class Links:
 def _gone(transfer: _Transfer, now_ns: int) -> int:
     if now_ns <= transfer.start_ns:
         return 0
-    share = (now_ns - transfer.start_ns) / (transfer.end_ns - transfer.start_ns)
-    return min(transfer.size, math.floor(transfer.size * share))
+    return transfer.size * (now_ns - transfer.start_ns) // (transfer.end_ns - transfer.start_ns)
 
 
 def _duration_ns(size: int, bytes_per_second: float) -> int:
