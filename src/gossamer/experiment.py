@@ -97,12 +97,16 @@ class Simulate(_Section):
     Args:
         trainer: "sequential" (one node at a time), "batched" (vmap over nodes), or "auto" (measures both on
             the first batches).
-        threads: torch's threads; the bits of "sequential" with one thread are those of the engine processes.
+        workers: threads of this process that share the computation; null is one a core. Results don't depend on
+            it.
+        threads: torch's threads in each worker; the bits of "sequential" with one thread are those of the engine
+            processes.
         device: where models and data live.
     """
 
     name: Literal["simulate"] = "simulate"
     trainer: Literal["auto", "sequential", "batched"] = "auto"
+    workers: Count | None = None
     threads: Count = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
 

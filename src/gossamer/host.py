@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from gossamer.messages import Payload, Sending, Traffic
 
 if TYPE_CHECKING:
     from gossamer.learning.computation import Computation
+    from gossamer.learning.mixing import Mix
 
 
 @runtime_checkable
@@ -47,15 +48,17 @@ class Host(Protocol):
     def fresh(self, length: int) -> Tensor:
         """A new, writable vector float32 [length], aligned to 64 bytes."""
 
-    def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
-        """Queue a message whose payload is frozen (:func:`gossamer.payload.freeze`) and will not change."""
+    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+        """Queue a message to each of some ranks, in this order. The payload is frozen
+        (:func:`gossamer.payload.freeze`) and will not change."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
         computation."""
 
-    def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
-        """Run a mixing step when all else of this instant is done; gives its value."""
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
+        """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
+        ``commit`` returned."""
 
     def finished(self, rounds: int) -> bool:
         """Whether a node that has completed this many rounds is at its end."""

@@ -16,7 +16,7 @@ from gossamer.errors import GossamerError
 from gossamer.host import Host
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
-from gossamer.learning.mixing import Missing, combine
+from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import Field, Layout
 from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
@@ -254,7 +254,8 @@ class Node:
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`."""
-        return await self._host.mix(lambda: self._combine(own, inbox, weights, self_weight, missing))
+        mix = Mix(own, inbox, weights, self_weight, missing, self._index_sets)
+        return await self._host.mix(lambda: mix, lambda mixed: mixed)
 
     async def mix(
         self,
@@ -269,35 +270,19 @@ class Node:
         An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only.
         """
 
-        def run() -> None:
-            whole = any(isinstance(payload, Model) for payload in inbox.values())
-            mixed = self._combine(
-                self.model if whole else self.parameters, inbox, weights, self_weight, missing
-            )
+        whole = any(isinstance(payload, Model) for payload in inbox.values())
+
+        def prepare() -> Mix:
+            own = self.model if whole else self.parameters
+            return Mix(own, inbox, weights, self_weight, missing, self._index_sets)
+
+        def commit(mixed: Any) -> None:
             if whole:
                 self.model = mixed
             else:
                 self.parameters = mixed
 
-        await self._host.mix(run)
-
-    def _combine(
-        self,
-        own: Any,
-        inbox: Mapping[int, Payload],
-        weights: Mapping[int, float],
-        self_weight: float | None,
-        missing: Missing,
-    ) -> Any:
-        return combine(
-            own,
-            inbox,
-            weights,
-            self_weight=self_weight,
-            missing=missing,
-            index_sets=self._index_sets,
-            fresh=self._host.fresh,
-        )
+        await self._host.mix(prepare, commit)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
@@ -383,17 +368,16 @@ class Node:
         name = as_tag(tag)
         for wrapper in self._setup.wrappers:
             payload = wrapper.outgoing(self, to, payload, name)
-        return self._host.send(to, freeze(payload, self._host.is_stored), name)
+        return self._host.send((to,), freeze(payload, self._host.is_stored), name)[0]
 
     def broadcast(self, to: Iterable[int], payload: Payload, tag: Tag) -> list[Sending]:
         """``send`` the same payload to several ranks, in ascending order."""
         ranks = sorted(to)
         if self._setup.wrappers:  # each receiver may get something else
             return [self.send(rank, payload, tag) for rank in ranks]
-        name, frozen = as_tag(tag), freeze(payload, self._host.is_stored)
         for rank in ranks:
             self._check_peer(rank)
-        return [self._host.send(rank, frozen, name) for rank in ranks]
+        return self._host.send(ranks, freeze(payload, self._host.is_stored), as_tag(tag))
 
     def _check_peer(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:

@@ -23,6 +23,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgpack
@@ -130,11 +131,30 @@ def encode(payload: Payload) -> Encoded:
         ValueError: for an int beyond 64 bits, a part that contradicts itself, or a payload beyond the limits
             on depth, values and tensors.
     """
+    if _is_plain(payload):
+        structure = _structure_of_tensor(payload.dtype, payload.shape)
+        return Encoded(structure, (_plain(payload).cpu().contiguous(),))
     structure, tensors = _structure(payload)
     buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
     # Read as the receiver will, so that an index out of range is an error here, not a lost connection there.
     _Reader(structure, buffers).whole()
     return Encoded(structure, buffers)
+
+
+def _is_plain(payload: Payload) -> bool:
+    return (
+        type(payload) is Tensor
+        and payload.device.type == "cpu"
+        and payload.layout is torch.strided
+        and payload.dtype in _CODES
+    )
+
+
+@lru_cache(maxsize=1024)
+def _structure_of_tensor(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    """The structure of a payload that is one tensor: by far the most frequent one."""
+    structure, _ = _structure(torch.empty(shape, dtype=dtype))
+    return structure
 
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
@@ -175,6 +195,9 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
         TypeError, ValueError: as for :func:`encode`.
     """
 
+    if type(payload) is Tensor and keep(payload):
+        return payload
+
     def tensor(item: Tensor) -> Tensor:
         return item if keep(item) else _plain(item).clone(memory_format=torch.contiguous_format)
 
@@ -190,9 +213,14 @@ def wire_bytes(tag: Tag, payload: Payload | Encoded) -> int:
         TypeError, ValueError: as for :func:`encode` and :func:`pack_head`.
     """
     if isinstance(payload, Encoded):
-        return framed_bytes(len(pack_head(tag, 0.0, b"")) + payload.nbytes)
+        return framed_bytes(_head_bytes(as_tag(tag)) + payload.nbytes)
     structure, tensors = _structure(payload)
     return framed_bytes(len(pack_head(tag, 0.0, structure)) + sum(tensor.nbytes for tensor in tensors))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _head_bytes(tag: tuple[str | int, ...]) -> int:
+    return len(pack_head(tag, 0.0, b""))
 
 
 def framed_bytes(nbytes: int) -> int:

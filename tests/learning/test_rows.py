@@ -12,7 +12,7 @@ from gossamer.learning.rows import ALIGNMENT, Rows
 
 @given(st.integers(1, 300), st.integers(1, 10))
 def test_rows_are_aligned_and_do_not_overlap(length: int, count: int) -> None:
-    rows = Rows(length, block_bytes=1024)
+    rows = Rows(length)
     taken = [rows.fresh().fill_(float(number)) for number in range(count)]
     for number, row in enumerate(taken):
         assert row.shape == (length,)
@@ -23,7 +23,7 @@ def test_rows_are_aligned_and_do_not_overlap(length: int, count: int) -> None:
 
 
 def test_a_row_is_free_again_when_nothing_refers_to_it() -> None:
-    rows = Rows(5, block_bytes=1)
+    rows = Rows(5)
     for _ in range(50):
         rows.fresh()
     assert rows.rows == 1
@@ -32,7 +32,7 @@ def test_a_row_is_free_again_when_nothing_refers_to_it() -> None:
 
 @pytest.mark.parametrize("hold", [lambda row: row[3:5], lambda row: row.view(2, 5), lambda row: row.detach()])
 def test_a_slice_or_view_keeps_its_row(hold: object) -> None:
-    rows = Rows(10, block_bytes=1)
+    rows = Rows(10)
     row = rows.fresh().fill_(7.0)
     part = hold(row)  # type: ignore[operator]
     del row
@@ -47,7 +47,7 @@ def test_a_slice_or_view_keeps_its_row(hold: object) -> None:
 
 
 def test_a_gradient_or_numpy_view_keeps_its_row() -> None:
-    rows = Rows(4, block_bytes=1)
+    rows = Rows(4)
     array = rows.fresh().fill_(3.0).numpy()
     rows.fresh().fill_(1.0)
     assert array.tolist() == [3.0] * 4
@@ -72,7 +72,7 @@ def test_another_pools_row_is_not_owned() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_peak_is_the_most_that_were_taken_at_once(steps: list[int]) -> None:
-    rows = Rows(2, block_bytes=64)
+    rows = Rows(2)
     held: dict[int, torch.Tensor] = {}
     peak = 0
     for step in steps:
@@ -83,4 +83,22 @@ def test_peak_is_the_most_that_were_taken_at_once(steps: list[int]) -> None:
         peak = max(peak, len(held))
         assert all(float(row[0]) == key for key, row in held.items())
     assert rows.peak == peak
-    assert rows.rows == peak  # one row a block here: none is made while one is free
+    assert rows.rows == peak  # none is made while one is free
+
+
+def test_rows_are_read_by_number() -> None:
+    rows = Rows(5)
+    held = [rows.fresh().fill_(float(k)) for k in range(4)]
+    numbers = rows.numbers(held)
+    assert [rows.number(row) for row in held] == numbers.tolist()
+    assert rows.matrix[torch.from_numpy(numbers)].tolist() == [[float(k)] * 5 for k in range(4)]
+    assert rows.number(held[1][1:]) is None
+    assert rows.number(torch.zeros(5)) is None
+
+
+def test_freed_rows_are_taken_again_lowest_first() -> None:
+    rows = Rows(5)
+    held = [rows.fresh() for _ in range(6)]
+    del held[1:4]
+    again = [rows.fresh() for _ in range(3)]
+    assert [rows.number(row) for row in again] == [1, 2, 3]

@@ -7,6 +7,7 @@ engines agree to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,43 @@ from gossamer.messages import Model, Part
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]
 """length -> a new, writable vector"""
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """A weighted sum that a node asked for; the arguments of :func:`combine`."""
+
+    own: Any
+    inbox: Mapping[int, Any]
+    weights: Mapping[int, float]
+    self_weight: float | None
+    missing: Missing
+    index_sets: Mapping[str, Tensor]
+
+    def run(self, fresh: Fresh) -> Any:
+        """The sum, in a vector that ``fresh`` makes."""
+        return combine(
+            self.own,
+            self.inbox,
+            self.weights,
+            self_weight=self.self_weight,
+            missing=self.missing,
+            index_sets=self.index_sets,
+            fresh=fresh,
+        )
+
+    def terms(self) -> tuple[list[Tensor], list[float]] | None:
+        """Vectors and their weights in the order of the sum, where all are whole vectors; else None."""
+        if self.missing != "own" or not all(
+            isinstance(item, Tensor) for item in (self.own, *self.inbox.values())
+        ):
+            return None
+        ranks = sorted(self.inbox)
+        weights = [
+            _own_weight(self.inbox, self.weights, self.self_weight),
+            *(self.weights[rank] for rank in ranks),
+        ]
+        return [self.own, *(self.inbox[rank] for rank in ranks)], weights
 
 
 def combine(
@@ -64,20 +102,31 @@ def combine(
             for half, part in enumerate(own)
         ]
         return Model(*vectors)
-    unweighted = sorted(inbox.keys() - weights.keys())
-    if unweighted:
-        raise ValueError(
-            f"combine: no weight for ranks {unweighted}; weights are given for {sorted(weights)}"
-        )
-    if self_weight is None:
-        self_weight = 1.0 - sum(weights[rank] for rank in sorted(weights))
     sets = index_sets or {}
     if missing == "own":
-        absent = sum(weights[rank] for rank in sorted(weights.keys() - inbox.keys()))
-        return _fill_with_own(own, inbox, weights, self_weight + absent, sets, fresh(len(own)))
+        self_weight = _own_weight(inbox, weights, self_weight)
+        return _fill_with_own(own, inbox, weights, self_weight, sets, fresh(len(own)))
     if missing == "renormalize":
+        self_weight = _self_weight(inbox, weights, self_weight)
         return _renormalize(own, inbox, weights, self_weight, sets, fresh(len(own)))
     raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
+
+
+def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
+    if not inbox.keys() <= weights.keys():
+        raise ValueError(
+            f"combine: no weight for ranks {sorted(inbox.keys() - weights.keys())}; weights are given for"
+            f" {sorted(weights)}"
+        )
+    return 1.0 - sum(weights[rank] for rank in sorted(weights)) if given is None else given
+
+
+def _own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
+    """The weight of the own value, which also stands in for those who did not send."""
+    self_weight = _self_weight(inbox, weights, given)
+    if len(inbox) == len(weights):
+        return self_weight
+    return self_weight + sum(weights[rank] for rank in sorted(weights.keys() - inbox.keys()))
 
 
 def _half(payload: Any, half: int) -> Any:

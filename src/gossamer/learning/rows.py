@@ -3,23 +3,34 @@
 A row is a tensor with a storage of its own over the pool's memory. While any tensor, slice or view of that
 storage is alive the row is taken; when the last one goes, the row is free again. So snapshots, messages and
 results share rows without copies, and memory is not handed back and taken again at every step.
+
+The pool is one matrix, so that many rows can be read by number in one call: address space for it is reserved
+at once, memory comes when a row is first written. Freed rows are taken again lowest first: rows that are taken
+together lie together.
 """
 
 from __future__ import annotations
 
+import heapq
+import mmap
+import sys
 import weakref
+from collections.abc import Iterable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 ALIGNMENT = 64
 """Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its
 own."""
 
-BLOCK_BYTES = 16 * 2**20
-"""The pool grows by this much (by one row at least)."""
+_RESERVED = 1 << 40
+"""Bytes of address space; less where that much is refused."""
+
+# Python names it from 3.13 on; this is its value on Linux.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
 
 class Rows:
@@ -28,57 +39,95 @@ class Rows:
     Args:
         length: values a row, P.
         device: where; on other devices than the CPU, torch's own caching allocator is the pool.
-        block_bytes: the pool grows by this much, by one row at least.
 
     Attributes:
-        rows: rows in the pool.
+        rows: rows that have been in use so far; the pool holds memory for as many.
         peak: the most rows that were taken at once.
     """
 
-    def __init__(self, length: int, device: str = "cpu", block_bytes: int = BLOCK_BYTES) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, length: int, device: str = "cpu") -> None:
         self.length = length
         self._device = torch.device(device)
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
-        self._free: list[Float[np.ndarray, " stride"]] = []
-        self._live: set[int] = set()
+        self._free: list[int] = []
+        self._live: dict[int, _Life] = {}
         self.rows = 0
         self.peak = 0
+        if self._device.type == "cpu":
+            self._array = _reserve(self._stride)
+            self._base = self._array.ctypes.data
+            self.matrix = torch.from_numpy(self._array)[:, :length]
 
     def fresh(self) -> Float[Tensor, " length"]:
         """A new row, writable until it is shared; its values are undefined."""
         if self._device.type != "cpu":
             return torch.empty(self.length, device=self._device)
-        if not self._free:
-            self._grow()
-        memory = self._free.pop()
+        if self._free:
+            index = heapq.heappop(self._free)
+        else:
+            index, self.rows = self.rows, self.rows + 1
         # A view object of its own, whose end is the end of everything that shares the storage.
-        view = memory[: self.length]
-        row = torch.from_numpy(view)
-        address = view.ctypes.data
-        self._live.add(address)
+        view = self._array[index, : self.length]
+        life = self._live[index] = _Life(view, _end)
+        life.rows, life.index = self, index
         self.peak = max(self.peak, len(self._live))
-        weakref.finalize(view, self._release, memory, address).atexit = False
-        return row
+        return torch.from_numpy(view)
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row of these values: the same object if it is a whole row already."""
-        if self.owns(vector) and vector.storage_offset() == 0:
+        if self.number(vector) is not None:
             return vector
         return self.fresh().copy_(vector.detach())
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
-        return tensor.untyped_storage().data_ptr() in self._live
+        if tensor.device.type != "cpu":
+            return False
+        offset = tensor.untyped_storage().data_ptr() - self._base
+        return offset >= 0 and offset // (self._stride * 4) in self._live
 
-    def _release(self, memory: Float[np.ndarray, " stride"], address: int) -> None:
-        self._live.discard(address)
-        self._free.append(memory)
+    def number(self, tensor: Tensor) -> int | None:
+        """The number of a whole row in :attr:`matrix`; None for any other tensor."""
+        if not self.owns(tensor) or tensor.shape != (self.length,) or not tensor.is_contiguous():
+            return None
+        index, rest = divmod(tensor.data_ptr() - self._base, self._stride * 4)
+        return index if rest == 0 else None
 
-    def _grow(self) -> None:
-        count = max(1, self._block_bytes // (self._stride * 4))
-        raw = np.empty(count * self._stride + ALIGNMENT // 4, dtype=np.float32)
-        skip = (-raw.ctypes.data % ALIGNMENT) // 4
-        block = raw[skip : skip + count * self._stride].reshape(count, self._stride)
-        self._free.extend(block)
-        self.rows += count
+    def numbers(self, tensors: Iterable[Tensor]) -> Int[np.ndarray, " n"]:
+        """The numbers of whole rows."""
+        base, step = self._base, self._stride * 4
+        return np.fromiter(((tensor.data_ptr() - base) // step for tensor in tensors), dtype=np.int64)
+
+    def release(self, index: int) -> None:
+        """The last tensor of a row is gone."""
+        del self._live[index]
+        heapq.heappush(self._free, index)
+
+
+class _Life(weakref.ref[np.ndarray]):
+    """Frees a row when the array that all its tensors hold ends."""
+
+    rows: Rows
+    index: int
+
+
+def _end(life: weakref.ref[np.ndarray]) -> None:
+    assert isinstance(life, _Life)
+    life.rows.release(life.index)
+
+
+def _reserve(stride: int) -> Float[np.ndarray, "rows stride"]:
+    """Address space for as many rows as the machine could ever hold; pages without content take no memory."""
+    size = _RESERVED
+    while True:
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            break
+        except OSError:
+            size //= 2
+            if size < stride * 4:
+                raise
+    count = size // (stride * 4)
+    return np.frombuffer(memory, dtype=np.float32, count=count * stride).reshape(count, stride)

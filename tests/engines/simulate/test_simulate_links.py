@@ -39,7 +39,7 @@ class Scene:
         self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))
 
     def send(self, source: int, to: int, length: int) -> Any:
-        return self.links.send(source, to, bytes(length), TAG)
+        return self.links.send(source, (to,), bytes(length), TAG)[0]
 
     def at(self, ns: int, call: Callable[[], Any]) -> None:
         self.clock.at(ns, Order.TIMER, 0, call)

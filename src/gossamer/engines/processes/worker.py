@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,12 @@ from gossamer.engines.setup import Setup
 from gossamer.learning.computation import Computation, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import trim
+from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer
 from gossamer.messages import Payload, Sending, Traffic
 from gossamer.node import Node
-from gossamer.payload import Encoded, encode
+from gossamer.payload import encode
 from gossamer.results.folder import RunFolder
 
 PROGRESS_S = 0.2
@@ -72,7 +73,7 @@ class _Worker:
     def __init__(self, rank: int, setup: Setup, place: Place, folder: RunFolder) -> None:
         self._rank, self._setup, self._place = rank, setup, place
         self.lost: set[int] = set()
-        self._rows = Rows(setup.layout.size, block_bytes=0)
+        self._rows = Rows(setup.layout.size)
         experiment = setup.experiment
         self._trainer = SequentialTrainer(setup.task, experiment.optimizer, self._rows.fresh)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
@@ -88,7 +89,6 @@ class _Worker:
         self._said = 0.0
         self._evaluations = 0
         self._consumed = 0
-        self._encoded: tuple[Payload, Encoded] | None = None
         self._transport: Transport
         self._channel: AsyncChannel
         self._go: asyncio.Future[None]
@@ -193,10 +193,9 @@ class _Worker:
     def fresh(self, length: int) -> Tensor:
         return self._rows.fresh() if length == self._rows.length else torch.empty(length)
 
-    def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
-        if self._encoded is None or self._encoded[0] is not payload:  # a broadcast is encoded once
-            self._encoded = (payload, encode(payload))
-        return self._transport.send(to, self._encoded[1], tag)
+    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+        encoded = encode(payload)
+        return [self._transport.send(rank, encoded, tag) for rank in to]
 
     async def compute(self, computation: Computation) -> Any:
         async with self._turn:
@@ -220,14 +219,11 @@ class _Worker:
             trim()
         return result
 
-    async def _mixed(self, run: Callable[[], Any]) -> Any:
+    async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Any:
         # What was spawned before gets its turn first, as in the simulator, where mixing comes last of an
         # instant.
         await asyncio.sleep(0)
-        return run()
-
-    def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
-        return self._mixed(run)
+        return commit(prepare().run(self.fresh))
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds

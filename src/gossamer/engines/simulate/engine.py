@@ -29,13 +29,16 @@ from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.links import Links
+from gossamer.engines.simulate.mixing import Mixing
 from gossamer.errors import BadInput, Deadlock, RunFailed
 from gossamer.experiment import Experiment, Simulate
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, can_batch
+from gossamer.learning.workers import Workers
 from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
 from gossamer.randomness import generator
@@ -68,28 +71,16 @@ class _Host:
         return self._engine.rows.owns(tensor)
 
     def fresh(self, length: int) -> Tensor:
-        rows = self._engine.rows
-        return rows.fresh() if length == rows.length else torch.empty(length, device=self._engine.device)
+        return self._engine.fresh(length)
 
-    def send(self, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
+    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         return self._engine.links.send(self._rank, to, payload, tag)
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         return self._engine.compute.submit(computation)
 
-    def mix(self, run: Callable[[], Any]) -> Awaitable[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def call() -> None:
-            if future.done():  # cancelled
-                return
-            try:
-                future.set_result(run())
-            except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
-                future.set_exception(error)
-
-        self._engine.clock.when_quiet(self._rank, call)
-        return future
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
+        return self._engine.mixing.submit(self._rank, prepare, commit)
 
     def finished(self, rounds: int) -> bool:
         last = self._engine.setup.experiment.stop.rounds
@@ -148,6 +139,8 @@ class Simulation:
         self.links = Links(
             self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver
         )
+        self._workers = Workers(options.workers, options.threads)
+        self.mixing = Mixing(self.clock, self.rows, self._workers, self.fresh)
         self.compute = Compute(self.clock, self._seconds, self._execute)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples, self.device)
         self._trainer = self._first_trainer(options.trainer)
@@ -189,6 +182,7 @@ class Simulation:
                 with suppress(Deadlock):
                     loop.run_until_complete(self._end_nodes())
                 loop.close()
+                self._workers.close()
         return Outcome(
             reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name
         )
@@ -251,6 +245,10 @@ class Simulation:
         return "; ".join(said[:20]) + more if said else "for something that is not a message"
 
     # --- what nodes ask for
+
+    def fresh(self, length: int) -> Tensor:
+        """A new, writable vector; a row of the store if it is as long as one."""
+        return self.rows.fresh() if length == self.rows.length else torch.empty(length, device=self.device)
 
     def _deliver(self, rank: int, message: Message) -> None:
         self.nodes[rank].deliver(message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from gossamer.engines.simulate.clock import Clock, Event, Order, to_ns
 from gossamer.errors import RunFailed
 from gossamer.messages import WINDOW, Message, Payload, Sending, Traffic
 from gossamer.network import Network
-from gossamer.payload import Encoded, encode, framed_bytes, wire_bytes
+from gossamer.payload import encode, framed_bytes, wire_bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +56,19 @@ class _SimulatedSending(Sending):
         return self._links.cancel(self._transfer)
 
 
+class _Sent(Sending):
+    """Messages whose last bit left as they were sent, so that nothing can be taken back."""
+
+    def __init__(self, links: Links, source: int, accepted_ns: int) -> None:
+        self._links, self._source, self._accepted_ns = links, source, accepted_ns
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._links.until(self._source, self._accepted_ns).__await__()
+
+    def cancel(self) -> bool:
+        return False
+
+
 class Links:
     """Every node's uplink and downlink.
 
@@ -75,27 +88,76 @@ class Links:
         self._traffic = [Traffic() for _ in range(nodes)]
         self._uplinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
         self._downlinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
-        self._encoded: tuple[Payload, Encoded] | None = None
+        self._unlimited = all(
+            math.isinf(rate(rank))
+            for rank in range(nodes)
+            for rate in (network.uplink_of, network.downlink_of)
+        )
 
-    def send(self, source: int, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Sending:
-        """Queue a message whose payload is frozen already.
+    def send(
+        self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
+    ) -> list[Sending]:
+        """Queue a message to each of some nodes, in this order; the payload is frozen already.
 
         Raises:
             ValueError: for a message above the limit.
         """
-        # A broadcast sends the same object several times: its size is worked out once.
-        if self._encoded is None or self._encoded[0] is not payload:
-            self._encoded = (payload, encode(payload))
-        encoded = self._encoded[1]
+        encoded = encode(payload)
         size = wire_bytes(tag, encoded)
         if size > self._largest:
             raise ValueError(
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
                 " (Algorithm.message_limit)"
             )
-        now = self._clock.now_ns
         versions = [(tensor, tensor._version) for tensor in encoded.buffers]
-        transfer = _Transfer(Message(source, tag, payload, now / 1e9), to, size, now, versions, size)
+        message = Message(source, tag, payload, self._clock.now())
+        if self._unlimited:
+            return self._hand_over(message, to, size, versions)
+        return [self._queue(message, rank, size, versions) for rank in to]
+
+    def _hand_over(
+        self, message: Message, to: Sequence[int], size: int, versions: list[tuple[Tensor, int]]
+    ) -> list[Sending]:
+        """Where only the latency takes time, what arrives together is one event."""
+        source, now = message.source, self._clock.now_ns
+        traffic = self._traffic[source]
+        traffic.bytes_sent += size * len(to)
+        traffic.messages_sent += len(to)
+        groups: dict[float, list[int]] = {}
+        for rank in to:
+            groups.setdefault(self._network.latency_of(source, rank), []).append(rank)
+        sent: dict[int, Sending] = {}
+        for latency, ranks in groups.items():
+            due_ns = now + to_ns(latency)
+            self._clock.at(
+                due_ns, Order.DELIVERY, source, partial(self._arrived, message, ranks, size, versions)
+            )
+            accepted_ns = now if size <= WINDOW else due_ns + to_ns(latency)
+            sent |= dict.fromkeys(ranks, _Sent(self, source, accepted_ns))
+        return [sent[rank] for rank in to]
+
+    def _arrived(
+        self, message: Message, to: list[int], size: int, versions: list[tuple[Tensor, int]]
+    ) -> None:
+        self._check_unchanged(message, versions)
+        for rank in to:
+            traffic = self._traffic[rank]
+            traffic.bytes_received += size
+            traffic.messages_received += 1
+            self._deliver(rank, message)
+
+    def _check_unchanged(self, message: Message, versions: list[tuple[Tensor, int]]) -> None:
+        for tensor, version in versions:
+            if tensor._version != version:
+                raise RunFailed(
+                    f"node {message.source}: a vector of message {message.tag} was modified in place after it was"
+                    " sent; what is in the store or in a message is immutable: compute a new vector",
+                    node=message.source,
+                )
+
+    def _queue(self, message: Message, to: int, size: int, versions: list[tuple[Tensor, int]]) -> Sending:
+        source, now = message.source, self._clock.now_ns
+        transfer = _Transfer(message, to, size, now, versions, size)
         self._settle(source)
         uplink = self._uplinks[source]
         self._leave(transfer, uplink[-1].end_ns if uplink else now)
@@ -146,16 +208,20 @@ class Links:
         if transfer.cancelled:
             return
         self._settle(source)
-        if any(tensor._version != version for tensor, version in transfer.versions):
-            raise RunFailed(
-                f"node {source}: a vector of message {transfer.message.tag} was modified in place after it was"
-                " sent; what is in the store or in a message is immutable: compute a new vector",
-                node=source,
-            )
+        self._check_unchanged(transfer.message, transfer.versions)
         traffic = self._traffic[transfer.to]
         traffic.bytes_received += transfer.size
         traffic.messages_received += 1
         self._deliver(transfer.to, transfer.message)
+
+    async def until(self, source: int, time_ns: int) -> None:
+        """Wait for an instant, on behalf of a node."""
+        if time_ns > self._clock.now_ns:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._clock.at(
+                time_ns, Order.TIMER, source, lambda: None if future.done() else future.set_result(None)
+            )
+            await future
 
     async def wait_accepted(self, transfer: _Transfer) -> None:
         """Until at most one window of a message is unacknowledged; at once if it was cancelled."""

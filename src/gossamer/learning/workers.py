@@ -1,0 +1,78 @@
+"""Threads that share a simulation's computation. torch lets them run side by side; each computes with one
+thread, so that what is computed does not depend on how many there are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """Some threads, this one among them.
+
+    Args:
+        count: how many; None is one a core.
+        threads: torch's threads in each.
+    """
+
+    def __init__(self, count: int | None = None, threads: int = 1) -> None:
+        self.count = cores() if count is None else count
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._local = threading.local()
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """``[function(item) for item in items]``, shared among the threads; the first exception is raised when all
+        have ended."""
+        todo = list(items)
+        if self.count == 1 or len(todo) < 2:
+            return [function(item) for item in todo]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                self.count - 1, "compute", torch.set_num_threads, (self._threads,)
+            )
+        numbers = iter(range(len(todo)))
+        results: list[R | None] = [None] * len(todo)
+
+        def work() -> None:
+            for number in numbers:  # an iterator over a range is shared safely: next() on it is one step
+                results[number] = function(todo[number])
+
+        others = [self._pool.submit(work) for _ in range(min(self.count, len(todo)) - 1)]
+        try:
+            work()
+        finally:
+            errors = [error for other in others if (error := other.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return results  # type: ignore[return-value]
+
+    def own(self, make: Callable[[], T]) -> T:
+        """Something that each thread has one of, made when it first asks."""
+        if not hasattr(self._local, "made"):
+            self._local.made = {}
+        made: dict[Callable[[], T], T] = self._local.made
+        if make not in made:
+            made[make] = make()
+        return made[make]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
