@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.engines.engine import Engine
-from gossamer.engines.outcome import Outcome, cause
+from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
+from gossamer.errors import cause
 from gossamer.experiment import Experiment, Simulate
 from gossamer.results.folder import RunFolder, Status, environment, write_text
 from gossamer.results.recorder import compact

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -68,3 +69,11 @@ def suggest(wrong: str, accepted: Iterable[str]) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names as a sorted, comma separated list."""
     return ", ".join(sorted(names))
+
+
+def cause(error: BaseException) -> str:
+    """An error in one line: type, message, and the line of code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + message if message else ''}{where}"

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Evaluation(_Section):
@@ -43,7 +43,7 @@ class Evaluation(_Section):
 
     every_rounds: Count | None = 10
     every_s: float | None = Field(default=None, gt=0)
-    nodes: Literal["all", "average"] | Annotated[int, Field(ge=1)] | list[int] = "all"
+    nodes: Literal["all", "average"] | Count | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
 
 
@@ -249,7 +249,8 @@ class Experiment(BaseModel):
             raise BadInput(
                 f"{source}: a {type(raw).__name__}; accepted: a mapping of fields such as 'task' and 'nodes'"
             )
-        for override in overrides:
+        # Another component is named before its parameters are given, whatever the order of the arguments.
+        for override in sorted(overrides, key=lambda item: not item.partition("=")[0].endswith(".name")):
             _assign(raw, override)
         if engine is not None:
             raw["engine"] = _with_engine(raw.get("engine"), engine)

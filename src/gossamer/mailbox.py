@@ -6,6 +6,7 @@ So a message is not lost when the task that waited for it is cancelled or times 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -82,7 +83,7 @@ class Mailbox:
     def __init__(self, dropped: Callable[[Message], None]) -> None:
         self._messages: list[Message] = []
         self._waiters: list[Waiter] = []
-        self._late: dict[int, set[Prefix]] = {}
+        self._late: dict[int, Counter[Prefix]] = {}
         self._dropped = dropped
 
     def __len__(self) -> int:
@@ -90,11 +91,15 @@ class Mailbox:
 
     def deliver(self, message: Message) -> None:
         """Put a message in, and wake who waits for it."""
-        for prefix in self._late.get(message.source, ()):
-            if matches(prefix, message.tag):
-                self._late[message.source].discard(prefix)
-                self._dropped(message)
-                return
+        if message.source in self._late:
+            late = self._late[message.source]
+            for prefix in late:
+                if matches(prefix, message.tag):
+                    late[prefix] -= 1
+                    if late[prefix] == 0:
+                        del late[prefix]
+                    self._dropped(message)
+                    return
         self._messages.append(message)
         for waiter in self._waiters:
             waiter.offer(message)
@@ -102,7 +107,7 @@ class Mailbox:
     def close(self, prefix: Prefix, sources: Iterable[int]) -> None:
         """The next message of each source under this tag comes too late and will be dropped."""
         for source in sources:
-            self._late.setdefault(source, set()).add(prefix)
+            self._late.setdefault(source, Counter())[prefix] += 1
 
     def take_first(self, prefix: Prefix, sources: set[int] | None) -> Message | None:
         """Take out the oldest message that fits, if there is one."""

@@ -46,13 +46,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was
-    queued."""
+    """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
+    Tensors in the payload are immutable: compute new ones."""
 
     source: int
     tag: tuple[str | int, ...]
     payload: Payload
     sent_at: float
+    versions: tuple[tuple[Tensor, int], ...] = ()
+
+    def unchanged(self) -> bool:
+        """Whether nobody has written the tensors in it, which receivers of one broadcast may share."""
+        return all(tensor._version == version for tensor, version in self.versions)
 
 
 @dataclass

@@ -110,6 +110,7 @@ class Node:
         self._mailbox = Mailbox(self._drop)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
+        self._failed: BaseException | None = None
 
     # --- the model
 
@@ -185,17 +186,21 @@ class Node:
         start, first = self.model, self.step
         self.step += steps
         batches = [self._batches.batch(first + k) for k in range(steps)]
-        take_state, lr = self._optimizer_state_for(start), self.lr
+        reset, lr = self._take_reset(), self.lr
         seed = torch_seed(self._setup.seed, "train", self.rank, first)
-        return float(
-            await self._compute(
-                Kind.TRAIN,
-                lambda: TrainJob(start, batches, lr, take_state(), seed),
-                self._committer(start),
-                first_step=first,
-                work=steps,
+        try:
+            return float(
+                await self._compute(
+                    Kind.TRAIN,
+                    lambda: TrainJob(start, batches, lr, self._state_for(start, reset), seed),
+                    self._committer(start),
+                    first_step=first,
+                    work=steps,
+                )
             )
-        )
+        except asyncio.CancelledError:
+            self._reset |= reset  # the next step that is asked for starts afresh instead
+            raise
 
     async def gradient(
         self,
@@ -234,14 +239,18 @@ class Node:
         as in ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
         start, gradient, lr = self.model, v.detach().clone(), self.lr
-        take_state = self._optimizer_state_for(start)
-        await self._compute(
-            Kind.APPLY,
-            lambda: ApplyJob(start, gradient, lr, take_state()),
-            self._committer(start),
-            first_step=self.step,
-            work=0,
-        )
+        reset = self._take_reset()
+        try:
+            await self._compute(
+                Kind.APPLY,
+                lambda: ApplyJob(start, gradient, lr, self._state_for(start, reset)),
+                self._committer(start),
+                first_step=self.step,
+                work=0,
+            )
+        except asyncio.CancelledError:
+            self._reset |= reset
+            raise
 
     async def combine(
         self,
@@ -313,15 +322,14 @@ class Node:
         # The caller may go on to write its own vector; the store's vectors nobody writes.
         return Model(self._host.store(v), self.buffers)
 
-    def _optimizer_state_for(self, start: Model) -> Any:
+    def _take_reset(self) -> bool:
         reset, self._reset = self._reset, False
+        return reset
 
-        def take() -> State:
-            if reset or self._optimizer_state is None:
-                return self._setup.optimizer.init(start.parameters)
-            return self._optimizer_state
-
-        return take
+    def _state_for(self, start: Model, reset: bool) -> State:
+        if reset or self._optimizer_state is None:
+            return self._setup.optimizer.init(start.parameters)
+        return self._optimizer_state
 
     def _committer(self, start: Model) -> Any:
         writes, buffer_writes = self._writes, self._buffer_writes
@@ -411,7 +419,7 @@ class Node:
                 if source in self._host.lost:
                     raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.wait()
-            return message
+            return self._intact(message)
         finally:
             self._mailbox.unwatch(waiter)
             if timer is not None:
@@ -419,9 +427,9 @@ class Node:
 
     def drain(self, tag: Tag | None = None, source: int | None = None) -> list[Message]:
         """Take every message that is here now and fits, oldest first; never waits."""
-        return self._mailbox.take_all(
-            () if tag is None else as_tag(tag), None if source is None else {source}
-        )
+        sources = None if source is None else {source}
+        taken = self._mailbox.take_all(() if tag is None else as_tag(tag), sources)
+        return [self._intact(message) for message in taken]
 
     async def gather(
         self, peers: Iterable[int], tag: Tag, *, at_least: int | None = None, timeout: float | None = None
@@ -465,14 +473,26 @@ class Node:
                 timer.cancel()
         missing = wanted - taken.keys()
         self._mailbox.close(prefix, missing)
-        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+        return Inbox({rank: self._intact(message).payload for rank, message in taken.items()}, missing)
+
+    def _intact(self, message: Message) -> Message:
+        if not message.unchanged():
+            raise RuntimeError(
+                f"message {message.tag} from node {message.source} was modified in place by another of its receivers"
+                " or its sender; what is in a message is immutable: compute a new vector"
+            )
+        return message
 
     def deliver(self, message: Message) -> None:
-        """For engines: a message has arrived."""
+        """For engines: a message has arrived. What a wrapper raises is the node's failure."""
         changed: Message | None = message
-        for wrapper in reversed(self._setup.wrappers):
-            if changed is not None:
-                changed = wrapper.incoming(self, changed)
+        try:
+            for wrapper in reversed(self._setup.wrappers):
+                if changed is not None:
+                    changed = wrapper.incoming(self, changed)
+        except Exception as error:  # noqa: BLE001 - an author's wrapper may raise anything
+            self.fail(error)
+            return
         if changed is not None:
             self._mailbox.deliver(changed)
 
@@ -549,7 +569,9 @@ class Node:
 
     def record(self, **values: float | int | str | bool) -> None:
         """Put values into columns of the node's next recorded row."""
-        self.columns.update(values)
+        for name, value in values.items():
+            # NumPy's and torch's scalars are recorded as the Python numbers that they stand for.
+            self.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
     def rounds(self) -> _Rounds:
         """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are
@@ -586,10 +608,15 @@ class Node:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if self._failure is not None and not self._failure.done():
-            self._failure.set_result(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """For engines: something of this node has failed; only the first failure counts."""
+        if self._failed is None:
+            self._failed = error
+            if self._failure is not None:
+                self._failure.set_result(error)
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
         """For engines: run the node's protocol until it returns; its first failure, in any of its tasks, is
@@ -598,6 +625,8 @@ class Node:
         Tasks that the protocol spawned go on until :meth:`end`.
         """
         self._failure = asyncio.get_running_loop().create_future()
+        if self._failed is not None:  # by a message that came before the start
+            self._failure.set_result(self._failed)
         main = self.spawn(protocol)
         await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():

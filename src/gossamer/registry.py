@@ -40,7 +40,7 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 class Component(BaseModel):
     """Base of everything that an experiment names: frozen, no unknown fields, fields = parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
 
     @classmethod

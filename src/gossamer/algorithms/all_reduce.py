@@ -43,7 +43,8 @@ class AllReduce(Algorithm):
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
-        mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / node.size))
+        # Where peers are dead, the average is over those who are left.
+        mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / (1 + len(parts))))
         node.broadcast(node.peers(), mean, tag=("gather", r))
         means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
         # A segment whose owner is dead stays as it is here.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.errors import RunFailed
+from gossamer.errors import RunFailed, cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +42,3 @@ def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
     return RunFailed(
         f"node {rank} failed in round {round}: {cause(error)}", node=rank, round=round, traceback=text
     )
-
-
-def cause(error: BaseException) -> str:
-    """An error in one line: type, message, and the line of code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + message if message else ''}{where}"

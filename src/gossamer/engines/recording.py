@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -86,12 +86,18 @@ class NetworkRows:
         self._average = setup.experiment.evaluation.nodes == "average"
         self._evaluator = evaluator
         self._pending: dict[Any, dict[int, tuple[Mapping[str, Any], Model]]] = {}
+        self._skipped: set[Any] = set()
 
     def add(self, moment: Any, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         """Take a node's row and snapshot; gives the network's row when it is the last one."""
-        if row["node"] in self._judged:
+        if row["node"] in self._judged and moment not in self._skipped:
             self._pending.setdefault(moment, {})[row["node"]] = (row, model)
         return self._completed(moment)
+
+    def skip(self, moment: Any) -> None:
+        """A node could not give its snapshot for a moment: it will have no row."""
+        self._pending.pop(moment, None)
+        self._skipped.add(moment)
 
     def without(self, rank: int) -> dict[Any, dict[str, Any]]:
         """A node is gone for good; gives the rows, by moment, that waited for it alone."""
@@ -146,35 +152,46 @@ class TargetWatch:
     Args:
         target: metric and level; a metric whose name speaks of a loss or distance must fall to it, any other
             rise.
-        expected: how many nodes report the metric at an evaluation.
+        reporters: the nodes that are recorded with the metric at an evaluation; a None of theirs does not count.
     """
 
-    def __init__(self, target: Target | None, expected: int) -> None:
-        self._target, self._expected = target, expected
-        self._values: dict[Any, list[float]] = {}
+    def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
+        self._target, self._reporters = target, set(reporters)
+        self._values: dict[Any, list[float | None]] = {}
 
-    def without_one(self) -> None:
-        """A node that would report is gone for good."""
-        self._expected -= 1
+    def without(self, rank: int) -> None:
+        """A node is gone for good."""
+        self._reporters.discard(rank)
 
     def reached(self, moment: Any, row: Mapping[str, Any]) -> bool:
         """Take a row; whether it completes an evaluation at which the target is met."""
-        if self._target is None or row.get(self._target.metric) is None:
+        if self._target is None:
             return False
-        values = self._values.setdefault(moment, [])
-        values.append(float(row[self._target.metric]))
-        if len(values) < (1 if row["node"] == NETWORK else self._expected):
+        value = row.get(self._target.metric)
+        if row["node"] == NETWORK:
+            values = [value]
+        elif row["node"] in self._reporters:
+            values = self._values.setdefault(moment, [])
+            values.append(value)
+            if len(values) < len(self._reporters):
+                return False
+            del self._values[moment]
+        else:
             return False
-        del self._values[moment]
-        mean = math.fsum(values) / len(values)
+        known = [float(each) for each in values if each is not None]
+        if not known:
+            return False
+        mean = math.fsum(known) / len(known)
         falling = "loss" in self._target.metric or "distance" in self._target.metric
         return mean <= self._target.value if falling else mean >= self._target.value
 
 
-def expected_reports(setup: Setup) -> int:
-    """How many nodes report the target's metric at an evaluation."""
+def reporters(setup: Setup) -> list[int]:
+    """The nodes that report the target's metric at an evaluation: who trains, or who is evaluated."""
     target = setup.experiment.stop.target
-    return len(setup.judged if target is not None and target.metric == "train_loss" else setup.evaluated)
+    if target is not None and target.metric == "train_loss":
+        return [rank for rank, part in enumerate(setup.parts) if part.size]
+    return list(setup.evaluated)
 
 
 def stacked(models: list[Model]) -> tuple[Tensor, Tensor | None]:

@@ -91,4 +91,5 @@ def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
     parameters = trainer.fresh().copy_(job.start.parameters)
     state = {name: value.clone() for name, value in job.state.items()}
     trainer.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
+    trainer.keep_frozen(parameters, job.start.parameters)
     return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))

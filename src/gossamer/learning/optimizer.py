@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from gossamer.errors import BadInput
 from gossamer.registry import Component, register
 
 State = dict[str, Tensor]
@@ -49,6 +50,14 @@ class SGD(Optimizer):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> SGD:
+        if self.nesterov and not self.momentum:
+            raise BadInput(
+                "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0"
+            )
+        return self
 
     def init(self, parameters: Tensor) -> State:
         return {"velocity": torch.zeros_like(parameters)} if self.momentum else {}

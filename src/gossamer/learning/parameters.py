@@ -109,6 +109,7 @@ class FlatModule:
     Attributes:
         parameters: the parameter vector, float32 [P]; writing it changes the module.
         gradient: the gradient vector, float32 [P]; ``loss.backward()`` adds to it.
+        frozen: the fields of parameters that don't require a gradient: no step moves them.
     """
 
     def __init__(self, make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> None:
@@ -122,6 +123,11 @@ class FlatModule:
             parameter.data = field.of(self.parameters)
             if parameter.requires_grad:
                 parameter.grad = field.of(self.gradient)
+        self.frozen = tuple(
+            field
+            for field, parameter in zip(self.layout.parameters, self.module.parameters(), strict=True)
+            if not parameter.requires_grad
+        )
         self._buffers = list(self.module.buffers())
 
     def load(self, model: Model) -> None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import heapq
 import mmap
 import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -50,6 +52,9 @@ class Rows:
         self._device = torch.device(device)
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
         self._free: list[int] = []
+        # Rows end wherever a thread or the collector drops the last tensor: they are only noted there.
+        self._ended: deque[int] = deque()
+        self._lock = threading.Lock()
         self._live: dict[int, _Life] = {}
         self.rows = 0
         self.peak = 0
@@ -62,10 +67,13 @@ class Rows:
         """A new row, writable until it is shared; its values are undefined."""
         if self._device.type != "cpu":
             return torch.empty(self.length, device=self._device)
-        if self._free:
-            index = heapq.heappop(self._free)
-        else:
-            index, self.rows = self.rows, self.rows + 1
+        with self._lock:
+            while self._ended:
+                heapq.heappush(self._free, self._ended.popleft())
+            if self._free:
+                index = heapq.heappop(self._free)
+            else:
+                index, self.rows = self.rows, self.rows + 1
         # A view object of its own, whose end is the end of everything that shares the storage.
         view = self._array[index, : self.length]
         life = self._live[index] = _Life(view, _end)
@@ -101,7 +109,7 @@ class Rows:
     def release(self, index: int) -> None:
         """The last tensor of a row is gone."""
         del self._live[index]
-        heapq.heappush(self._free, index)
+        self._ended.append(index)
 
 
 class _Life(weakref.ref[np.ndarray]):

@@ -93,6 +93,11 @@ class Trainer(ABC):
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         """Every job's gradient, in the jobs' order."""
 
+    def keep_frozen(self, parameters: Tensor, start: Tensor) -> None:
+        """Undo what an optimizer does without a gradient (weight decay) to parameters that don't require one."""
+        for field in self.flat.frozen:
+            field.of(parameters).copy_(field.of(start))
+
 
 def channels_last(inputs: Tensor) -> Tensor:
     """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
@@ -128,6 +133,7 @@ class SequentialTrainer(Trainer):
         for batch in job.batches:
             losses += self._backward(batch)
             optimizer.step(flat.parameters, flat.gradient, state, job.lr)
+            self.keep_frozen(flat.parameters, job.start.parameters)
         model = Model(self.fresh().copy_(flat.parameters), flat.buffers())
         return TrainResult(model, state, losses / max(len(job.batches), 1))
 
@@ -202,6 +208,8 @@ class BatchedTrainer(Trainer):
         for step in range(steps):
             gradient, loss = self._step(parameters, buffers, torch.stack([job.batches[step] for job in jobs]))
             self.optimizer.step(parameters, gradient, state, jobs[0].lr)
+            for row, job in enumerate(jobs if self.flat.frozen else ()):
+                self.keep_frozen(parameters[row], job.start.parameters)
             losses += loss
         return [
             TrainResult(
@@ -230,6 +238,8 @@ class BatchedTrainer(Trainer):
         flat = torch.empty_like(parameters)
         for field in self.layout.parameters:
             field.of(flat).copy_(gradients[field.name])
+        for field in self.flat.frozen:
+            field.of(flat).zero_()
         return flat, loss.detach()
 
 

@@ -163,7 +163,7 @@ def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
         count=pl.len().cast(pl.Int64),
     )
     return (
-        _points(table)
+        _points(table, values)
         .join(statistics, on="point", how="inner")
         .sort("point")
         .select("point", *AXES, *_STATISTICS)
@@ -208,12 +208,18 @@ def final_summary(run: Run) -> FinalSummary:
     )
 
 
-def _points(table: pl.DataFrame) -> pl.DataFrame:
+def _points(table: pl.DataFrame, witnesses: pl.DataFrame | None = None) -> pl.DataFrame:
+    """The points of a table; ``witnesses`` are the rows whose mean place is a point's (None: all rows).
+
+    Nodes that had no part in a round (clients that a server passed over) are far ahead of those that had.
+    """
+    witnesses = table if witnesses is None else witnesses
     nodes = table.filter(pl.col("node") >= 0)
     places = [pl.col(name).mean() for name in ("round", "time_s", "wall_s")]
     # The network's rows place a point only where no node has a row.
-    alone = table.join(nodes, on="point", how="anti")
-    placed = pl.concat([nodes, alone]).group_by("point").agg(places).sort("point")
+    seen = witnesses.filter(pl.col("node") >= 0)
+    alone = witnesses.join(seen, on="point", how="anti")
+    placed = pl.concat([seen, alone]).group_by("point").agg(places).sort("point")
     sent = (
         nodes.sort("point", "time_s")
         .group_by("node", "point", maintain_order=True)

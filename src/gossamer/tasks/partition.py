@@ -137,7 +137,7 @@ class Dirichlet(Partition):
         min_samples: samples that each node has at the least.
     """
 
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    alpha: Annotated[float, Field(gt=0, le=1e9)]
     min_samples: PositiveInt = 1
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:

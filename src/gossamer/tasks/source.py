@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from pathlib import Path
 
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause
 from gossamer.registry import Component, FunctionComponent
 from gossamer.tasks.task import Task
 
@@ -45,7 +45,12 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
             f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource, or a function that"
             " returns a Task"
         )
-    task = component.call()
+    try:
+        task = component.call()
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"task: {component.name_of()!r} raised {cause(error)}") from error
     if not isinstance(task, Task):
         raise BadInput(
             f"task: {component.name_of()!r} returned {type(task).__name__}; accepted: gossamer.Task"

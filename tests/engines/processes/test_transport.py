@@ -60,6 +60,7 @@ class Peer:
         self.inbox: list[Message] = []
         self.lost: list[tuple[int, str]] = []
         self.events: list[tuple[str, str]] = []
+        self.failures: list[Exception] = []
         self.changed = asyncio.Event()
         clock = itertools.count()
         self.transport = Transport(
@@ -72,6 +73,7 @@ class Peer:
             lost=lambda rank, why: self._note(self.lost, (rank, why)),
             event=lambda kind, text: self._note(self.events, (kind, text)),
             now=lambda: float(next(clock)),
+            failed=lambda error: self._note(self.failures, error),
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic
@@ -589,4 +591,5 @@ async def test_bad_arguments() -> None:
                     lost=lambda rank, why: None,
                     event=lambda kind, text: None,
                     now=lambda: 0.0,
+                    failed=lambda error: None,
                 )

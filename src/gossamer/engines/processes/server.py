@@ -30,7 +30,7 @@ from gossamer.engines.processes.memory import FINAL, SharedModels
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
-from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, expected_reports
+from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, reporters
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
@@ -40,7 +40,7 @@ from gossamer.messages import Model
 from gossamer.results.folder import RunFolder
 
 END_S = 30.0
-"""Seconds that nodes have to end in order, before they are killed."""
+"""Seconds without a sign of life after which nodes that should end are killed."""
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 PROGRESS_S = 0.1
@@ -57,7 +57,8 @@ class _Child:
     done: bool = False
     final: bool = False
     round: int = 0
-    snapshots: int = 0
+    idle: tuple[int, int, list[str]] | None = None  # messages sent and received, and what it waits for
+    idle_reports: int = 0
 
 
 class Ended(Exception):
@@ -88,7 +89,7 @@ class Supervisor:
         self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         self._rows = NetworkRows(setup, self._evaluator)
-        self._target = TargetWatch(experiment.stop.target, expected_reports(setup))
+        self._target = TargetWatch(experiment.stop.target, reporters(setup))
         self._children: dict[int, _Child] = {}
         self._alive: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -97,6 +98,8 @@ class Supervisor:
         self._said = 0.0
         self._start: float | None = None
         self._ending = False
+        self._heard = 0.0
+        self._skips = 0
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
@@ -183,6 +186,7 @@ class Supervisor:
             if all(child.done for rank, child in self._children.items() if rank in self._alive):
                 raise Ended("rounds")
             self._look_at_suspects()
+            self._look_for_deadlock()
 
     def _poll(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -211,6 +215,7 @@ class Supervisor:
 
     def _hear(self, child: _Child, message: list[Any]) -> None:
         what, *rest = message
+        self._heard = time.monotonic()
         if what == "ready":
             child.ready = True
         elif what == "progress":
@@ -221,6 +226,9 @@ class Supervisor:
             child.done, child.round = True, rest[0]
         elif what == "final":
             child.final, child.round = True, rest[0]
+        elif what == "idle":
+            child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
+            child.idle_reports = child.idle_reports + 1 if child.idle else 0
         elif what == "event":
             self._event(child.rank, rest[0], rest[1])
         elif what == "unreachable" and not self._ending:
@@ -252,8 +260,7 @@ class Supervisor:
         if not self._alive:
             raise Ended("failed", message=f"every node died; the last one: {text}")
         self._tell_all("lost", child.rank, text)
-        if child.rank in self._setup.evaluated:
-            self._target.without_one()
+        self._target.without(child.rank)
         # What it ended with is not known; nobody shall take zeros for a model.
         lost = Model(
             *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
@@ -276,6 +283,26 @@ class Supervisor:
                     raise Ended("failed", message=text, node=reporter)
                 self._children[reporter].channel.send("lost", rank, why)
 
+    def _look_for_deadlock(self) -> None:
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever."""
+        nodes = [child for _, child in sorted(self._children.items())]
+        if self._setup.experiment.stop.time_s is not None or len(self._alive) < self._nodes:
+            return
+        states = [child.idle for child in nodes if child.idle is not None and child.idle_reports >= 2]
+        if len(states) < len(nodes) or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+            return
+        said = [
+            f"node {child.rank} for {'; '.join(state[2])}"
+            for child, state in zip(nodes, states, strict=True)
+            if state[2]
+        ]
+        waits = "; ".join(said[:20]) + (f" (and {len(said) - 20} more)" if len(said) > 20 else "")
+        raise Ended(
+            "failed",
+            message="all nodes wait and nothing is under way: "
+            + (waits or "for something that is not a message"),
+        )
+
     # --- recording
 
     def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
@@ -285,11 +312,22 @@ class Supervisor:
         if self._target.reached(key, row):
             raise Ended("target")
         if slot is None:
+            if child.rank in self._setup.judged:
+                self._skip(key)
             return
         complete = self._rows.add(key, row, self._models.read(slot, child.rank))
         self._send_to(child, "consumed")
         if complete is not None:
             self._append(key, complete)
+
+    def _skip(self, moment: Any) -> None:
+        if not self._skips:
+            self._launcher.send(
+                "say",
+                "consensus distance: not recorded where a node is more than two evaluations ahead of the record",
+            )
+        self._skips += 1
+        self._rows.skip(moment)
 
     def _append(self, moment: Any, row: dict[str, Any]) -> None:
         self._metrics.append(row)
@@ -309,10 +347,10 @@ class Supervisor:
         """Have every node write its last row and its model; gives how it went."""
         self._ending = True
         self._tell_all("finish", end.reason)
-        deadline = time.monotonic() + END_S
+        self._heard = time.monotonic()
         try:
             while any(not self._children[rank].final for rank in self._alive):
-                if time.monotonic() > deadline:
+                if time.monotonic() > self._heard + END_S:
                     late = [rank for rank in sorted(self._alive) if not self._children[rank].final]
                     return Ended("failed", message=f"nodes {late} did not end within {END_S} s")
                 self._poll(0.2)

@@ -34,6 +34,7 @@ from gossamer.engines.processes.wire import (
     credit,
     hello,
 )
+from gossamer.errors import GossamerError
 from gossamer.messages import WINDOW, Message, Payload, Sending, Tag, Traffic
 from gossamer.payload import CHUNK_BYTES, Encoded, FrameError, encode, freeze, pack_head
 
@@ -80,6 +81,7 @@ class _Sending(Sending):
         self.to = to
         self.head = head
         self.buffers = encoded.buffers
+        self.versions = tuple(buffer._version for buffer in encoded.buffers)
         self.state = _State.QUEUED
         self._owner = owner
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,6 +97,12 @@ class _Sending(Sending):
 
     def cancel(self) -> bool:
         return self._owner._cancel(self)
+
+    def unchanged(self) -> bool:
+        """Whether nobody has written what is still to be sent."""
+        return all(
+            buffer._version == version for buffer, version in zip(self.buffers, self.versions, strict=False)
+        )
 
     def release(self) -> None:
         """Let go of who waits, and of the memory."""
@@ -311,6 +319,7 @@ class Transport:
         lost: called with a rank and why, once, when a peer's connection fails, closes or is refused.
         event: called with a kind and a text; the kind is ``"refused"``.
         now: this node's clock in seconds, for ``Message.sent_at``.
+        failed: called with what the node did wrong (it modified what it had sent).
 
     Raises:
         ValueError: for a token of another length, or a rank without address.
@@ -328,6 +337,7 @@ class Transport:
         lost: Callable[[int, str], None],
         event: Callable[[str, str], None],
         now: Callable[[], float],
+        failed: Callable[[Exception], None],
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
@@ -340,6 +350,7 @@ class Transport:
         self._addresses = addresses
         self._token = token
         self._deliver, self._lost_callback, self._event, self._now = deliver, lost, event, now
+        self._failed = failed
         self._server: asyncio.Server | None = None
         self._queue: OrderedDict[_Sending, None] = OrderedDict()
         self._current: _Sending | None = None
@@ -421,6 +432,11 @@ class Transport:
         """Take a lost peer for alive again: the next message to it dials it."""
         self._lost.pop(rank, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a message is still to be sent."""
+        return bool(self._queue) or self._current is not None
+
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every message was handed over and acknowledged, was cancelled, or is lost.
 
@@ -496,6 +512,15 @@ class Transport:
             while not (sending.over or link.room(chunk.nbytes)):
                 await self._changed()
             if sending.over:
+                break
+            if not sending.unchanged():
+                self._failed(
+                    GossamerError(
+                        f"a vector of a message to node {to} was modified in place after it was sent; what is in a"
+                        " message is immutable: compute a new vector"
+                    )
+                )
+                self._cancel(sending)
                 break
             link.begun = number + 1
             link.unacknowledged += chunk.nbytes

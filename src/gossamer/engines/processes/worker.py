@@ -8,20 +8,21 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.engines.outcome import cause
 from gossamer.engines.processes.channel import AsyncChannel
 from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of
 from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import is_due, node_row
 from gossamer.engines.setup import Setup
+from gossamer.errors import cause
 from gossamer.learning.computation import Computation, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import trim
@@ -35,6 +36,10 @@ from gossamer.results.folder import RunFolder
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
+ALIVE_S = 1.0
+"""Seconds between two signs of life of a node that waits, or judges its last model."""
+FLUSH_S = 5.0
+"""Seconds that the messages of a node's last round have to leave before its last row is written without them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,24 @@ def main(rank: int, setup: Setup, place: Place, folder: RunFolder) -> int:
     return asyncio.run(_Worker(rank, setup, place, folder).live())
 
 
+class _Timer:
+    """A call that is due later, noted among a node's timers until then."""
+
+    def __init__(self, pending: set[_Timer], seconds: float, call: Callable[[], None]) -> None:
+        self._pending, self._call = pending, call
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._due)
+        pending.add(self)
+
+    def _due(self) -> None:
+        self._pending.discard(self)
+        self._call()
+
+    def cancel(self) -> None:
+        """Don't make the call."""
+        self._pending.discard(self)
+        self._handle.cancel()
+
+
 class _Worker:
     """The node's :class:`~gossamer.host.Host`, and its conversation with the supervisor."""
 
@@ -86,9 +109,13 @@ class _Worker:
         self._node = Node(setup.node(rank), self)
         self._start = time.monotonic()
         self._paused_s = 0.0
+        self._pauses: list[float] = []  # since when evaluations go on
         self._said = 0.0
         self._evaluations = 0
         self._consumed = 0
+        self._freed = asyncio.Event()
+        self._timers: set[_Timer] = set()
+        self._computing = 0
         self._transport: Transport
         self._channel: AsyncChannel
         self._go: asyncio.Future[None]
@@ -110,12 +137,15 @@ class _Worker:
             lost=lambda rank, why: self._channel.send("unreachable", rank, why),
             event=lambda kind, text: self._channel.send("event", kind, text),
             now=self.now,
+            failed=self._node.fail,
         )
         try:
             await self._transport.start()
             self._channel.send("ready")
-            await self._go
-            await self._protocol()
+            await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
+            if self._go.done():
+                await self._protocol()
+            self._leave()
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the supervisor is told
             text = "".join(traceback.format_exception(error))
             self._channel.send("failed", cause(error), self._node.round, text)
@@ -130,20 +160,45 @@ class _Worker:
         evaluation = self._setup.experiment.evaluation
         if evaluation.every_rounds is not None:
             await self._record(0)
-        ticks = asyncio.ensure_future(self._ticks(evaluation.every_s)) if evaluation.every_s else None
+        beside = [asyncio.ensure_future(self._watch())]
+        if evaluation.every_s:
+            beside.append(asyncio.ensure_future(self._ticks(evaluation.every_s)))
         life = asyncio.ensure_future(self._life())
         await asyncio.wait((life, self._finish), return_when=asyncio.FIRST_COMPLETED)
-        for task in (life, ticks):
-            if task is not None and not task.done():
-                task.cancel()
+        for task in (life, *beside):
+            task.cancel()
         if life.done() and not life.cancelled():
             life.result()  # its failure
         reason = await self._finish
         stop = self._setup.experiment.stop.rounds
         if reason in ("time", "target") and (stop is None or self._node.round < stop):
+            alive = asyncio.ensure_future(self._say_alive())
             await self._record("end")
+            alive.cancel()
+
+    def _leave(self) -> None:
         self._models.write(FINAL, self._rank, self._node.model)
         self._channel.send("final", self._node.round)
+
+    async def _say_alive(self) -> None:
+        """The last evaluation may take long; the supervisor is to know that it goes on."""
+        while True:
+            self._report(final=True)
+            await asyncio.sleep(ALIVE_S)
+
+    async def _watch(self) -> None:
+        """Tell the supervisor when nothing but a message could wake this node, and what it waits for."""
+        before = None
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            traffic = self._transport.traffic
+            counts = (traffic.messages_sent, traffic.messages_received)
+            idle = not (self._computing or self._timers or self._transport.busy)
+            if idle and counts == before:
+                self._channel.send("idle", *counts, self._node.waiting())
+            elif before is not None:
+                self._channel.send("idle", -1, -1, [])
+            before = counts if idle else None
 
     async def _life(self) -> None:
         await self._node.live(self._setup.experiment.algorithm.run(self._node))
@@ -165,12 +220,14 @@ class _Worker:
             self._go.set_result(None)
         elif what == "finish" and not self._finish.done():
             self._finish.set_result(rest[0])
+            self._freed.set()
         elif what == "lost":
             self.lost.add(rest[0])
             self._transport.mark_lost(rest[0], rest[1])
             self._node.peer_lost()
         elif what == "consumed":
             self._consumed += 1
+            self._freed.set()
 
     # --- the host
 
@@ -179,10 +236,12 @@ class _Worker:
         return self._transport.traffic
 
     def now(self) -> float:
-        return time.monotonic() - self._start - self._paused_s
+        # While a snapshot is judged, the clock stands still.
+        now = self._pauses[0] if self._pauses else time.monotonic()
+        return now - self._start - self._paused_s
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, call)
+    def timer(self, seconds: float, call: Callable[[], None]) -> _Timer:
+        return _Timer(self._timers, seconds, call)
 
     def store(self, vector: Tensor) -> Tensor:
         return self._rows.store(vector)
@@ -198,6 +257,13 @@ class _Worker:
         return [self._transport.send(rank, encoded, tag) for rank in to]
 
     async def compute(self, computation: Computation) -> Any:
+        self._computing += 1
+        try:
+            return await self._compute(computation)
+        finally:
+            self._computing -= 1
+
+    async def _compute(self, computation: Computation) -> Any:
         async with self._turn:
             job = computation.prepare()
             running = asyncio.get_running_loop().run_in_executor(
@@ -252,21 +318,44 @@ class _Worker:
         node, setup = self._node, self._setup
         if self._rank not in setup.judged and node.round == 0 and node.samples == 0:
             return  # it has no part in the algorithm
-        model, began, time_s = node.model, time.monotonic(), self.now()
-        row = node_row(node, self.traffic, time_s, began - self._start, None)
-        if self._rank in setup.evaluated:
-            judged = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
-            row |= {f"test_{name}": value for name, value in (await judged).items()}
-        self._paused_s += time.monotonic() - began
-        self._metrics.append(row)
-        slot = None
-        # A slot is free again when every node's snapshot of its last use was taken up; no node waits for
-        # that.
-        if self._rank in setup.judged and self._evaluations - self._consumed < SNAPSHOTS:
-            slot = self._evaluations % SNAPSHOTS
+        model, time_s = node.model, self.now()
+        last = moment == "end" or node.round == setup.experiment.stop.rounds
+        with self._pause():
+            if last:  # what was sent is counted when it has left
+                with suppress(TimeoutError):
+                    await self._transport.flush(FLUSH_S)
+            row = node_row(node, self.traffic, time_s, time.monotonic() - self._start, None)
+            if self._rank in setup.evaluated:
+                judged = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
+                row |= {f"test_{name}": value for name, value in (await judged).items()}
+            self._metrics.append(row)
+            slot = await self._slot(last) if self._rank in setup.judged else None
+        if slot is not None:
             self._models.write(slot, self._rank, model)
-        self._evaluations += 1
         self._channel.send("row", moment, row, slot)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        self._pauses.append(time.monotonic())
+        try:
+            yield
+        finally:
+            began = self._pauses[0]
+            self._pauses.pop()
+            if not self._pauses:
+                self._paused_s += time.monotonic() - began
+
+    async def _slot(self, last: bool) -> int | None:
+        """A place for a snapshot, free again when the supervisor has taken its last one up. A node waits for that where
+        the network's rows are all there is, and for the last of them; else it goes on without."""
+        average = self._setup.experiment.evaluation.nodes == "average"
+        while self._evaluations - self._consumed >= SNAPSHOTS:
+            if not (average or last) or self._finish.done():
+                return None
+            self._freed.clear()
+            await self._freed.wait()
+        self._evaluations += 1
+        return (self._evaluations - 1) % SNAPSHOTS
 
     def _judge(self, model: Any) -> dict[str, float]:
         with one_of(self._place.memory, self._place.at_once, self._rank):

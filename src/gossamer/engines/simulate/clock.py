@@ -67,7 +67,7 @@ class Clock:
         self._heap: list[tuple[int, int, int, int, Event]] = []
         self._sequences: dict[int, int] = {}
         self._mixes: list[tuple[int, int, Callable[[], None]]] = []
-        self._passes = 0
+        self._passes = self._turns = 0
         self._pending = 0  # events that could wake a node
         self._cancelled = 0  # events in the heap that are taken back
 
@@ -124,7 +124,7 @@ class Clock:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         else:
             if event[0] > self.now_ns:
-                self.now_ns, self._passes = event[0], 0
+                self.now_ns, self._passes, self._turns = event[0], 0, 0
             self._run_events()
 
     def _run_events(self) -> None:
@@ -148,6 +148,15 @@ class Clock:
         for _, _, call in mixes:
             call()
         self._count_pass(mixes[-1][0])
+
+    def turn(self) -> None:
+        """The loop runs what is ready; it does so a limited number of times at one instant."""
+        self._turns += 1
+        if self._turns > MAX_PASSES:
+            raise RunFailed(
+                f"virtual time stands still at {self.now():.9f} s: a task keeps going without letting time pass (a"
+                " loop around asyncio.sleep(0)?)"
+            )
 
     def _count_pass(self, rank: int) -> None:
         self._passes += 1
@@ -191,7 +200,9 @@ class _VirtualSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:  # nothing is ready to run, and no timer of asyncio's is set
             self._clock.advance()
-        elif timeout > 0:
+        elif timeout == 0:
+            self._clock.turn()
+        else:
             raise RunFailed(
                 "a timer of asyncio's is set, which virtual time knows nothing of: use node.sleep()"
             )

@@ -88,8 +88,11 @@ class Compute:
             self._start(queue[0])
         if isinstance(entry.result, Exception):
             entry.future.set_exception(entry.result)
-        else:
+            return
+        try:
             entry.future.set_result(entry.computation.commit(entry.result))
+        except Exception as error:  # noqa: BLE001 - what the author did to the node meanwhile; raised where it is awaited
+            entry.future.set_exception(error)
 
     def _flush(self, kind: Kind) -> None:
         """Compute everything of a kind that is under way: the first of each node's queue (the next ones build

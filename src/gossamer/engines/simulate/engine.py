@@ -18,19 +18,19 @@ from gossamer.engines.recording import (
     NetworkRows,
     Observer,
     TargetWatch,
-    expected_reports,
     is_due,
     node_row,
+    reporters,
     stacked,
     stopwatch,
 )
 from gossamer.engines.setup import Setup, prepare
 from gossamer.engines.signals import ending_signals
-from gossamer.engines.simulate.clock import Clock, Order, new_loop, to_ns
+from gossamer.engines.simulate.clock import MAX_PASSES, Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.links import Links
 from gossamer.engines.simulate.mixing import Mixing
-from gossamer.errors import BadInput, Deadlock, RunFailed
+from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
 from gossamer.experiment import Experiment, Simulate
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.evaluate import Evaluator
@@ -53,6 +53,7 @@ class _Host:
         self._engine, self._rank = engine, rank
         self.lost: set[int] = set()
         self._secrets = 0
+        self._instant_ns, self._rounds = -1, 0
 
     @property
     def traffic(self) -> Traffic:
@@ -88,6 +89,14 @@ class _Host:
 
     async def end_round(self) -> None:
         self._engine.round_ended(self._rank)
+        if self._engine.clock.now_ns != self._instant_ns:
+            self._instant_ns, self._rounds = self._engine.clock.now_ns, 0
+        self._rounds += 1
+        if self._rounds > MAX_PASSES:
+            raise GossamerError(
+                f"it completed {MAX_PASSES} rounds at {self.now()} s without letting time pass (nothing in its rounds"
+                " takes time?)"
+            )
 
     def secret(self, n: int) -> bytes:
         self._secrets += 1
@@ -146,7 +155,7 @@ class Simulation:
         self._trainer = self._first_trainer(options.trainer)
         self._metrics, self._graph_log = metrics, GraphLog(setup.topology, graphs)
         self._network_rows = NetworkRows(setup, self._evaluator)
-        self._target = TargetWatch(experiment.stop.target, expected_reports(setup))
+        self._target = TargetWatch(experiment.stop.target, reporters(setup))
         self._end: asyncio.Future[str]
         self._running = experiment.nodes
         self._chosen = False
@@ -333,7 +342,10 @@ class Simulation:
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
         model = self._model(node)
-        test = self._evaluator.test(model) if rank in self.setup.evaluated else None
+        try:
+            test = self._evaluator.test(model) if rank in self.setup.evaluated else None
+        except Exception as error:
+            raise describe_failure(error, rank, node.round) from error
         row = node_row(node, self.links.traffic(rank), self.clock.now(), self._wall(), test)
         self._append(row, moment)
         network = self._network_rows.add(moment, row, model)

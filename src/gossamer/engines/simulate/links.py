@@ -12,17 +12,15 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from gossamer.engines.simulate.clock import Clock, Event, Order, to_ns
 from gossamer.errors import RunFailed
 from gossamer.messages import WINDOW, Message, Payload, Sending, Traffic
 from gossamer.network import Network
-from gossamer.payload import encode, framed_bytes, wire_bytes
+from gossamer.payload import encode, framed_bytes, freeze, wire_bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +29,6 @@ class _Transfer:
     to: int
     size: int
     queued_ns: int
-    versions: list[tuple[Tensor, int]]
     carried: int  # bytes that reach the receiver: all, or what was gone when it was cancelled
     start_ns: int = 0  # on the uplink
     end_ns: int = 0
@@ -109,15 +106,13 @@ class Links:
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
                 " (Algorithm.message_limit)"
             )
-        versions = [(tensor, tensor._version) for tensor in encoded.buffers]
-        message = Message(source, tag, payload, self._clock.now())
+        versions = tuple((tensor, tensor._version) for tensor in encoded.buffers)
+        message = Message(source, tag, payload, self._clock.now(), versions)
         if self._unlimited:
-            return self._hand_over(message, to, size, versions)
-        return [self._queue(message, rank, size, versions) for rank in to]
+            return self._hand_over(message, to, size)
+        return [self._queue(message, rank, size) for rank in to]
 
-    def _hand_over(
-        self, message: Message, to: Sequence[int], size: int, versions: list[tuple[Tensor, int]]
-    ) -> list[Sending]:
+    def _hand_over(self, message: Message, to: Sequence[int], size: int) -> list[Sending]:
         """Where only the latency takes time, what arrives together is one event."""
         source, now = message.source, self._clock.now_ns
         traffic = self._traffic[source]
@@ -129,35 +124,22 @@ class Links:
         sent: dict[int, Sending] = {}
         for latency, ranks in groups.items():
             due_ns = now + to_ns(latency)
-            self._clock.at(
-                due_ns, Order.DELIVERY, source, partial(self._arrived, message, ranks, size, versions)
-            )
+            self._clock.at(due_ns, Order.DELIVERY, source, partial(self._arrived, message, ranks, size))
             accepted_ns = now if size <= WINDOW else due_ns + to_ns(latency)
             sent |= dict.fromkeys(ranks, _Sent(self, source, accepted_ns))
         return [sent[rank] for rank in to]
 
-    def _arrived(
-        self, message: Message, to: list[int], size: int, versions: list[tuple[Tensor, int]]
-    ) -> None:
-        self._check_unchanged(message, versions)
+    def _arrived(self, message: Message, to: list[int], size: int) -> None:
+        _check_unchanged(message)
         for rank in to:
             traffic = self._traffic[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            self._deliver(rank, message)
+            self._deliver(rank, _copy(message))
 
-    def _check_unchanged(self, message: Message, versions: list[tuple[Tensor, int]]) -> None:
-        for tensor, version in versions:
-            if tensor._version != version:
-                raise RunFailed(
-                    f"node {message.source}: a vector of message {message.tag} was modified in place after it was"
-                    " sent; what is in the store or in a message is immutable: compute a new vector",
-                    node=message.source,
-                )
-
-    def _queue(self, message: Message, to: int, size: int, versions: list[tuple[Tensor, int]]) -> Sending:
+    def _queue(self, message: Message, to: int, size: int) -> Sending:
         source, now = message.source, self._clock.now_ns
-        transfer = _Transfer(message, to, size, now, versions, size)
+        transfer = _Transfer(message, to, size, now, size)
         self._settle(source)
         uplink = self._uplinks[source]
         self._leave(transfer, uplink[-1].end_ns if uplink else now)
@@ -205,14 +187,14 @@ class Links:
     def _finish(self, transfer: _Transfer) -> None:
         source = transfer.message.source
         self._downlinks[transfer.to].remove(transfer)
+        traffic = self._traffic[transfer.to]
+        traffic.bytes_received += transfer.carried
         if transfer.cancelled:
             return
         self._settle(source)
-        self._check_unchanged(transfer.message, transfer.versions)
-        traffic = self._traffic[transfer.to]
-        traffic.bytes_received += transfer.size
+        _check_unchanged(transfer.message)
         traffic.messages_received += 1
-        self._deliver(transfer.to, transfer.message)
+        self._deliver(transfer.to, _copy(transfer.message))
 
     async def until(self, source: int, time_ns: int) -> None:
         """Wait for an instant, on behalf of a node."""
@@ -255,7 +237,7 @@ class Links:
         now, source = self._clock.now_ns, transfer.message.source
         self._settle(source)
         if transfer.cancelled or transfer.end_ns <= now:
-            return False
+            return transfer.cancelled
         uplink = self._uplinks[source]
         behind = list(uplink)[uplink.index(transfer) + 1 :]
         uplink.remove(transfer)
@@ -307,6 +289,23 @@ class Links:
             transfer = uplink.popleft()
             traffic.bytes_sent += transfer.size
             traffic.messages_sent += 1
+
+
+def _check_unchanged(message: Message) -> None:
+    if not message.unchanged():
+        raise RunFailed(
+            f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; what"
+            " is in the store or in a message is immutable: compute a new vector",
+            node=message.source,
+        )
+
+
+def _copy(message: Message) -> Message:
+    """A receiver's own message: containers are copied, tensors are shared and must not be written."""
+    payload = message.payload
+    if not isinstance(payload, dict | list):
+        return message
+    return replace(message, payload=freeze(payload, lambda tensor: True))
 
 
 def _gone(transfer: _Transfer, now_ns: int) -> int:
