@@ -38,6 +38,7 @@ class Waiter:
 
     def __init__(self, prefix: Prefix, sources: set[int] | None, wanted: int = 1) -> None:
         self.prefix = prefix
+        self._length = len(prefix)
         self.sources = sources
         self.wanted = wanted
         self.seen: set[int] = set()
@@ -46,7 +47,8 @@ class Waiter:
 
     def offer(self, message: Message) -> None:
         """Tell the waiter of a message that is now in the mailbox."""
-        if (self.sources is None or message.source in self.sources) and matches(self.prefix, message.tag):
+        sources = self.sources
+        if (sources is None or message.source in sources) and message.tag[: self._length] == self.prefix:
             self.seen.add(message.source)
             if len(self.seen) >= self.wanted:
                 self.wake()
@@ -78,6 +80,9 @@ class Mailbox:
     Args:
         dropped: called with each message that nobody will take: a latecomer for a tag that was already
             gathered.
+
+    Attributes:
+        taken: how many messages were taken out so far.
     """
 
     def __init__(self, dropped: Callable[[Message], None]) -> None:
@@ -85,19 +90,22 @@ class Mailbox:
         self._waiters: list[Waiter] = []
         self._late: dict[int, Counter[Prefix]] = {}
         self._dropped = dropped
+        self.taken = 0
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def deliver(self, message: Message) -> None:
         """Put a message in, and wake who waits for it."""
-        if message.source in self._late:
+        if self._late and message.source in self._late:
             late = self._late[message.source]
             for prefix in late:
                 if matches(prefix, message.tag):
                     late[prefix] -= 1
                     if late[prefix] == 0:
                         del late[prefix]
+                        if not late:
+                            del self._late[message.source]
                     self._dropped(message)
                     return
         self._messages.append(message)
@@ -113,6 +121,7 @@ class Mailbox:
         """Take out the oldest message that fits, if there is one."""
         for index, message in enumerate(self._messages):
             if (sources is None or message.source in sources) and matches(prefix, message.tag):
+                self.taken += 1
                 return self._messages.pop(index)
         return None
 
@@ -124,6 +133,7 @@ class Mailbox:
             fits = (sources is None or message.source in sources) and matches(prefix, message.tag)
             (taken if fits else left).append(message)
         self._messages = left
+        self.taken += len(taken)
         return taken
 
     def take_one_each(self, prefix: Prefix, sources: set[int]) -> dict[int, Message]:
@@ -136,6 +146,7 @@ class Mailbox:
             else:
                 left.append(message)
         self._messages = left
+        self.taken += len(taken)
         return taken
 
     def watch(self, waiter: Waiter) -> None:

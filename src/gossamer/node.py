@@ -455,17 +455,20 @@ class Node:
         timeout = self._setup.gather_timeout_s if timeout is None else timeout
         waiter = Waiter(prefix, wanted, enough)
         self._mailbox.watch(waiter)
+        taken_before = self._mailbox.taken
         timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
         try:
             while len(waiter.seen) < enough and not waiter.expired:
-                dead = (wanted & self._host.lost) - waiter.seen
+                dead = (wanted & self._host.lost) - waiter.seen if self._host.lost else frozenset()
                 if dead and self._setup.lost_peer == "fail":
                     raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(dead)} are dead")
                 if len(wanted - dead) < enough:
                     enough = waiter.wanted = len(wanted - dead)
                     continue
                 await waiter.wait()
-                self._mailbox.recount(waiter)
+                if self._mailbox.taken != taken_before:
+                    taken_before = self._mailbox.taken
+                    self._mailbox.recount(waiter)
             taken = self._mailbox.take_one_each(prefix, wanted)
         finally:
             self._mailbox.unwatch(waiter)
@@ -476,15 +479,19 @@ class Node:
         return Inbox({rank: self._intact(message).payload for rank, message in taken.items()}, missing)
 
     def _intact(self, message: Message) -> Message:
-        if not message.unchanged():
-            raise RuntimeError(
-                f"message {message.tag} from node {message.source} was modified in place by another of its receivers"
-                " or its sender; what is in a message is immutable: compute a new vector"
-            )
+        for tensor, version in message.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"message {message.tag} from node {message.source} was modified in place by another of its"
+                    " receivers or its sender; what is in a message is immutable: compute a new vector"
+                )
         return message
 
     def deliver(self, message: Message) -> None:
         """For engines: a message has arrived. What a wrapper raises is the node's failure."""
+        if not self._setup.wrappers:
+            self._mailbox.deliver(message)
+            return
         changed: Message | None = message
         try:
             for wrapper in reversed(self._setup.wrappers):

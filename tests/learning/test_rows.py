@@ -90,6 +90,7 @@ def test_rows_are_read_by_number() -> None:
     rows = Rows(5)
     held = [rows.fresh().fill_(float(k)) for k in range(4)]
     numbers = rows.numbers(held)
+    assert numbers is not None
     assert [rows.number(row) for row in held] == numbers.tolist()
     assert rows.matrix[torch.from_numpy(numbers)].tolist() == [[float(k)] * 5 for k in range(4)]
     assert rows.number(held[1][1:]) is None

@@ -32,13 +32,16 @@ class Sum:
     weights: Sequence[float]
 
 
-def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Tensor, " params"]]:
-    """The sums, as new rows. Each row that is read is read once."""
+def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Tensor, " params"]] | None:
+    """The sums, as new rows; None if any vector is not a whole row. Each row that is read is read once."""
+    numbers = rows.numbers([vector for each in sums for vector in each.vectors])
+    if numbers is None:
+        return None
     results = [rows.fresh() for _ in sums]
-    read, terms = np.unique(
-        rows.numbers(vector for each in sums for vector in each.vectors), return_inverse=True
-    )
-    source, target = _select(read), _select(rows.numbers(results))
+    read, terms = np.unique(numbers, return_inverse=True)
+    written = rows.numbers(results)
+    assert written is not None
+    source, target = _select(read), _select(written)
     indices = torch.from_numpy(terms)
     weights = torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
     counts = torch.tensor([len(each.vectors) for each in sums])

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -89,22 +89,36 @@ class Rows:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
-        if tensor.device.type != "cpu":
+        if self._device.type != "cpu" or tensor.device.type != "cpu":
             return False
         offset = tensor.untyped_storage().data_ptr() - self._base
         return offset >= 0 and offset // (self._stride * 4) in self._live
 
     def number(self, tensor: Tensor) -> int | None:
         """The number of a whole row in :attr:`matrix`; None for any other tensor."""
-        if not self.owns(tensor) or tensor.shape != (self.length,) or not tensor.is_contiguous():
+        if self._device.type != "cpu":
             return None
+        # Only a row has this many values from a row's beginning on.
         index, rest = divmod(tensor.data_ptr() - self._base, self._stride * 4)
-        return index if rest == 0 else None
+        whole = rest == 0 and 0 <= index < self.rows and tensor.numel() == self.length and tensor.dim() == 1
+        return index if whole and tensor.dtype is torch.float32 and tensor.is_contiguous() else None
 
-    def numbers(self, tensors: Iterable[Tensor]) -> Int[np.ndarray, " n"]:
-        """The numbers of whole rows."""
-        base, step = self._base, self._stride * 4
-        return np.fromiter(((tensor.data_ptr() - base) // step for tensor in tensors), dtype=np.int64)
+    def numbers(self, tensors: Sequence[Tensor]) -> Int[np.ndarray, " n"] | None:
+        """The numbers of whole rows; None if any of the tensors is none."""
+        if self._device.type != "cpu":
+            return None
+        shape, dtype = (self.length,), torch.float32
+        if not all([tensor.shape == shape and tensor.dtype is dtype for tensor in tensors]):
+            return None
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+        numbers, rest = np.divmod(addresses - self._base, self._stride * 4)
+        whole = (rest == 0) & (numbers >= 0) & (numbers < self.rows)
+        # One value from the beginning of a row on, repeated, has the shape of a row too.
+        return (
+            numbers
+            if whole.all() and (self.length == 1 or all([t.stride() == (1,) for t in tensors]))
+            else None
+        )
 
     def release(self, index: int) -> None:
         """The last tensor of a row is gone."""

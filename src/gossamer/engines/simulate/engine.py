@@ -392,7 +392,6 @@ def _calm_collector() -> Iterator[None]:
     them again and again can take longer than all the events.
     """
     before = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:

@@ -131,11 +131,12 @@ class Links:
 
     def _arrived(self, message: Message, to: list[int], size: int) -> None:
         _check_unchanged(message)
+        shared = not isinstance(message.payload, dict | list)
         for rank in to:
             traffic = self._traffic[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            self._deliver(rank, _copy(message))
+            self._deliver(rank, message if shared else _copy(message))
 
     def _queue(self, message: Message, to: int, size: int) -> Sending:
         source, now = message.source, self._clock.now_ns

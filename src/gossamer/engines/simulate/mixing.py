@@ -59,20 +59,27 @@ class Mixing:
             requests = later
 
     def _run(self, requests: list[_Request]) -> None:
-        batch: list[tuple[_Request, Sum]] = []
+        ready: list[tuple[_Request, Mix, Sum | None]] = []
         for request in requests:
             if request.future.done():  # cancelled
                 continue
             try:
                 mix = request.prepare()
                 terms = mix.terms()
-                if terms is not None and all(self._rows.number(vector) is not None for vector in terms[0]):
-                    batch.append((request, Sum(*terms)))
-                else:
-                    request.future.set_result(request.commit(mix.run(self._fresh)))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
                 request.future.set_exception(error)
-        if batch:
-            results = mix_rows(self._rows, [terms for _, terms in batch], self._workers)
-            for (request, _), result in zip(batch, results, strict=True):
+            else:
+                ready.append((request, mix, None if terms is None else Sum(*terms)))
+        sums = [total for _, _, total in ready if total is not None]
+        # As a rule all nodes mix whole models.
+        mixed = mix_rows(self._rows, sums, self._workers) if sums and len(sums) == len(ready) else None
+        for number, (request, mix, total) in enumerate(ready):
+            try:
+                if mixed is not None:
+                    result = mixed[number]
+                else:
+                    alone = None if total is None else mix_rows(self._rows, [total], self._workers)
+                    result = mix.run(self._fresh) if alone is None else alone[0]
                 request.future.set_result(request.commit(result))
+            except Exception as error:  # noqa: BLE001 - as above
+                request.future.set_exception(error)
