@@ -1,4 +1,4 @@
-"""The loop that one would write oneself: a module and an optimizer a node, plain PyTorch, its defaults, no communication."""
+"""The loop that one would write oneself: plain, fair PyTorch, a module and an optimizer a node."""
 
 from __future__ import annotations
 
@@ -7,28 +7,51 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from gossamer.tasks import load_task
-from gossamer.tasks.digits import Digits
+from gossamer.engines.setup import Setup
 
 
-def independent_loops(nodes: int, rounds: int, batch_size: int = 16, lr: float = 0.05) -> Callable[[], float]:
-    """Seconds of ``rounds`` steps on each of ``nodes`` models, each on its own share of digits."""
-    task = load_task(Digits(), None, 1)
+def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[], float]:
+    """Seconds of ``rounds`` steps of every node of an experiment, one ``nn.Module`` and ``torch.optim.SGD`` each.
+
+    Args:
+        setup: the experiment's data, parts and graph.
+        rounds: steps of each node.
+        mixing: average with the neighbours after each step, as a plain weighted sum of state dicts.
+        threads: torch's threads.
+    """
+    task, nodes = setup.task, setup.experiment.nodes
     inputs, targets = task.train
-    shares = np.array_split(np.random.default_rng(0).permutation(len(inputs)), nodes)
+    graph = setup.topology.graph(0)
+    neighbours = [graph.neighbors(rank) for rank in range(nodes)]
 
     def once() -> float:
-        models = [task.model() for _ in range(nodes)]
-        optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for model in models]
+        torch.set_num_threads(threads)
         draw = np.random.default_rng(1)
+        models = [task.model() for _ in range(nodes)]
+        optimizers = [
+            torch.optim.SGD(model.parameters(), lr=setup.experiment.optimizer.lr) for model in models
+        ]
         start = time.perf_counter()
         for _ in range(rounds):
-            for model, optimizer, share in zip(models, optimizers, shares, strict=True):
-                batch = torch.from_numpy(draw.choice(share, batch_size))
+            for model, optimizer, part in zip(models, optimizers, setup.parts, strict=True):
+                batch = torch.from_numpy(draw.choice(part, setup.experiment.batch_size))
                 optimizer.zero_grad()
-                task.loss(model(inputs[batch]), targets[batch]).backward()
+                task.loss(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+            if mixing:
+                _mix(models, neighbours)
         return time.perf_counter() - start
 
     return once
+
+
+@torch.no_grad()
+def _mix(models: list[nn.Module], neighbours: list[tuple[int, ...]]) -> None:
+    before: list[list[Tensor]] = [[p.clone() for p in model.parameters()] for model in models]
+    for rank, model in enumerate(models):
+        weight = 1 / (len(neighbours[rank]) + 1)
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(sum(before[peer][number] for peer in neighbours[rank]) * weight)  # type: ignore[arg-type]
+            parameter.add_(before[rank][number], alpha=weight)

@@ -1,9 +1,9 @@
 """``make bench``: what the framework costs, each row as a ratio to a plain PyTorch loop in the same run.
 
-    python benchmarks/run.py [--json FILE]
+    python benchmarks/run.py [--json FILE] [--only WORD]
 
 Machines are noisy: only ratios within one run mean something. Each row is measured several times, in turns with its
-baseline, and the median is printed.
+baseline; printed are the median of the ratios, and the medians of both sides.
 """
 
 from __future__ import annotations
@@ -12,114 +12,258 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from baselines import independent_loops
+from baselines import loop
 from gossamer import Experiment, run
+from gossamer.engines.setup import prepare
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers, cores
+from gossamer.topology import Graph
 from stubs import no_compute
 
 REPEATS = 3
-
-
-def simulated(experiment: Experiment) -> Callable[[], float]:
-    """Seconds of one whole run without evaluation, loading and reporting left out."""
-
-    def once() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = run(experiment, folder).wall_s
-        assert seconds is not None
-        return seconds
-
-    return once
-
-
-def mlp(nodes: int, rounds: int, trainer: str) -> Experiment:
-    """D-PSGD on digits: one step a round, random 4-regular graph, no evaluation."""
-    return Experiment.of(
-        {
-            "name": "bench",
-            "nodes": nodes,
-            "task": {"name": "digits"},
-            "topology": {"name": "random-regular", "degree": 4},
-            "algorithm": {"name": "d-psgd"},
-            "optimizer": {"name": "sgd", "lr": 0.05},
-            "batch_size": 16,
-            "evaluation": {"every_rounds": None},
-            "stop": {"rounds": rounds},
-            "engine": {"name": "simulate", "trainer": trainer},
-        }
-    )
-
-
-def ratio(
-    row: str, nodes: int, rounds: int, measured: Callable[[], float], baseline: Callable[[], float]
-) -> Any:
-    """One row: node-rounds per second of both, and the median of their ratios."""
-    pairs = [(measured(), baseline()) for _ in range(REPEATS)]
-    work = nodes * rounds
-    return {
-        "row": row,
-        "node_rounds_per_s": work / statistics.median(ours for ours, _ in pairs),
-        "baseline_node_rounds_per_s": work / statistics.median(theirs for _, theirs in pairs),
-        "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
-    }
-
-
-def overhead(nodes: int, rounds: int) -> Any:
-    """Wall time of a node-round whose computation is stubbed out: events, messages and mixing of tiny vectors."""
-    experiment = no_compute(nodes, rounds)
-    seconds = [simulated(experiment)() for _ in range(REPEATS)]
-    return {
-        "row": f"engine alone, {nodes} nodes, five messages each",
-        "microseconds_per_node_round": statistics.median(seconds) / (nodes * rounds) * 1e6,
-    }
+Row = dict[str, Any]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
     arguments = parser.parse_args()
-    nodes, rounds = 64, 100
-    baseline = independent_loops(nodes, rounds)
-    rows = [
-        ratio(
-            f"MLP on digits, {nodes} nodes, sequential",
-            nodes,
-            rounds,
-            simulated(mlp(nodes, rounds, "sequential")),
-            baseline,
-        ),
-        ratio(
-            f"MLP on digits, {nodes} nodes, batched",
-            nodes,
-            rounds,
-            simulated(mlp(nodes, rounds, "batched")),
-            baseline,
-        ),
-        overhead(1000, 20),
-    ]
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    for row in rows:
-        print(
-            "  ".join(
-                f"{key}: {value:.4g}" if isinstance(value, float) else str(value)
-                for key, value in row.items()
-            )
-        )
+    rows = []
+    for measure in (training, asynchronous, scaling, mixing, overhead, two_cores, start_up):
+        for row in measure(arguments.only):
+            rows.append(row)
+            print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
+    machine = {"cores": cores(), "python": platform.python_version(), "torch": torch.__version__}
     print("  ".join(f"{key}: {value}" for key, value in machine.items()))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
 
 
+def _shown(key: str, value: Any) -> str:
+    return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
+
+
+def experiment(task: dict[str, Any], nodes: int, batch_size: int, rounds: int, **changes: Any) -> Experiment:
+    """D-PSGD, one step a round, random 5-regular graph, no evaluation."""
+    return Experiment.of(
+        {
+            "name": "bench",
+            "nodes": nodes,
+            "task": task,
+            "topology": {"name": "random-regular", "degree": 5},
+            "algorithm": {"name": "d-psgd"},
+            "optimizer": {"name": "sgd", "lr": 0.01},
+            "batch_size": batch_size,
+            "evaluation": {"every_rounds": None},
+            "stop": {"rounds": rounds},
+            **changes,
+        }
+    )
+
+
+def synthetic(model: str, channels: int, size: int, samples: int) -> dict[str, Any]:
+    """Random images: what is measured does not depend on what they show."""
+    return {"name": "stubs:images", "model": model, "channels": channels, "size": size, "samples": samples}
+
+
+def seconds_of(described: Experiment) -> float:
+    """Seconds of one whole run; loading and reporting left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = run(described, folder).wall_s
+    assert seconds is not None
+    return seconds
+
+
+def against(name: str, work: int, ours: Callable[[], float], theirs: Callable[[], float]) -> Row:
+    """One row: node-rounds per second of both, and the median of their ratios."""
+    pairs = [(ours(), theirs()) for _ in range(REPEATS)]
+    return {
+        "row": name,
+        "node_rounds_per_s": work / statistics.median(mine for mine, _ in pairs),
+        "baseline_node_rounds_per_s": work / statistics.median(other for _, other in pairs),
+        "ratio": statistics.median(other / mine for mine, other in pairs),
+    }
+
+
+def training(only: str) -> Iterator[Row]:
+    """Whole runs against the loop."""
+    cases = [
+        (
+            "GN-LeNet 3x32x32, 64 nodes, batch 8",
+            synthetic("gn-lenet", 3, 32, 6400),
+            64,
+            8,
+            10,
+            False,
+            cores(),
+        ),
+        ("MLP 784-100-10, 256 nodes, batch 16", synthetic("mlp", 1, 28, 25600), 256, 16, 10, True, cores()),
+        (
+            "logistic 784-10, 4096 nodes, batch 8",
+            synthetic("logistic", 1, 28, 65536),
+            4096,
+            8,
+            3,
+            True,
+            cores(),
+        ),
+        ("LeNet-5 28x28, 100 nodes, batch 16", synthetic("lenet5", 1, 28, 12800), 100, 16, 10, True, 1),
+    ]
+    for name, task, nodes, batch, rounds, mixes, threads in cases:
+        if only in name:
+            described = experiment(task, nodes, batch, rounds)
+            baseline = loop(prepare(described), rounds, mixing=mixes, threads=threads)
+            yield against(name, nodes * rounds, lambda d=described: seconds_of(d), baseline)  # type: ignore[misc]
+
+
+def asynchronous(only: str) -> Iterator[Row]:
+    """Nodes with unequal step times and no barrier, against the synchronous run of as many node-rounds."""
+    name = "asynchronous gossip, MLP, 256 nodes"
+    if only not in name:
+        return
+    task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 10
+    compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.3}
+    free = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
+    bound = experiment(task, nodes, 16, rounds)
+    yield against(name, nodes * rounds, lambda: seconds_of(free), lambda: seconds_of(bound))
+
+
+def scaling(only: str) -> Iterator[Row]:
+    """Cost of a node-round as the number of nodes grows ten times, each size in a process of its own."""
+    cases = [("gn-lenet", 3, 32, 1000, 1), ("logistic", 1, 28, 10_000, 3)]
+    for model, channels, size, nodes, rounds in cases:
+        name = f"{model}, {nodes} to {10 * nodes} nodes"
+        if only not in name:
+            continue
+        small, large = (_alone(model, channels, size, n, rounds) for n in (nodes, 10 * nodes))
+        yield {
+            "row": name,
+            "microseconds_per_node_round": small["us"],
+            "of_ten_times_as_many": large["us"],
+            "ratio": large["us"] / small["us"],
+            "peak_GiB": large["peak_GiB"],
+        }
+
+
+def _alone(model: str, channels: int, size: int, nodes: int, rounds: int) -> dict[str, float]:
+    code = f"import run; run.one({model!r}, {channels}, {size}, {nodes}, {rounds})"
+    folder = Path(__file__).parent
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
+    )
+    figures: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
+    return figures
+
+
+def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
+    """One run in this process: its microseconds per node-round, and the peak of its memory."""
+    described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds)
+    seconds = seconds_of(described)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps({"us": seconds / (nodes * rounds) * 1e6, "peak_GiB": peak}))
+
+
+def mixing(only: str) -> Iterator[Row]:
+    """Mixing alone against one copy of the same matrix."""
+    name, nodes, length = "mixing alone, 1024 x 89834, degree 5", 1024, 89_834
+    if only not in name:
+        return
+    keep_freed_memory()
+    graph: Graph = prepare(no_compute(nodes, 1)).topology.graph(0)
+    rows, workers = Rows(length), Workers()
+    vectors = [rows.fresh().normal_() for _ in range(nodes)]
+    sums = [Sum([vectors[i], *(vectors[j] for j in graph.neighbors(i))], [1 / 6] * 6) for i in range(nodes)]
+    source, target = torch.randn(nodes, length), torch.empty(nodes, length)
+
+    def timed(call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    torch.set_num_threads(cores())
+    copying = [timed(lambda: target.copy_(source)) for _ in range(6)][1:]
+    torch.set_num_threads(1)
+    adding = [timed(lambda: mix_rows(rows, sums, workers)) for _ in range(6)][1:]
+    workers.close()
+    yield {
+        "row": name,
+        "seconds": statistics.median(adding),
+        "copy_seconds": statistics.median(copying),
+        "ratio": statistics.median(adding) / statistics.median(copying),
+    }
+
+
+def overhead(only: str) -> Iterator[Row]:
+    """Wall time of a node-round whose computation is stubbed out: events, messages and mixing of tiny vectors."""
+    name, nodes, rounds = "engine alone, 1000 nodes, five messages each", 1000, 20
+    if only in name:
+        described = no_compute(nodes, rounds)
+        seconds = [seconds_of(described) for _ in range(REPEATS)]
+        yield {
+            "row": name,
+            "microseconds_per_node_round": statistics.median(seconds) / (nodes * rounds) * 1e6,
+        }
+
+
+def two_cores(only: str) -> Iterator[Row]:
+    """All cores against one worker with one thread."""
+    name = f"{cores()} cores against one, GN-LeNet, 64 nodes"
+    if only not in name:
+        return
+    task, nodes, rounds = synthetic("gn-lenet", 3, 32, 6400), 64, 10
+    every, single = (
+        experiment(task, nodes, 8, rounds, engine={"trainer": "sequential", "workers": workers})
+        for workers in (None, 1)
+    )
+    yield against(name, nodes * rounds, lambda: seconds_of(every), lambda: seconds_of(single))
+
+
+def start_up(only: str) -> Iterator[Row]:
+    """Seconds from the command to its answer, and to the first round."""
+    gossamer = str(Path(sys.executable).with_name("gossamer"))
+    quickstart = str(Path(__file__).parent.parent / "experiments" / "quickstart.yaml")
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {
+            "gossamer --help": [gossamer, "--help"],
+            "run to its first round on digits": [
+                gossamer,
+                "run",
+                quickstart,
+                "--set",
+                "stop.rounds=1",
+                "-q",
+                "--out",
+                folder,
+            ],
+        }
+        for name, command in cases.items():
+            if only in name:
+                taken = []
+                for _ in range(REPEATS):
+                    start = time.perf_counter()
+                    subprocess.run(command, check=True, capture_output=True)
+                    taken.append(time.perf_counter() - start)
+                yield {"row": name, "seconds": statistics.median(taken)}
+
+
 if __name__ == "__main__":
+    os.chdir(Path(__file__).parent)
     started = time.perf_counter()
     main()
     print(f"took {time.perf_counter() - started:.0f} s")

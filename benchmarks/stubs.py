@@ -1,8 +1,13 @@
-"""An algorithm that computes nothing: what is left is the engine."""
+"""Algorithms and data for the benchmarks."""
 
 from __future__ import annotations
 
-from gossamer import Algorithm, Experiment, Node
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+
+from gossamer import Algorithm, Experiment, Node, Task
+from gossamer.tasks.models import model_factory
+from gossamer.tasks.task import accuracy
 
 
 class Talk(Algorithm):
@@ -28,4 +33,30 @@ def no_compute(nodes: int, rounds: int) -> Experiment:
             "evaluation": {"every_rounds": None},
             "stop": {"rounds": rounds},
         }
+    )
+
+
+class Push(Algorithm):
+    """Asynchronous gossip: step, send the model to five peers, mix what is there."""
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            await node.train()
+            node.broadcast(await node.neighbors(), node.parameters, tag="model")
+            inbox = {message.source: message.payload for message in node.drain("model")}
+            await node.mix(inbox, dict.fromkeys(inbox, 1 / (len(inbox) + 1)))
+
+
+def images(model: str, channels: int, size: int, samples: int) -> Task:
+    """Random images of ten classes."""
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, channels, size, size, generator=rng)
+    targets = torch.randint(10, (samples,), generator=rng)
+    return Task(
+        model=model_factory(model, (channels, size, size), 10, hidden=(100,)),
+        train=(inputs, targets),
+        test=(inputs[:100], targets[:100]),
+        loss=F.cross_entropy,
+        metrics={"accuracy": accuracy},
+        classes=tuple(str(label) for label in range(10)),
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +16,7 @@ import polars as pl
 import pytest
 import yaml
 
+import gossamer
 from gossamer import Experiment, load_run
 from gossamer.cli import main
 
@@ -70,7 +74,7 @@ def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
     }
     assert not list((folder / "segments").iterdir()) if (folder / "segments").exists() else True
     assert str(folder / "report.html").removeprefix(f"{tmp_path}/") in out.splitlines()[-1]
-    assert "round 4" in err
+    assert "round 4  virtual time " in err
     assert "consensus distance" in err
     rounds = pl.read_parquet(folder / "metrics.parquet").filter(pl.col("node") == 0)["round"].to_list()
     assert rounds == [0, 2, 4]
@@ -140,6 +144,19 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
+    cli: Cli, tmp_path: Path, engine: str
+) -> None:
+    (tmp_path / "shelf.py").write_text("def books():\n    raise LookupError('the shelf is empty')\n")
+    code, out, err = cli("run", "small.yaml", "--set", "task.name=shelf:books", "--engine", engine)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: task: 'shelf:books' raised LookupError: the shelf is empty (shelf.py, line 2)"
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
     assert cli("run", "none.yaml") == (
         2,
@@ -166,7 +183,9 @@ def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     assert (
         "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
     )
-    folder = Path(err.splitlines()[-1].removeprefix("what was recorded is kept in "))
+    *_, kept, page = err.splitlines()
+    folder = Path(kept.removeprefix("what was recorded is kept in "))
+    assert page == f"a page of it: gossamer report {folder}"
     done = load_run(folder)
     assert done.status == "failed"
     assert done.metrics.filter(pl.col("round") == 2).height > 0
@@ -183,6 +202,95 @@ def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "both.html").stat().st_size > 1_000_000  # plotly is in it
     assert list((tmp_path / "png").glob("*.png"))
     assert list((tmp_path / "csv").glob("*.csv"))
+
+
+def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
+    first, second = (
+        Path(json.loads(cli("run", "small.yaml", "--json", "--set", f"seed={s}")[1])["run"]) for s in (1, 2)
+    )
+    own = (first / "report.html").read_bytes()
+    assert cli("report", str(first), str(second))[:2] == (0, "report.html\n")
+    assert (tmp_path / "report.html").is_file()
+    assert (first / "report.html").read_bytes() == own
+    assert cli("report", str(second))[1] == f"{second / 'report.html'}\n"
+
+
+def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "stops.py").write_text(
+        "import signal\n"
+        "from gossamer import Algorithm\n"
+        "class Stops(Algorithm):\n"
+        "    async def run(self, node):\n"
+        "        async for r in node.rounds():\n"
+        "            await node.train()\n"
+        "            if r == 5 and node.rank == 2:\n"
+        "                signal.raise_signal(signal.SIGINT)\n"
+        "                await node.sleep(1000)\n"
+    )
+    stopping = ("run", "small.yaml", "--no-report", "--set", "stop.rounds=9", "--set")
+    code, out, _ = cli(*stopping, "algorithm.name=stops:Stops")
+    assert code == 130
+    assert re.match(r"STOPPED {14}at round [56] of 9, ", out)  # nodes 0 and 1 were a round ahead
+    code, out, _ = cli(*stopping, "algorithm.name=stops:Stops", "--json")
+    assert (code, json.loads(out)["status"]) == (130, "stopped")
+
+
+def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gossamer.api.run", run)
+    code, out, err = cli("run", "small.yaml")
+    assert (code, out, err) == (130, "", "error: interrupted\n")
+
+
+def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    automatic = ("run", "small.yaml", "--no-report", "--set", "engine.trainer=auto")
+    assert cli(*automatic, "--quiet")[0] == 0
+    assert caplog.messages == []
+    assert cli(*automatic, "--json")[0] == 0
+    assert "trainer: " in caplog.text
+    assert logging.getLogger("gossamer").level == logging.INFO  # for the tests to come
+
+
+def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = cli("run", "small.yaml", "--no-report")
+    assert code == 0
+    for said in ("round 4/4", "elapsed", "left", "virtual time", "sent"):
+        assert said in err
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"gossamer {gossamer.__version__}\n", "")
+
+
+def test_descriptions_are_whole_sentences(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = cli("list")[1]
+    assert "`" not in text
+    assert re.search(r"^wrapper +\(none\)", text, re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "then the exact average over all nodes (the topology is not used)." in cli("list", "algorithm")[1]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm=d-psgd", ""),
+        ("algorithm={name: epidemic-local, degree: 2}", "epidemic-local does not use the topology"),
+        ("algorithm=all-reduce", "all-reduce does not use the topology"),
+        (
+            "topology={name: random-regular, degree: 2, every_rounds: 3}",
+            "the graph changes during the run: the figures are of round 0 alone",
+        ),
+        ("topology=one-peer-exponential", "the graph changes during the run"),
+    ],
+)
+def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
+    code, out, _ = cli("topology", "small.yaml", "--set", override)
+    assert code == 0
+    notes = [line for line in out.splitlines() if line.startswith("note")]
+    assert [said in note for note in notes] == ([True] if said else [])
 
 
 def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:

@@ -181,6 +181,27 @@ def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:
     assert same.compute == Experiment.parse(DESIGN).compute
 
 
+def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order() -> None:
+    source = text(topology={"name": "erdos-renyi", "p": 0.5})
+    for overrides in (
+        ["topology.degree=3", "topology.name=random-regular"],
+        ["topology.name=random-regular", "topology.degree=3"],
+    ):
+        topology = Experiment.parse(source, overrides).topology
+        assert (topology.name_of(), topology.spec()["degree"]) == ("random-regular", 3)
+        assert Experiment.parse(DESIGN, overrides).topology.spec()["degree"] == 3
+    # Among overrides of one field, the last one still counts.
+    twice = ["topology.degree=2", "topology.name=random-regular", "topology.degree=3", "nodes=8", "nodes=6"]
+    experiment = Experiment.parse(source, twice)
+    assert (experiment.topology.spec()["degree"], experiment.nodes) == (3, 6)
+
+
+def test_infinity_in_a_file_is_refused_in_one_line() -> None:
+    for field in ("stop.time_s", "gather.timeout_s", "optimizer.lr", "evaluation.every_s"):
+        (problem,) = refused(text(), f"{field}=.inf")
+        assert problem.startswith(f"{field}: got inf; accepted: a finite number")
+
+
 def test_a_parameter_of_a_component_that_is_only_named() -> None:
     assert Experiment.parse(text(), ["algorithm.local_steps=3"]).algorithm == DPSGD(local_steps=3)
 
@@ -302,6 +323,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"network": {"name": "uniform", "latency_s": float("inf")}},
         "network.latency_s: got inf; accepted: a finite",
+    ),
+    ({"stop": {"time_s": float("inf")}}, "stop.time_s: got inf; accepted: a finite number"),
+    ({"gather": {"timeout_s": float("inf")}}, "gather.timeout_s: got inf; accepted: a finite number"),
+    ({"optimizer": {"name": "sgd", "lr": float("inf")}}, "optimizer.lr: got inf; accepted: a finite number"),
+    ({"evaluation": {"every_s": float("inf")}}, "evaluation.every_s: got inf; accepted: a finite number"),
+    ({"stop": {"time_s": float("nan")}}, "stop.time_s: got nan; accepted: "),
+    (
+        {"stop": {"rounds": 1, "target": {"metric": "test_loss", "value": float("inf")}}},
+        "stop.target.value: got inf; accepted: a finite number",
+    ),
+    (
+        {"engine": {"name": "processes", "start_timeout_s": float("inf")}},
+        "engine.start_timeout_s: got inf; accepted: a finite number",
+    ),
+    ({"evaluation": {"nodes": True}}, "evaluation.nodes: got True; accepted: 'all' or 'average' or "),
+    (
+        {"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}},
+        "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0",
     ),
     ({"task": {"nam": "digits"}}, "task: got {'nam': 'digits'}; accepted: a name, or a mapping with 'name'"),
     ({"wrappers": 3}, "wrappers: got 3; accepted: "),

@@ -100,6 +100,18 @@ def test_a_latecomer_is_dropped_once_for_each_time_that_it_was_missed() -> None:
     assert box.take_all((), None) == [other_tag, other_source, again]
 
 
+def test_two_gathers_that_missed_a_message_drop_two() -> None:
+    box, dropped = mailbox()
+    box.close(("m",), [2])
+    box.close(("m",), [2, 3])
+    late = [message(2, "m"), message(2, "m", 1), message(3, "m")]
+    kept = [message(2, "m"), message(3, "m")]
+    for each in (late[0], late[1], kept[0], late[2], kept[1]):
+        box.deliver(each)
+    assert dropped == late
+    assert box.take_all((), None) == kept
+
+
 def test_what_was_here_before_the_gather_closed_is_not_dropped() -> None:
     here = message(2, "m", 1)
     box, dropped = mailbox(here)

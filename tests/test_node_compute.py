@@ -14,6 +14,7 @@ from gossamer import Node, RunFailed
 from gossamer.engines.setup import prepare
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.parameters import initial_model
+from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.randomness import torch_seed
 from scenario import FEATURES, LR, data, descend, experiment, play, slope, wide
@@ -24,7 +25,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 def trained(described: Any, rank: int, start: torch.Tensor, steps: int) -> torch.Tensor:
     """The bits that the sequential trainer gives for full batches from a start."""
     setup = prepare(described)
-    trainer = SequentialTrainer(setup.task, described.optimizer, lambda: torch.empty(FEATURES))
+    trainer = SequentialTrainer(setup.task, described.optimizer, Rows(FEATURES))
     batches = [torch.from_numpy(setup.parts[rank])] * steps
     model = initial_model(setup.task.model, 0)._replace(parameters=start)
     (result,) = trainer.train([TrainJob(model, batches, LR, {}, torch_seed(1, "train", rank, 0))])
@@ -372,3 +373,68 @@ def test_auto_falls_back_to_sequential_where_a_model_draws_in_its_forward_pass(t
     engine = {"name": "simulate", "trainer": "auto"}
     recorded = play(tmp_path, script, 3, engine=engine, task=f"{__name__}:dropping").run
     assert recorded.experiment["engine"]["trainer"] == "sequential"
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("how", ["train", "apply"])
+def test_a_reset_whose_step_is_cancelled_holds_for_the_next_one(
+    tmp_path: Path, how: str, queued: bool
+) -> None:
+    async def script(node: Node) -> Any:
+        await node.train()
+        node.reset_optimizer()
+        before = node.parameters
+        blocker = (
+            node.spawn(node.gradient()) if queued or how == "apply" else None
+        )  # a step by itself is due at once
+        task = node.spawn(node.train() if how == "train" else node.apply(torch.ones(FEATURES)))  # type: ignore[arg-type]
+        await node.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if blocker is not None:
+            await blocker
+        assert node.parameters is before
+        await node.train()
+        between = node.parameters
+        await node.train()
+        return before, between, node.parameters
+
+    before, between, after = play(tmp_path, script, 1, optimizer=MOMENTUM).values[0]
+    x, y = data(experiment(script, 1), 0)
+    velocity = slope(x, y, before)  # none is left of the first step's
+    np.testing.assert_allclose(wide(between), wide(before) - LR * velocity, **CLOSE)
+    velocity = 0.9 * velocity + slope(x, y, between)  # and this one's goes on
+    np.testing.assert_allclose(wide(after), wide(between) - LR * velocity, **CLOSE)
+
+
+class HalfFrozen(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(FEATURES, 1)
+        self.bias.requires_grad_(False)
+
+
+def half_frozen() -> Any:
+    from gossamer import Task
+
+    inputs = torch.ones(24, FEATURES)
+    data = (inputs, inputs[:, :1])
+    return Task(HalfFrozen, data, data, lambda a, b: ((a - b) ** 2).mean())
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_frozen_parameters_stay_whatever_is_done(tmp_path: Path, trainer: str) -> None:
+    async def script(node: Node) -> Any:
+        start = node.parameters
+        await node.train(3)
+        await node.apply(torch.ones(FEATURES + 1))
+        assert (await node.gradient())[-1] == 0.0
+        return start, node.parameters
+
+    decaying = {"name": "sgd", "lr": LR, "momentum": 0.9, "weight_decay": 0.5}
+    engine = {"name": "simulate", "trainer": trainer}
+    played = play(tmp_path, script, 2, engine=engine, optimizer=decaying, task=f"{__name__}:half_frozen")
+    for start, after in played.values.values():
+        assert start[-1] != 0.0
+        assert after[-1] == start[-1]
+        assert bool((after[:-1] != start[:-1]).all())

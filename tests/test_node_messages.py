@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gossamer import Message, Node, NodeWrapper, RunFailed
+from gossamer import Message, Model, Node, NodeWrapper, Part, RunFailed
 from gossamer.messages import WINDOW
 from gossamer.payload import BEGIN_BYTES, wire_bytes
 from scenario import FEATURES, MBPS, play
@@ -104,6 +104,75 @@ def test_modifying_a_vector_of_a_message_in_place_is_found(tmp_path: Path, who: 
     with pytest.raises(RunFailed, match="modified in place") as failure:
         play(tmp_path, script, network=FAR, initial="independent")
     assert failure.value.node == 0
+
+
+HOLDERS: dict[str, tuple[Any, Any]] = {
+    "vector": (lambda vector: vector, lambda payload: payload),
+    "dict": (lambda vector: {"a": {"b": vector}}, lambda payload: payload["a"]["b"]),
+    "list": (lambda vector: [1, vector], lambda payload: payload[1]),
+    "part": (lambda vector: Part(vector, 0, 5), lambda payload: payload.values),
+    "model": (lambda vector: Model(vector, torch.ones(2)), lambda payload: payload.parameters),
+}
+"""What a vector travels in, and how it is found there."""
+
+
+@pytest.mark.parametrize("how", ["receive", "drain", "gather"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_receiver_that_writes_a_shared_tensor_is_found_by_the_next_one(
+    tmp_path: Path, holder: str, how: str
+) -> None:
+    put, find = HOLDERS[holder]
+
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            node.broadcast([1, 2], put(torch.ones(FEATURES)), "m")
+            await node.sleep(5)
+        elif node.rank == 1:
+            find((await node.receive("m")).payload).add_(1.0)
+        else:
+            await node.sleep(2)
+            if how == "receive":
+                await node.receive("m")
+            elif how == "drain":
+                node.drain()
+            else:
+                await node.gather([0], "m")
+
+    with pytest.raises(
+        RunFailed, match=r"node 2 failed in round 0: .*message \('m',\) from node 0 was modified in place"
+    ):
+        play(tmp_path, script, 3, network=FAR)
+
+
+def test_a_receiver_that_writes_a_tensor_that_is_still_under_way_to_another_one_is_found(
+    tmp_path: Path,
+) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            node.broadcast([1, 2], {"v": torch.ones(10_000)}, "m")
+        else:
+            (await node.receive("m")).payload["v"].add_(1.0)
+
+    with pytest.raises(RunFailed, match="modified in place"):
+        play(tmp_path, script, 3, network=SLOW)
+
+
+def test_containers_of_a_message_are_the_receivers_to_change(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        sent = {"list": [1], "inner": {"x": torch.ones(2)}}
+        if node.rank == 0:
+            node.broadcast([1, 2], sent, "m")
+            await node.sleep(1)
+            return sent["list"]
+        got = (await node.receive()).payload
+        seen = (list(got["list"]), set(got["inner"]))
+        got["list"].append(node.rank)
+        del got["inner"]["x"]
+        return seen
+
+    for network in (FAR, SLOW):
+        values = play(tmp_path, script, 3, network=network).values
+        assert values == {0: [1], 1: ([1], {"x"}), 2: ([1], {"x"})}
 
 
 @pytest.mark.parametrize("to", [0, 2, -1])
@@ -223,6 +292,9 @@ def test_a_message_that_is_cancelled_in_flight_counts_the_bytes_that_are_gone(tm
     async def script(node: Node) -> Any:
         if node.rank == 0:
             sending = node.send(1, LARGE, "m")
+            await node.sleep(0.1)
+            assert sending.cancel() is True
+            assert sending.cancel() is True
             await node.sleep(0.1)
             assert sending.cancel() is True
         await node.sleep(1)
@@ -489,6 +561,20 @@ def test_latecomers_for_a_gathered_tag_are_counted_and_dropped(tmp_path: Path) -
         return None
 
     assert play(tmp_path, script, 3).values[0] == ({1: "early"}, (2,), ["next"], 1)
+
+
+def test_a_latecomer_is_dropped_for_each_gather_that_missed_it(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank:
+            await node.sleep(1)
+            for number in range(3):
+                node.send(0, number, "m")
+            return None
+        missing = [(await node.gather([1], "m", timeout=0.25)).missing for _ in range(2)]
+        await node.sleep(1)
+        return missing, [message.payload for message in node.drain()], node.traffic.messages_late
+
+    assert play(tmp_path, script).values[0] == ([(1,), (1,)], [2], 2)
 
 
 def test_the_experiment_gives_the_default_timeout(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gossamer import Deadlock, Node, RunFailed
 from gossamer.engines.simulate import clock
+from gossamer.engines.simulate import engine as engine_module
 from scenario import play
 
 
@@ -237,6 +238,23 @@ def test_a_spawned_task_that_fails_after_its_protocol_has_returned_fails_the_run
         play(tmp_path, script)
 
 
+def test_a_task_that_raises_when_it_is_cancelled_at_the_end_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(node: Node) -> None:
+        async def beside() -> None:
+            try:
+                await node.sleep(100)
+            finally:
+                raise ValueError("on the way out")
+
+        node.spawn(beside())
+        await node.sleep(1)
+
+    assert play(tmp_path, script).run.status == "done"
+    assert caplog.text == ""
+
+
 def test_when_one_node_fails_the_tasks_of_all_end(tmp_path: Path) -> None:
     ended: list[tuple[int, float]] = []
 
@@ -329,6 +347,62 @@ def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: 
     with pytest.raises(RunFailed, match=r"stands still at 1\.0+ s: node 2 ") as failure:
         play(tmp_path, script, 3)
     assert failure.value.node == 2
+
+
+def test_a_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run with an end in time never gets there."""
+    monkeypatch.setattr(engine_module, "MAX_PASSES", 50)
+
+    async def script(node: Node) -> None:
+        await node.sleep(1)
+        async for _ in node.rounds():
+            if node.rank != 2:
+                await node.sleep(0.25)
+
+    stop = {"time_s": 10.0}
+    with pytest.raises(
+        RunFailed, match=r"node 2 failed in round \d+: .*without letting time pass"
+    ) as failure:
+        play(tmp_path, script, 3, stop=stop)
+    assert failure.value.node == 2
+    assert failure.value.folder is not None
+    # Few rounds of no time, with time between them, are nothing to complain of.
+
+    async def now_and_then(node: Node) -> None:
+        async for r in node.rounds():
+            if r % 20 == 0:
+                await node.sleep(1)
+
+    recorded = play(tmp_path, now_and_then, 2, stop=stop, evaluation={"every_rounds": 20}).run
+    assert recorded.status == "done"
+    assert recorded.metrics["round"].max() >= 180
+
+
+@pytest.mark.parametrize("how", ["protocol", "spawned"])
+def test_a_loop_around_asyncios_sleep_of_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+    ended: list[int] = []
+
+    async def script(node: Node) -> None:
+        async def spin() -> None:
+            while True:
+                await asyncio.sleep(0)
+
+        await node.sleep(1)
+        try:
+            if node.rank == 1:
+                await (spin() if how == "protocol" else node.spawn(spin()))
+            await node.sleep(5)
+        finally:
+            ended.append(node.rank)
+
+    with pytest.raises(RunFailed, match=r"stands still at 1\.0+ s: .*without letting time pass") as failure:
+        play(tmp_path, script, 3)
+    assert failure.value.folder is not None
+    assert sorted(ended) == [0, 1, 2]
+    gc.collect()  # a loop or a task that was left behind would say so now, which is an error
 
 
 def test_many_steps_with_time_between_are_no_spinning(

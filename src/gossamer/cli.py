@@ -1,9 +1,11 @@
-"""The command line: parse, call the API, print. Exit codes: 0 done, 1 failed, 2 bad input."""
+"""The command line: parse, call the API, print. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +15,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gossamer import __version__
 from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 
 if TYPE_CHECKING:
+    from gossamer.experiment import Experiment
     from gossamer.results.run import Run
+    from gossamer.topology import TopologySchedule
 
 # What needs torch is imported inside the commands: help must not wait for it.
 
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (Ctrl-C)."
+INTERRUPTED = 130
+
+_WITHOUT_TOPOLOGY = frozenset(
+    ("all-reduce", "centralized", "epidemic-local", "epidemic-oracle", "fedavg", "local")
+)
+"""The algorithms that ask nothing of the experiment's topology."""
+_LOOKED_AT = 1000
+"""In so many rounds a change of the graph is looked for."""
+
 app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,7 +53,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
 
 
-@app.command()
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"gossamer {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command(epilog=EXIT_CODES)
 def run(
     file: File,
     overrides: Overrides = None,
@@ -47,29 +80,38 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment and record it."""
+    """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
+    _log_errors_only(quiet)
     from gossamer.experiment import Experiment
 
     experiment = Experiment.load(file, overrides or (), engine)
     from gossamer.api import run as run_experiment
     from gossamer.progress import watching
 
-    with watching(experiment, quiet=quiet or as_json) as observer:
-        done = run_experiment(experiment, out, observer=observer)
+    with watching(experiment, quiet=quiet or as_json) as watcher:
+        try:
+            done = run_experiment(experiment, out, observer=watcher)
+        except KeyboardInterrupt:
+            typer.echo("error: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
     page = _page([done], done.path / "report.html") if report else None
     if as_json:
         typer.echo(json.dumps(_summary(done, page), default=str))
     elif not quiet:
-        _print_summary(done, page)
+        _print_summary(done, page, watcher.round)
     if done.status == "stopped":
-        raise typer.Exit(1)
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are overlaid.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page to write; default: report.html in the first run.")
+        Path | None,
+        typer.Option(
+            help="The page to write; default: report.html in the run's folder, or for several runs in the"
+            " working directory."
+        ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
     csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
@@ -77,11 +119,14 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
+    _log_errors_only(quiet)
     from gossamer.results.report import write_report
     from gossamer.results.run import load_run
 
     loaded = [load_run(path) for path in runs]
-    page = write_report(loaded, out or loaded[0].path / "report.html", png=png, csv=csv)
+    # A page of several runs is none of theirs: it must not take the place of one.
+    place = loaded[0].path if len(loaded) == 1 else Path()
+    page = write_report(loaded, out or place / "report.html", png=png, csv=csv)
     if as_json:
         written = {"report": page, "png": png, "csv": csv}
         typer.echo(
@@ -120,8 +165,10 @@ def list_(
     for each, classes in found.items():
         for name, cls in sorted(classes.items()):
             parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
-            table_.add_row(each, name, parameters, (cls.__doc__ or "").strip().split("\n")[0])
-    Console().print(table_)
+            table_.add_row(each, name, parameters, _first_paragraph(cls.__doc__ or ""))
+        if not classes:
+            table_.add_row(each, "(none)", "", "")
+    Console(markup=False).print(table_)
 
 
 @app.command()
@@ -151,6 +198,8 @@ def topology(
         return
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    for note in _notes(experiment, schedule, round_):
+        typer.echo(f"{'note':24} {note}")
     if png is not None:
         typer.echo(f"{'picture':24} {png}")
 
@@ -177,10 +226,16 @@ def _exit_codes() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         if error.folder is not None:
             typer.echo(f"what was recorded is kept in {error.folder}", err=True)
+            typer.echo(f"a page of it: gossamer report {shlex.quote(str(error.folder))}", err=True)
         sys.exit(1)
     except GossamerError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+
+
+def _log_errors_only(quiet: bool) -> None:
+    if quiet:
+        logging.getLogger("gossamer").setLevel(logging.ERROR)
 
 
 def _page(runs: list[Run], out: Path) -> Path | None:
@@ -199,12 +254,19 @@ def _summary(done: Run, page: Path | None) -> dict[str, Any]:
     return {"run": done.path, "report": page, **asdict(final_summary(done))}
 
 
-def _print_summary(done: Run, page: Path | None) -> None:
+def _print_summary(done: Run, page: Path | None, round_: int) -> None:
     from gossamer.progress import megabytes
     from gossamer.results.frames import final_summary
 
     summary = final_summary(done)
-    lines = {
+    lines = {}
+    if done.status == "stopped":
+        of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
+        at = max(round_, summary.rounds or 0)
+        lines["STOPPED"] = f"at round {at}{of}, before the end; what follows is what was recorded until then"
+    if done.lost:
+        lines["status"] = done.outcome
+    lines |= {
         name.replace("_", " "): f"{final.mean:.4f}"
         + (f" ± {final.std:.4f} over {final.count} nodes" if final.count > 1 else "")
         for name, final in summary.metrics.items()
@@ -220,6 +282,22 @@ def _print_summary(done: Run, page: Path | None) -> None:
         lines["report"] = str(page)
     for name, text in lines.items():
         typer.echo(f"{name:20} {text}")
+
+
+def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> Iterator[str]:
+    """What the figures of a topology do not say."""
+    name = experiment.algorithm.name_of()
+    if name in _WITHOUT_TOPOLOGY:
+        yield f"{name} does not use the topology: the figures say nothing about this experiment's run"
+    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _LOOKED_AT, _LOOKED_AT)
+    if any(schedule.graph(r) is not graph for r in range(rounds)):
+        yield f"the graph changes during the run: the figures are of round {round_} alone"
+
+
+def _first_paragraph(docstring: str) -> str:
+    """In one line, without the marks of reStructuredText."""
+    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
+    return re.sub(r":\w+:(?=`)|`", "", paragraph)
 
 
 def _parameters(cls: Any) -> dict[str, str]:

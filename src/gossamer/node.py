@@ -335,11 +335,11 @@ class Node:
         writes, buffer_writes = self._writes, self._buffer_writes
 
         def commit(result: TrainResult) -> float:
-            new = result.model
+            new, current = result.model, self.parameters  # which is refused if it was modified in place
             if self._writes == writes:
                 self.parameters = new.parameters
             else:
-                self.parameters = self.parameters + (new.parameters - start.parameters)
+                self.parameters = current + (new.parameters - start.parameters)
             if self._buffer_writes == buffer_writes:
                 self._set_buffers(new.buffers)
             else:
@@ -574,7 +574,7 @@ class Node:
         """
         self._index_sets[name] = indices.detach().to(torch.int64, copy=True)
 
-    def record(self, **values: float | int | str | bool) -> None:
+    def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row."""
         for name, value in values.items():
             # NumPy's and torch's scalars are recorded as the Python numbers that they stand for.
@@ -622,7 +622,7 @@ class Node:
         """For engines: something of this node has failed; only the first failure counts."""
         if self._failed is None:
             self._failed = error
-            if self._failure is not None:
+            if self._failure is not None and not self._failure.done():
                 self._failure.set_result(error)
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:

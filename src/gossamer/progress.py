@@ -12,19 +12,18 @@ from gossamer.api import Silent
 from gossamer.engines.recording import NETWORK, stopwatch
 
 if TYPE_CHECKING:
-    from gossamer.engines.recording import Observer
     from gossamer.experiment import Experiment
 
 
 @contextmanager
-def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Observer]:
+def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher]:
     """An observer for a run: a bar where standard error is a terminal, lines elsewhere, the log alone when
     quiet."""
     if quiet:
-        yield Silent()
+        yield Watcher(experiment)
     elif sys.stderr.isatty():
-        with _bar(experiment) as observer:
-            yield observer
+        with _bar(experiment) as bar:
+            yield bar
     else:
         yield Lines(experiment)
 
@@ -40,6 +39,7 @@ class Tally:
         self.nodes = experiment.nodes
         self.rounds = experiment.stop.rounds
         self.time_s = experiment.stop.time_s
+        self.clock = "virtual time" if experiment.engine.name == "simulate" else "time"
         self.wall = stopwatch()
         self.bytes = dict.fromkeys(range(experiment.nodes), 0)
         self.values: dict[Any, dict[str, list[float]]] = {}
@@ -59,7 +59,7 @@ class Tally:
         self.latest = spread(values)
         distance = row["consensus_distance"]
         return (
-            f"round {moment}  time {row['time_s']:.4g} s  wall {self.wall():.1f} s  {self.latest}"
+            f"round {moment}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall():.1f} s  {self.latest}"
             f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
         )
 
@@ -89,19 +89,41 @@ def megabytes(n: int) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
 
 
-class Lines:
-    """One line an evaluation, on standard error."""
+class Watcher(Silent):
+    """An observer that knows how far the run is, and shows nothing.
+
+    Args:
+        experiment: what is run.
+    """
+
+    round = 0
+    """How many rounds the nodes have completed, in the mean."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._tally = Tally(experiment)
-        self._share = 0.0
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        """The wall time is that of the engine's run: loading the data is before it."""
+        self._tally.wall = stopwatch()
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        """Keep the round."""
+        self.round = rounds // self._tally.nodes
+
+
+class Lines(Watcher):
+    """One line an evaluation, on standard error."""
+
+    _share = 0.0
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
+        super().start(description)
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         """Keep it for the next line."""
+        super().progress(rounds, time_s)
         self._share = self._tally.share(rounds, time_s)
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -116,58 +138,60 @@ class Lines:
 
 
 @contextmanager
-def _bar(experiment: Experiment) -> Iterator[Observer]:
-    from rich.console import Console
+def _bar(experiment: Experiment) -> Iterator[Watcher]:
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
 
     console = Console(stderr=True)
     columns = (
         TextColumn("[bold]{task.fields[name]}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[rounds]}"),
-        TextColumn("{task.fields[time]}"),
-        TextColumn("[cyan]{task.fields[metric]}"),
-        TextColumn("{task.fields[sent]}"),
+        TextColumn("elapsed"),
         TimeElapsedColumn(),
+        TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, refresh_per_second=5) as bar:
-        yield _Bar(experiment, bar)
+    # Two lines, so that all of it fits into 80 columns.
+    bar, figures = Progress(*columns, console=console), Text(no_wrap=True, overflow="ellipsis")
+    with Live(Group(bar, figures), console=console, refresh_per_second=5):
+        yield _Bar(experiment, bar, figures)
 
 
-class _Bar:
+class _Bar(Watcher):
     """A live bar: rounds, the engine's time, accuracy and its spread, bytes, time gone and time left."""
 
-    def __init__(self, experiment: Experiment, bar: Any) -> None:
-        self._tally, self._bar = Tally(experiment), bar
-        fields = {"name": experiment.name, "rounds": "", "time": "", "metric": "", "sent": ""}
-        self._task = bar.add_task("", total=1.0, **fields)
-        self._wall = stopwatch()
+    def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
+        super().__init__(experiment)
+        self._bar, self._figures = bar, figures
+        self._task = bar.add_task("", total=1.0, start=False, name=experiment.name, rounds="")
         self._shown = -1.0
+        self._evaluation = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
+        super().start(description)
+        self._bar.start_task(self._task)
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         """Move the bar, some ten times a second at most: a simulation reports every round of every node."""
-        share = self._tally.share(rounds, time_s)
-        if self._wall() - self._shown < 0.1 and share < 1.0:
+        super().progress(rounds, time_s)
+        share, wall = self._tally.share(rounds, time_s), self._tally.wall()
+        if wall - self._shown < 0.1 and share < 1.0:
             return
-        self._shown = self._wall()
+        self._shown = wall
         of = f"/{self._tally.rounds}" if self._tally.rounds else ""
-        self._bar.update(
-            self._task,
-            completed=share,
-            rounds=f"round {rounds // self._tally.nodes}{of}",
-            time=f"{time_s:.1f} s",
-        )
+        self._bar.update(self._task, completed=share, rounds=f"round {self.round}{of}")
+        self._figures.plain = f"{self._tally.clock} {time_s:.1f} s{self._evaluation}"
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show an evaluation when it is complete."""
         if self._tally.add(row) is not None:
             sent = megabytes(sum(self._tally.bytes.values()))
-            self._bar.update(self._task, metric=self._tally.latest, sent=sent)
+            self._evaluation = f" · {self._tally.latest} · {sent} sent"
 
     def say(self, text: str) -> None:
         """Print it above the bar."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 import gossamer
-from gossamer import Deadlock, Experiment, Run, RunFailed, load_run
+from gossamer import BadInput, Deadlock, Experiment, Run, RunFailed, load_run
 
 NODES, VICTIM, AT, ROUNDS = 4, 2, 3, 6
 DEADLINE_S = 60.0
@@ -109,9 +111,91 @@ def test_a_loss_that_raises_is_the_failure_of_the_node_that_computed_it(tmp_path
     assert (caught.value.node, caught.value.round) == (VICTIM, 0)
 
 
-def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
-    with pytest.raises(Deadlock) as caught:
-        play(tmp_path, algorithm="user_algorithms:Silence")
+BEYOND = "OverflowError: an output beyond all measure"
+EVERY_S = {"every_rounds": None, "every_s": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "stop", "round"),
+    [
+        ({"every_rounds": 1}, {"rounds": ROUNDS}, AT + 1),
+        (EVERY_S, {"time_s": 3.0}, None),
+        ({"every_rounds": None}, {"time_s": 1.0}, None),
+    ],
+    ids=["rounds", "time", "end"],
+)
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_metric_that_raises_is_the_failure_of_the_node_that_was_judged(
+    tmp_path: Path, engine: str, evaluation: dict[str, Any], stop: dict[str, Any], round: int | None
+) -> None:
+    with pytest.raises(RunFailed, match=rf"^node 2 failed in round \d+: {BEYOND}") as caught:
+        play(
+            tmp_path,
+            task="user_tasks:touchy",
+            algorithm={"name": "user_algorithms:Lone", "victim": VICTIM, "at": AT},
+            evaluation=evaluation,
+            stop=stop,
+            engine={"name": engine},
+        )
+    assert caught.value.node == VICTIM
+    if round is not None:
+        assert caught.value.round == round
+    assert "user_tasks.py" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    recorded(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_wrapper_that_raises_over_a_message_is_the_failure_of_its_receiver(
+    tmp_path: Path, engine: str
+) -> None:
+    with pytest.raises(
+        RunFailed, match=r"node 2 failed in round \d: UnicodeError: it is all Greek"
+    ) as caught:
+        play(
+            tmp_path,
+            algorithm={"name": "user_algorithms:Fragile", "at": ROUNDS},
+            wrappers=[{"name": "user_algorithms:Deaf", "victim": VICTIM, "at": AT}],
+            engine={"name": engine},
+        )
+    # Whoever is ahead sends it while its receiver is still a round behind.
+    assert (caught.value.node, caught.value.round) in ((VICTIM, AT - 1), (VICTIM, AT))
+    assert "user_algorithms.py" in str(caught.value)
+    assert rounds_of(recorded(caught.value), VICTIM)[:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("deed", ["in-place", "in-place-and-write"])
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_writing_the_parameters_in_place_while_they_are_trained_is_that_nodes_failure(
+    tmp_path: Path, engine: str, deed: str
+) -> None:
+    with pytest.raises(RunFailed, match="node 2 failed in round 3: .*modified in place") as caught:
+        play(
+            tmp_path,
+            algorithm={"name": "user_algorithms:Lone", "victim": VICTIM, "at": AT, "deed": deed},
+            engine={"name": engine, "trainer": "sequential"},
+        )
+    assert (caught.value.node, caught.value.round) == (VICTIM, AT)
+    assert rounds_of(recorded(caught.value), VICTIM) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_task_function_that_raises_is_bad_input(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        play(tmp_path, task="user_tasks:raises", engine={"name": engine})
+    [problem] = caught.value.problems
+    assert problem.startswith("task: 'user_tasks:raises' raised ZeroDivisionError: the shelf is empty")
+    assert "user_tasks.py" in problem
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path, engine: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(Deadlock if engine == "simulate" else RunFailed) as caught:
+        play(tmp_path, algorithm="user_algorithms:Silence", engine={"name": engine})
+    assert time.monotonic() - start < 30
+    assert "all nodes wait and nothing is under way" in str(caught.value)
     for said in (
         "node 0 for tag ('never', 0, 0) from ranks [1]",
         "node 1 for tag ('never', 1, 0) from ranks [2]",
@@ -120,6 +204,18 @@ def test_silence_is_a_deadlock_that_names_every_wait(tmp_path: Path) -> None:
     ):
         assert said in str(caught.value)
     assert rounds_of(recorded(caught.value), 0) == [0]
+
+
+def test_an_evaluation_that_takes_long_is_no_deadlock(tmp_path: Path) -> None:
+    run = play(
+        tmp_path,
+        nodes=2,
+        task={"name": "user_tasks:thoughtful", "seconds": 6.0},
+        evaluation={"every_rounds": 1},
+        engine={"name": "processes", "train_at_once": 2},
+        stop={"rounds": 1},
+    )
+    assert rounds_of(run, -1) == [0, 1]
 
 
 def test_a_killed_node_ends_the_run(tmp_path: Path) -> None:
@@ -206,3 +302,41 @@ def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -
     assert run.parameters is None
     for rank in range(NODES):
         assert rounds_of(run, rank)[:2] == [0, 20]
+
+
+STARTING = """
+import sys
+from gossamer import Experiment, run
+
+run(
+    Experiment.of(
+        {
+            "nodes": 4,
+            "task": {"name": "user_tasks:slow_to_fork", "folder": sys.argv[1], "seconds": 2.0},
+            "algorithm": "local",
+            "engine": {"name": "processes"},
+            "stop": {"rounds": 1_000_000},
+        }
+    ),
+    sys.argv[1],
+)
+"""
+
+
+def test_a_run_that_is_stopped_while_its_nodes_start_ends_in_order_and_at_once(tmp_path: Path) -> None:
+    script, out = tmp_path / "launch.py", tmp_path / "runs"
+    script.write_text(STARTING)
+    out.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, str(script), str(out)], env=environment) as launcher:
+        try:
+            wait_until(lambda: len(list(out.glob("starting-*"))) == NODES, "every node starts")
+            start = time.monotonic()
+            launcher.send_signal(signal.SIGTERM)
+            assert launcher.wait(DEADLINE_S) == 0
+            assert time.monotonic() - start < 15
+        finally:
+            launcher.kill()
+    run = load_run(out)
+    assert run.status == "stopped"
+    assert run.metrics.is_empty()

@@ -9,7 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from gossamer import Algorithm, Node, NodeWrapper
+import numpy as np
+import torch
+
+from gossamer import Algorithm, Message, Node, NodeWrapper
 from gossamer.algorithms import DPSGD
 from gossamer.messages import Payload
 
@@ -101,3 +104,101 @@ class Silence(Algorithm):
 
     async def _wait(self, node: Node) -> None:
         await node.receive("nothing", source=0)
+
+
+class Deaf(NodeWrapper):
+    """One node comes to grief over the messages of a round (of algorithms whose tag is the round)."""
+
+    victim: int = 2
+    at: int = 3
+
+    def incoming(self, node: Node, message: Message) -> Message | None:
+        if (node.rank, message.tag) == (self.victim, (self.at,)):
+            raise UnicodeError("it is all Greek")
+        return message
+
+
+class Lone(Algorithm):
+    """Every node by itself; at the start of a round one of them does what it should not."""
+
+    victim: int = 2
+    at: int = 3
+    deed: Literal["large", "in-place", "in-place-and-write"] = "large"
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            if (node.rank, r) != (self.victim, self.at):
+                await node.train()
+            elif self.deed == "large":
+                node.parameters = torch.full_like(node.parameters, 1e9)
+            else:
+                training = node.spawn(node.train())
+                await node.sleep(0)
+                if self.deed == "in-place-and-write":
+                    node.parameters = node.parameters + 1.0
+                node.parameters.add_(1.0)
+                await training
+
+
+class Scribbler(Algorithm):
+    """Node 0 sends one payload of containers to all, and everyone then writes into theirs."""
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            if node.rank == 0:
+                payload: dict[str, Payload] = {"list": [0, [1]], "inner": {"x": 0}, "v": torch.zeros(3)}
+                node.broadcast(node.peers(), payload, tag=r)
+            else:
+                payload = (await node.receive(r)).payload
+            node.record(seen=json.dumps({name: payload[name] for name in payload if name != "v"}))
+            payload["list"][1].append(node.rank)
+            payload["inner"]["x"] = node.rank
+            payload["new"] = node.rank
+
+
+class Overwriter(Algorithm):
+    """Node 0 sends a gradient and then writes into it; node 1 counts what it has written in what came."""
+
+    yields: int = 0
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            if node.rank == 0:
+                gradient = await node.gradient()
+                node.send(1, gradient, "g")
+                for _ in range(self.yields):
+                    await node.sleep(0)
+                gradient.fill_(7.0)
+                await node.sleep(0.5)
+            elif node.rank == 1:
+                gradient = (await node.receive("g")).payload
+                node.record(sevens=int((gradient == 7.0).sum()))
+
+
+class Scalars(Algorithm):
+    """Records what NumPy and torch call a number."""
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            node.record(
+                k=np.int64(3), t=torch.tensor(2.0), f=np.float32(0.5), yes=np.bool_(True), plain=node.rank
+            )
+
+
+class TakesBack(Algorithm):
+    """Node 0 queues three large messages and takes the second one back, twice."""
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            if node.rank == 0:
+                _, second, third = (node.send(1, bytes(500_000), number) for number in range(3))
+                node.record(answers=json.dumps([second.cancel(), second.cancel()]))
+                await second
+                await third
+                await node.receive("thanks")
+            else:
+                node.record(answers=json.dumps([(await node.receive()).tag[0] for _ in range(2)]))
+                node.send(0, None, "thanks")
+
+    def message_limit(self, P: int, nodes: int) -> int:
+        return 2**20

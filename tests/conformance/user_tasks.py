@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -74,6 +75,62 @@ def refuses_to_fork() -> Task:
     def model() -> nn.Module:
         if os.getpid() != home:
             raise ConnectionError("the licence server is down")
+        return nn.Linear(FEATURES, 1)
+
+    return Task(model=model, train=_data(40, 1), test=_data(20, 2), loss=half_mean_square)
+
+
+def touchy(samples: int = 40) -> Task:
+    """A metric that can't take large outputs."""
+
+    def within(outputs: Tensor, targets: Tensor) -> Tensor:
+        if not bool((outputs.abs() < 1e5).all()):
+            raise OverflowError("an output beyond all measure")
+        return (outputs - targets).abs().mean()
+
+    return Task(
+        model=lambda: nn.Linear(FEATURES, 1),
+        train=_data(samples, 1),
+        test=_data(20, 2),
+        loss=half_mean_square,
+        metrics={"within": within},
+    )
+
+
+def thoughtful(seconds: float = 5.0) -> Task:
+    """A metric that takes its time, but for the first model that a process judges."""
+    judged = 0
+
+    def patience(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal judged
+        judged += 1
+        if judged > 1:
+            time.sleep(seconds)
+        return (outputs - targets).abs().mean()
+
+    return Task(
+        model=lambda: nn.Linear(FEATURES, 1),
+        train=_data(40, 1),
+        test=_data(20, 2),
+        loss=half_mean_square,
+        metrics={"patience": patience},
+    )
+
+
+def raises() -> Task:
+    """A task that can't be made."""
+    raise ZeroDivisionError("the shelf is empty")
+
+
+def slow_to_fork(folder: str, seconds: float = 3.0) -> Task:
+    """A first model that takes its time in any process but the one that loads the data, and leaves a note."""
+    home = os.getpid()
+
+    def model() -> nn.Module:
+        note = Path(folder) / f"starting-{os.getpid()}"
+        if os.getpid() != home and not note.exists():
+            note.touch()
+            time.sleep(seconds)
         return nn.Linear(FEATURES, 1)
 
     return Task(model=model, train=_data(40, 1), test=_data(20, 2), loss=half_mean_square)

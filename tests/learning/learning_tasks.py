@@ -31,12 +31,20 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, CLASSES))
 
 
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Tanh(), nn.Linear(10, CLASSES))
+    module[1].requires_grad_(False)
+    module[3].bias.requires_grad_(False)
+    return module
+
+
 MODELS = {
     "logistic": lambda: MLP(SHAPE, CLASSES),
     "mlp": lambda: MLP(SHAPE, CLASSES, (12,)),
     "gn-lenet": lambda: GNLeNet(SHAPE, CLASSES),
     "batch norm": normed,
     "dropout": dropping,
+    "frozen": frozen,
 }
 
 

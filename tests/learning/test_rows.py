@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import gc
+import random
+import sys
+import threading
+import time
+from types import FrameType
 
 import pytest
 import torch
@@ -103,3 +108,47 @@ def test_freed_rows_are_taken_again_lowest_first() -> None:
     del held[1:4]
     again = [rows.fresh() for _ in range(3)]
     assert [rows.number(row) for row in again] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_threads_never_get_the_same_row(traced: bool) -> None:
+    """Whoever takes a row marks it as its own, and finds its mark again however the others go on."""
+    rows = Rows(16)
+    wrong: list[str] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        if not frame.f_code.co_filename.endswith("rows.py"):
+            return None
+        time.sleep(0)  # between any two lines of the store, another thread may go on
+        return trace
+
+    def live(name: int) -> None:
+        draw = random.Random(name)
+        held: list[tuple[float, torch.Tensor]] = []
+        try:
+            for step in range(200 if traced else 4000):
+                mark = float(name * 10_000 + step)
+                held.append((mark, rows.fresh().fill_(mark)))
+                while len(held) > draw.randrange(1, 8):
+                    mark, row = held.pop(draw.randrange(len(held)))
+                    if not bool((row == mark).all()):
+                        wrong.append(f"thread {name}, step {step}: {row[0]} for {mark}")
+                        return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+            wrong.append(f"thread {name}: {error!r}")
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threading.settrace(trace if traced else None)  # type: ignore[arg-type]
+    try:
+        threads = [threading.Thread(target=live, args=(name,)) for name in range(1, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+        sys.setswitchinterval(before)
+    assert wrong == []
+    assert rows.rows <= 3 * 9
+    assert rows.peak <= rows.rows

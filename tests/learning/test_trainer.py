@@ -8,16 +8,10 @@ import torch
 from learning_tasks import images, start
 
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import SGD, Adam, Optimizer
-from gossamer.learning.trainer import (
-    BatchedTrainer,
-    GradientJob,
-    SequentialTrainer,
-    Trainer,
-    TrainJob,
-    TrainResult,
-    can_batch,
-)
+from gossamer.learning.batched import BatchedTrainer, can_batch
+from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import GradientJob, SequentialTrainer, Trainer, TrainJob, TrainResult
 from gossamer.tasks.task import Task
 
 MOMENTUM = SGD(lr=0.1, momentum=0.9)
@@ -26,7 +20,7 @@ SMOOTH = ["logistic", "mlp", "gn-lenet", "batch norm"]
 
 def trainer(kind: type[Trainer], task: Task, optimizer: Optimizer = MOMENTUM) -> Trainer:
     size = start(task, 0).parameters.numel()
-    return kind(task, optimizer, lambda: torch.empty(size))
+    return kind(task, optimizer, Rows(size))
 
 
 def jobs(task: Task, optimizer: Optimizer, shapes: Sequence[tuple[int, int, float]]) -> list[TrainJob]:
@@ -155,3 +149,62 @@ def test_results_keep_the_order_of_the_jobs() -> None:
         results: list[Any] = trainer(kind, task, SGD(lr=0.1)).train(asked)
         for job, result in zip(asked, results, strict=True):
             assert torch.equal(result.model.parameters, job.start.parameters)  # a learning rate of zero
+
+
+FROZEN_OPTIMIZERS = [
+    SGD(lr=0.1),
+    SGD(lr=0.1, momentum=0.9, weight_decay=0.2),
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.2),
+    Adam(lr=0.01, weight_decay=0.2),
+    AdamW(lr=0.01, weight_decay=0.2),
+]
+
+
+@pytest.mark.parametrize("optimizer", FROZEN_OPTIMIZERS, ids=str)
+def test_frozen_parameters_stay_and_the_others_train_by_both_trainers(optimizer: Optimizer) -> None:
+    task = images("frozen")
+    asked = jobs(task, optimizer, [(3, 6, 0.1), (3, 6, 0.1), (2, 4, 0.1)])
+    one, other = (trainer(kind, task, optimizer).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    fixed, weight = slice(0, 650), slice(650, 690)  # the first layer, the second one's weight; then its bias
+    for job, first, second in zip(asked, one, other, strict=True):
+        # The state of what is frozen is nobody's business.
+        torch.testing.assert_close(first.model.parameters, second.model.parameters, rtol=1e-5, atol=1e-5)
+        assert first.loss == pytest.approx(second.loss, rel=1e-5)
+        for name, value in first.state.items():
+            trained = slice(None) if value.shape == (1,) else weight
+            torch.testing.assert_close(value[trained], second.state[name][trained], rtol=1e-5, atol=1e-5)
+        for result in (first, second):
+            before, after = job.start.parameters, result.model.parameters
+            assert torch.equal(after[fixed], before[fixed])
+            assert torch.equal(after[690:], before[690:])
+            assert bool((after[weight] != before[weight]).any())
+
+
+def test_frozen_parameters_have_no_gradient_by_either_trainer() -> None:
+    task = images("frozen")
+    asked = [GradientJob(start(task, node), torch.arange(6), node) for node in range(3)]
+    one, other = (trainer(kind, task).gradient(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+        for gradient in (first, second):
+            assert not gradient[:650].any()
+            assert not gradient[690:].any()
+            assert gradient[650:690].any()
+
+
+def test_the_trained_part_is_the_one_that_torch_trains() -> None:
+    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=0.2)
+    task = images("frozen")
+    (job,) = asked = jobs(task, optimizer, [(3, 6, 0.1)])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = task.model()
+    reference = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.2)
+    for batch in job.batches:
+        reference.zero_grad()
+        task.loss(module(task.train[0][batch]), task.train[1][batch]).backward()  # type: ignore[no-untyped-call]
+        reference.step()
+    expected = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    for kind in (SequentialTrainer, BatchedTrainer):
+        (result,) = trainer(kind, task, optimizer).train(asked)
+        torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)

@@ -70,6 +70,7 @@ def synthetic(
         {
             "nodes": nodes,
             "directed": directed,
+            "parameters": PARAMETERS,
             "samples": [100] * nodes if counts is None else counts.sum(axis=1).tolist(),
             "labels": None if counts is None else counts.tolist(),
             "classes": [f"digit {label}" for label in range(CLASSES)] if labelled else None,

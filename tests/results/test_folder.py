@@ -65,6 +65,7 @@ def test_models_are_written_without_padding_as_float32(tmp_path: Path) -> None:
     assert read["parameters"].dtype == torch.float32
     assert read["parameters"].tolist() == [[0, 1, 2, 3, 4], [16, 17, 18, 19, 20]]
     assert read["buffers"].tolist() == [[1], [2]]
+    assert folder.models.stat().st_mode == (folder.path / "experiment.yaml").stat().st_mode
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -144,6 +144,33 @@ def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
     assert loss.best.mean == 0.2
 
 
+def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> None:
+    def rows(*last: int) -> list[dict[str, Any]]:
+        """Nodes that are recorded up to these rounds."""
+        return [
+            {
+                "node": node,
+                "round": r,
+                "test_accuracy": r / 10,
+                "train_loss": float(r) if node or r < 4 else None,
+            }
+            for node, end in enumerate(last)
+            for r in range(end + 1)
+        ]
+
+    killed = final_summary(recorded(tmp_path, *rows(6, 4, 3))).metrics
+    assert (killed["test_accuracy"].round, killed["test_accuracy"].count) == (3, 3)
+    assert killed["test_accuracy"].mean == pytest.approx(0.3)
+    # A node without a loss at a point is recorded there all the same.
+    assert killed["train_loss"].round == 3
+    lost = recorded(tmp_path, *rows(6, 6, 3))
+    with RunFolder.open(lost.path).segment("events") as events:
+        events.append({"time_s": 1.0, "node": 2, "event": "lost", "detail": "killed"})
+    metrics = final_summary(Run(lost.path)).metrics
+    assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
+    assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
+
+
 def test_unknown_names_are_bad_input(tmp_path: Path) -> None:
     run = recorded(tmp_path, {"node": 0, "round": 0, "test_accuracy": 1.0})
     with pytest.raises(BadInput, match=r"'test_acuracy' \(did you mean 'test_accuracy'\?\)"):

@@ -85,7 +85,25 @@ def test_the_page_tells_the_key_figures(tmp_path: Path) -> None:
     assert shown["parameters"] == "50"
     final = run.metrics.filter((pl.col("node") >= 0) & (pl.col("round") == 50))["test_accuracy"]
     assert shown["final test accuracy"] == f"{100 * sum(final) / 3:.1f} %"
-    assert "no heartbeat for 5 s" in page
+    assert "Run lost node 2</strong> and went on.<pre>no heartbeat for 5 s</pre>" in page
+    assert '<span class="badge open">done, 1 node lost</span>' in page
+
+
+def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), status=None)
+    segment = run.path / "segments" / "metrics-0.jsonl"
+    lines = segment.read_text().splitlines(keepends=True)
+    segment.write_text("".join(lines[:-2]))  # the last node's row and the network's
+    page = render([Run(run.path)])
+    assert "over 3 nodes in round 10, the last complete evaluation" in page
+    assert "<dt>parameters</dt><dd>50</dd>" in page
+
+
+def test_runs_of_different_tasks_are_not_compared_without_a_word(tmp_path: Path) -> None:
+    first, second = (synthetic(tmp_path, nodes=2, rounds=(0, 10), seed=seed) for seed in (1, 2))
+    other = synthetic(tmp_path, nodes=2, rounds=(0, 10), experiment={"task": {"name": "mnist"}})
+    assert "different tasks" not in render([first, second])
+    assert "The runs are of different tasks</strong> (digits, mnist)" in render([first, second, other])
 
 
 def test_the_page_asks_for_nothing_from_the_network(tmp_path: Path) -> None:
@@ -237,6 +255,9 @@ def test_charts_are_drawn_and_controls_change_them(tmp_path: Path) -> None:
     changed = opened(page, tmp_path, "#x=bytes&point=0&hide=1&run=1&log=1")
     assert body(changed) == {"x": "bytes", "point": "0", "drawn": "6"}
     assert axis_titles(plain) == {"round", "node"}
+    chart = plain[plain.index('id="curve-0"') : plain.index('id="curve-1"')]
+    assert re.findall(r'class="xtick"><text[^>]*>([^<]*)', chart)[-1] == "80"  # the last evaluation's round
+    assert '<span id="dashed">' in plain
     assert axis_titles(changed) == {"sent by all nodes / bytes", "node"}
     assert curve_path(plain) != curve_path(changed)
     assert len(node_colours(plain)) == len(node_colours(changed)) == 16
@@ -254,3 +275,9 @@ def test_unusual_runs_are_drawn_without_an_error(unusual: list[Run], tmp_path: P
         state = body(opened(write_report([run], tmp_path / "alone.html"), tmp_path))
         assert "drawn" in state, name
         assert not {"error", "blocked"} & state.keys(), (name, state)
+
+
+@browser
+def test_the_caption_speaks_of_the_average_model_only_where_it_is_drawn(tmp_path: Path) -> None:
+    run = synthetic(tmp_path, nodes=2, rounds=(0, 10), tested=False)
+    assert '<span id="dashed" hidden="">' in opened(write_report([run], tmp_path / "r.html"), tmp_path)

@@ -37,8 +37,16 @@ def test_a_killed_run_is_read_from_its_segments(tmp_path: Path) -> None:
     assert killed.metrics.equals(done.metrics)
     assert killed.events.equals(done.events)
     assert killed.parameters is None
-    assert killed.parameter_count is None
+    assert killed.parameter_count == PARAMETERS  # as set up
     assert killed.wall_s == pytest.approx(0.33, abs=1e-3)  # the last row's
+
+
+def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
+    assert synthetic(tmp_path, nodes=4, rounds=(0, 10)).outcome == "done"
+    one = synthetic(tmp_path, nodes=4, rounds=(0, 10), lost=(1,))
+    assert (one.lost, one.outcome) == ([1], "done, 1 node lost")
+    two = synthetic(tmp_path, nodes=4, rounds=(0, 10), lost=(3, 1), status=None)
+    assert (two.lost, two.outcome) == ([1, 3], "running or killed, 2 nodes lost")
 
 
 def test_a_folder_of_runs_stands_for_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +24,8 @@ class Outcome:
         buffers: every node's buffers [nodes, B], where there are any.
         failure: why, for "failed".
         trainer: which trainer computed.
+        profile: where the real time went, seconds by part ("train", "mix", "evaluate", "record"); what is left of
+            ``wall_s`` are events. Empty where it is not measured.
     """
 
     reason: str
@@ -32,6 +35,7 @@ class Outcome:
     buffers: Float[Tensor, "nodes buffers"] | None
     failure: RunFailed | None
     trainer: str
+    profile: Mapping[str, float] = field(default_factory=dict)
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:

@@ -88,7 +88,7 @@ def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evalua
 
 
 def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
-    parameters = trainer.fresh().copy_(job.start.parameters)
+    parameters = trainer.rows.fresh().copy_(job.start.parameters)
     state = {name: value.clone() for name, value in job.state.items()}
     trainer.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
     trainer.keep_frozen(parameters, job.start.parameters)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gossamer.learning.parameters import FlatModule
 from gossamer.learning.trainer import channels_last
+from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Task
@@ -28,18 +29,28 @@ class Evaluator:
         seed: the experiment's seed.
         samples: how many test samples to use; None is all.
         device: where it computes.
+        workers: the threads that may call it at the same time, each with a module of its own.
     """
 
     def __init__(
-        self, task: Task, seed: int, samples: int | None = None, device: torch.device | str = "cpu"
+        self,
+        task: Task,
+        seed: int,
+        samples: int | None = None,
+        device: torch.device | str = "cpu",
+        workers: Workers | None = None,
     ) -> None:
         self._task = task
-        self._flat = FlatModule(task.model, device)
+        self._device = device
+        self._workers = workers or Workers(1)
         inputs, targets = task.test
         if samples is not None and samples < len(inputs):
             chosen = np.sort(generator(seed, "evaluation").choice(len(inputs), samples, replace=False))
             inputs, targets = inputs[torch.from_numpy(chosen)], targets[torch.from_numpy(chosen)]
         self._inputs, self._targets = channels_last(inputs.to(device)), targets.to(device)
+
+    def _make_flat(self) -> FlatModule:
+        return FlatModule(self._task.model, self._device)
 
     @property
     def samples(self) -> int:
@@ -60,11 +71,12 @@ class Evaluator:
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         measures = {"loss": self._task.loss, **self._task.metrics}
         totals = dict.fromkeys(measures, 0.0)
-        self._flat.load(model)
-        self._flat.module.eval()
+        flat = self._workers.own(self._make_flat)
+        flat.load(model)
+        flat.module.eval()
         with torch.inference_mode():
             for x, y in _batches(inputs, targets):
-                outputs = self._flat.module(channels_last(x))
+                outputs = flat.module(channels_last(x))
                 for name, measure in measures.items():
                     totals[name] += float(measure(outputs, y)) * len(x)
         return {name: total / max(len(inputs), 1) for name, total in totals.items()}

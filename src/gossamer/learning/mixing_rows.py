@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from gossamer.learning.rows import Rows
+from gossamer.learning.rows import Rows, select
 from gossamer.learning.workers import Workers
 
 CACHE_BYTES = 1 << 20
@@ -28,7 +28,7 @@ _COLUMNS = 64
 class Sum:
     """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of whole rows [P]."""
 
-    vectors: Sequence[Float[Tensor, " params"]]
+    vectors: Sequence[Tensor]
     weights: Sequence[float]
 
 
@@ -41,7 +41,7 @@ def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Te
     read, terms = np.unique(numbers, return_inverse=True)
     written = rows.numbers(results)
     assert written is not None
-    source, target = _select(read), _select(written)
+    source, target = select(read), select(written)
     indices = torch.from_numpy(terms)
     weights = torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
     counts = torch.tensor([len(each.vectors) for each in sums])
@@ -56,11 +56,3 @@ def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Te
 
     workers.map(block, range(0, rows.length, width))
     return results
-
-
-def _select(numbers: Int[np.ndarray, " n"]) -> slice | Tensor:
-    """What picks some rows of the matrix: a slice where they lie together, as they mostly do."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    if np.array_equal(numbers, np.arange(first, last + 1)):
-        return slice(first, last + 1)
-    return torch.from_numpy(numbers)

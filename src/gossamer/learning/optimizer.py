@@ -7,6 +7,7 @@ beside the parameters, batch over nodes and be checkpointed.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -27,6 +28,9 @@ class Optimizer(Component):
     """
 
     lr: float = Field(gt=0)
+    by_coordinate: ClassVar[bool] = False
+    """Whether a coordinate's step depends on its own parameter, gradient and state alone, all of its state being of
+    shape [P]: the step may then be taken for any part of the coordinates."""
 
     @abstractmethod
     def init(self, parameters: Tensor) -> State:
@@ -50,6 +54,7 @@ class SGD(Optimizer):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
+    by_coordinate: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:

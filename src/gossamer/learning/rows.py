@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import mmap
+import os
 import sys
 import threading
 import weakref
@@ -28,8 +29,8 @@ ALIGNMENT = 64
 """Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its
 own."""
 
-_RESERVED = 1 << 40
-"""Bytes of address space; less where that much is refused."""
+_RESERVED = 4
+"""Address space, as a multiple of the machine's memory; less where that much is refused."""
 
 # Python names it from 3.13 on; this is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
@@ -69,15 +70,20 @@ class Rows:
             return torch.empty(self.length, device=self._device)
         with self._lock:
             while self._ended:
-                heapq.heappush(self._free, self._ended.popleft())
+                index = self._ended.popleft()
+                del self._live[index]
+                heapq.heappush(self._free, index)
             if self._free:
                 index = heapq.heappop(self._free)
             else:
-                index, self.rows = self.rows, self.rows + 1
+                index = self.rows
+                if index == len(self._array):
+                    raise MemoryError(f"the store is full: {index} vectors of {self.length} values")
+                self.rows += 1
         # A view object of its own, whose end is the end of everything that shares the storage.
         view = self._array[index, : self.length]
         life = self._live[index] = _Life(view, _end)
-        life.rows, life.index = self, index
+        life.ended, life.index = self._ended, index
         self.peak = max(self.peak, len(self._live))
         return torch.from_numpy(view)
 
@@ -86,6 +92,41 @@ class Rows:
         if self.number(vector) is not None:
             return vector
         return self.fresh().copy_(vector.detach())
+
+    def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
+        """New rows, and one writable matrix to fill them by: over the rows themselves where they lie together, else
+        beside them. See :meth:`filled`."""
+        if self._device.type != "cpu":
+            matrix = torch.empty(count, self.length, device=self._device)
+            return list(matrix.unbind()), matrix
+        rows = [self.fresh() for _ in range(count)]
+        numbers = self.numbers(rows)
+        assert numbers is not None
+        first = int(numbers[0])
+        if np.array_equal(numbers, np.arange(first, first + count)):
+            return rows, self.matrix[first : first + count]
+        return rows, torch.empty(count, self.length)
+
+    def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
+        """The rows of a :meth:`block` once its matrix is written."""
+        for row, values in zip(rows, matrix, strict=True):
+            if row.data_ptr() == values.data_ptr():
+                break
+            row.copy_(values)
+        return rows
+
+    def stack(
+        self, vectors: Sequence[Float[Tensor, " length"]], out: Float[Tensor, "count length"] | None = None
+    ) -> Float[Tensor, "count length"]:
+        """Vectors as the rows of a new matrix, or of ``out``."""
+        numbers = self.numbers(vectors)
+        if out is None:
+            out = torch.empty(len(vectors), self.length, device=self._device)
+        if numbers is None:
+            for row, vector in zip(out, vectors, strict=True):
+                row.copy_(vector)
+            return out
+        return out.copy_(self.matrix[select(numbers)])
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
@@ -108,39 +149,39 @@ class Rows:
         if self._device.type != "cpu":
             return None
         shape, dtype = (self.length,), torch.float32
-        if not all([tensor.shape == shape and tensor.dtype is dtype for tensor in tensors]):
-            return None
+        for tensor in tensors:
+            # (One value, repeated from the beginning of a row on, has the shape of a row too.)
+            if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
+                return None
         addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
         numbers, rest = np.divmod(addresses - self._base, self._stride * 4)
         whole = (rest == 0) & (numbers >= 0) & (numbers < self.rows)
-        # One value from the beginning of a row on, repeated, has the shape of a row too.
-        return (
-            numbers
-            if whole.all() and (self.length == 1 or all([t.stride() == (1,) for t in tensors]))
-            else None
-        )
+        return numbers if whole.all() else None
 
-    def release(self, index: int) -> None:
-        """The last tensor of a row is gone."""
-        del self._live[index]
-        self._ended.append(index)
+
+def select(numbers: Int[np.ndarray, " n"]) -> slice | Tensor:
+    """What picks some rows of the matrix: a slice where they lie together, as they mostly do."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if np.array_equal(numbers, np.arange(first, last + 1)):
+        return slice(first, last + 1)
+    return torch.from_numpy(numbers)
 
 
 class _Life(weakref.ref[np.ndarray]):
     """Frees a row when the array that all its tensors hold ends."""
 
-    rows: Rows
+    ended: deque[int]
     index: int
 
 
 def _end(life: weakref.ref[np.ndarray]) -> None:
     assert isinstance(life, _Life)
-    life.rows.release(life.index)
+    life.ended.append(life.index)
 
 
 def _reserve(stride: int) -> Float[np.ndarray, "rows stride"]:
     """Address space for as many rows as the machine could ever hold; pages without content take no memory."""
-    size = _RESERVED
+    size = _RESERVED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     while True:
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)

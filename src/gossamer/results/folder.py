@@ -23,6 +23,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -147,6 +148,8 @@ class RunFolder:
             tensors["buffers"] = buffers.detach().cpu().contiguous()
         with atomic(self.models) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
+            # safetensors makes files that only their owner can read; it is to be as readable as the others.
+            shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def write_status(self, status: Status, *, error: str | None = None, wall_s: float | None = None) -> None:
         """Write ``status.json``: the last thing a run does.

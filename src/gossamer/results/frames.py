@@ -52,11 +52,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Final:
-    """A metric at the last point that has it, over the nodes."""
+    """A metric over the nodes, at the last evaluation that is complete."""
 
     mean: float
     std: float
     count: int
+    round: float
     best: Best | None
 
 
@@ -244,7 +245,7 @@ def _final(run: Run, name: str) -> Final | None:
     table = summary(run, name)
     if table.is_empty():
         return None
-    last = table.row(-1, named=True)
+    last = table.row(by_predicate=pl.col("point") == _last_complete(run, name), named=True)
     finite = table.filter(pl.col("mean").is_finite())
     best = None
     if not finite.is_empty():
@@ -252,7 +253,23 @@ def _final(run: Run, name: str) -> Final | None:
             0, named=True
         )
         best = Best(row["mean"], row["round"])
-    return Final(last["mean"], last["std"], last["count"], best)
+    return Final(last["mean"], last["std"], last["count"], last["round"], best)
+
+
+def _last_complete(run: Run, name: str) -> int:
+    """The last point with a metric at which as many nodes have a row as at any such point.
+
+    A run that was killed or stopped is recorded at the end for its fastest nodes only. Nodes without the
+    metric don't count, nor do nodes that were lost: a run that went on without them has its end all the same.
+    """
+    table = assigned(run)
+    having = table.filter(pl.col(name).is_not_null())
+    if (having["node"] >= 0).any():
+        having = having.filter(pl.col("node") >= 0)
+    ranks = set(having["node"]) - set(run.lost) or set(having["node"])
+    rows = table.filter(pl.col("node").is_in(list(ranks))).join(having, on="point", how="semi")
+    counts = rows.group_by("point").agg(count=pl.col("node").n_unique())
+    return int(counts.filter(pl.col("count") == pl.col("count").max())["point"].max())  # type: ignore[arg-type]
 
 
 def _last(column: pl.Series) -> float | None:

@@ -68,7 +68,8 @@ def render(runs: Sequence[Run]) -> str:
         kicker=_kicker(runs),
         style=_read("report.css"),
         subtitle=_subtitle(runs),
-        notices="".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
+        notices=_unlike(runs)
+        + "".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
         figures=_cards(runs[0]) if len(runs) == 1 else _table(runs, names),
         events="".join(_events(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
         sources="".join(_sources(run, name) for run, name in zip(runs, names, strict=True)),
@@ -134,12 +135,12 @@ def _plotly() -> str:
 def _kicker(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
-    return f"run {escape(runs[0].id)} {_badge(runs[0].status)}"
+    return f"run {escape(runs[0].id)} {_badge(runs[0])}"
 
 
-def _badge(status: str) -> str:
-    kind = status if status in ("done", "failed", "stopped") else "open"
-    return f'<span class="badge {kind}">{escape(status)}</span>'
+def _badge(run: Run) -> str:
+    kind = "failed" if run.status == "failed" else "done" if run.outcome == "done" else "open"
+    return f'<span class="badge {kind}">{escape(run.outcome)}</span>'
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
@@ -156,18 +157,41 @@ def _component(value: Any) -> str:
     return str(value.get("name", "")) if isinstance(value, dict) else str(value or "")
 
 
+def _unlike(runs: Sequence[Run]) -> str:
+    """A warning where curves of different tasks share the charts."""
+    tasks = list(dict.fromkeys(_component(run.experiment.get("task")) for run in runs))
+    if len(tasks) < 2:
+        return ""
+    named = escape(", ".join(tasks))
+    return (
+        f'<div class="notice"><strong>The runs are of different tasks</strong> ({named}): their losses and'
+        " metrics can't be compared with each other.</div>"
+    )
+
+
 def _notice(run: Run, name: str, several: bool) -> str:
     of = f" {escape(name)}" if several else ""
     if run.status == "failed":
         cause = escape((run.error or "no cause was recorded").strip())
         return f'<div class="notice failed"><strong>Run{of} failed.</strong><pre>{cause}</pre></div>'
     if run.status == "done":
-        return ""
+        return _lost(run, of)
     text = {
         "stopped": "was stopped before its end; the page shows what was recorded until then.",
         "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
     }.get(run.status, f"ended as {run.status}.")
-    return f'<div class="notice"><strong>Run{of}</strong> {escape(text)}</div>'
+    return f'<div class="notice"><strong>Run{of}</strong> {escape(text)}</div>{_lost(run, of)}'
+
+
+def _lost(run: Run, of: str) -> str:
+    """What is on record about the nodes that were lost."""
+    if not run.lost:
+        return ""
+    details = run.events.filter(pl.col("event") == "lost")["detail"].drop_nulls().to_list()
+    more = f"\nand {len(details) - _MOST_NAMED} more" if len(details) > _MOST_NAMED else ""
+    text = escape("\n".join(details[:_MOST_NAMED]) + more)
+    named = f"node {_named(run.lost)}" if len(run.lost) == 1 else f"nodes {_named(run.lost)}"
+    return f'<div class="notice"><strong>Run{of} lost {named}</strong> and went on.<pre>{text}</pre></div>'
 
 
 def _cards(run: Run) -> str:
@@ -176,6 +200,8 @@ def _cards(run: Run) -> str:
     if main is not None and main in final.metrics:
         value = final.metrics[main]
         spread = f"± {_value(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
+        if final.rounds is not None and value.round < final.rounds and run.status != "done":
+            spread += f" in round {value.round:.4g}, the last complete evaluation"
         shown.append((f"final {metric_title(main)}", _value(main, value.mean), spread))
         if value.best is not None:
             shown.append(
@@ -220,7 +246,7 @@ def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
     ]
     rows = []
     for index, (run, name, final) in enumerate(zip(runs, names, finals, strict=True)):
-        cells = [f'<i class="key" data-run="{index}"></i>{escape(name)}', _badge(run.status)]
+        cells = [f'<i class="key" data-run="{index}"></i>{escape(name)}', _badge(run)]
         for main in mains:
             cells += map(escape, _final_and_best(main, final.metrics.get(main)))
         cells += [escape(value) for value, _ in _figures(run, final).values()]

@@ -87,9 +87,9 @@ class Run:
 
     @cached_property
     def parameter_count(self) -> int | None:
-        """Length of a flat vector, read without loading the models; None where the run has no models."""
+        """Length of a flat vector, read without loading the models; as set up where the run has none yet."""
         if not self._models.exists():
-            return None
+            return self.setup.get("parameters")
         try:
             with safe_open(self._models, framework="pt") as file:
                 return int(file.get_slice("parameters").get_shape()[1])
@@ -100,6 +100,18 @@ class Run:
     def status(self) -> str:
         """``done``, ``failed``, ``stopped``, or ``running or killed`` while nothing says how it ended."""
         return str(self._status.get("status", "running or killed"))
+
+    @property
+    def outcome(self) -> str:
+        """The status, and how many nodes were lost on the way to it."""
+        nodes = "node" if len(self.lost) == 1 else "nodes"
+        return f"{self.status}, {len(self.lost)} {nodes} lost" if self.lost else self.status
+
+    @property
+    def lost(self) -> list[int]:
+        """Ranks of the nodes that died while the run went on."""
+        lost = self.events.filter(pl.col("event") == "lost")["node"]
+        return [int(rank) for rank in lost.drop_nulls().unique().sort()]
 
     @property
     def error(self) -> str | None:

@@ -249,7 +249,10 @@ def _decode(
         decoded: Splits = {}
         for split, expected in rows.items():
             if split not in dataset:
-                raise BadInput(f"{where}: no split {split!r}; accepted: {listed(list(rows))}")
+                raise BadInput(
+                    f"{where}: no split {split!r}; accepted: {listed(list(rows))}"
+                    f" (the files of {split!r} are missing, there are only those of {listed(list(dataset))})"
+                )
             table = dataset[split].data.table
             if table.num_rows != expected:
                 raise BadInput(f"{where}: {table.num_rows} rows in split {split!r}; accepted: {expected}")

@@ -244,6 +244,57 @@ async def test_a_payload_changed_after_send_was_sent_as_it_was() -> None:
 
 
 @on_loop
+async def test_writing_what_was_handed_over_uncopied_is_reported_and_not_sent() -> None:
+    """An encoded payload is not copied: its sender must leave it alone until it has left."""
+    tensor, other = torch.zeros(100_000), torch.ones(3)
+    async with network(1, raw_ranks=1) as ((a,), (listener,)):
+        sending = a.send(1, encode(tensor), "t")
+        after = a.send(1, encode(other), "after")
+        async with await accept(listener, 1) as end:
+            await end.until(lambda: end.decoder.chunk_bytes == WINDOW)
+            assert a.failures == []
+            tensor.fill_(7)
+            await end.say(credit(WINDOW))
+            await end.until(lambda: isinstance(end.events[-1], Arrived))
+            await sending
+            await after
+            [failure] = a.failures
+            assert "a vector of a message to node 1 was modified in place after it was sent" in str(failure)
+            # What had left of it is called off; what was queued behind it arrives.
+            _, aborted, arrived = end.events
+            assert aborted == Aborted(0)
+            assert isinstance(arrived, Arrived)
+            assert a.traffic.messages_sent == 1
+            assert a.traffic.bytes_sent == end.decoder.frame_bytes
+            assert sending.cancel()
+
+
+@on_loop
+async def test_writing_a_small_message_before_it_left_is_reported_too() -> None:
+    tensor = torch.zeros(3)
+    async with network(2) as ((a, b), _):
+        sending = a.send(1, encode({"v": [tensor]}), "t")
+        tensor.fill_(7)
+        await sending
+        await a.send(1, "next", "t")
+        assert [got.payload for got in await b.receive(1)] == ["next"]
+        assert len(a.failures) == 1
+
+
+@on_loop
+async def test_what_is_written_after_it_left_is_nobodys_business() -> None:
+    tensor = torch.zeros(100_000)
+    async with network(2) as ((a, b), _):
+        a.send(1, encode(tensor), "t")
+        await a.transport.flush()
+        tensor.fill_(7)
+        await a.send(1, None, "t")
+        got, _ = await b.receive(2)
+        assert not got.payload.any()
+        assert a.failures == []
+
+
+@on_loop
 async def test_traffic_is_what_wire_bytes_says_and_both_sides_agree() -> None:
     payloads = [
         None,
@@ -329,6 +380,7 @@ async def test_cancel_in_flight_stops_at_the_next_chunk() -> None:
         after = a.send(1, 5, "after")
         async with await accept(listener, 1) as end:
             await end.until(lambda: end.decoder.chunk_bytes == WINDOW)
+            assert large.cancel()
             assert large.cancel()
             await large
             # The abort needs no credit; the next message does.

@@ -118,6 +118,39 @@ def test_a_cancelled_event_does_not_run() -> None:
     assert log == ["kept"]
 
 
+def test_cancelled_events_leave_the_heap() -> None:
+    clock, log = Clock(), []
+    clock.after(5000.0, Order.TIMER, 1, noting(log, "late"))
+    largest = 0
+    for number in range(10_000):
+        clock.after(1000.0 + number, Order.TIMER, 0, noting(log, "cancelled")).cancel()
+        largest = max(largest, len(clock._heap))
+    assert largest < 3000
+    clock.after(1.0, Order.TIMER, 2, noting(log, "soon"))
+    drain(clock)
+    assert log == ["soon", "late"]
+    assert clock.now() == 5000.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=60), st.integers(0, 3))
+def test_taking_back_many_events_changes_nothing_for_the_others(
+    events: list[tuple[int, bool]], rounds: int
+) -> None:
+    clock, log = Clock(), []
+    made = [
+        (clock.after(float(time), Order.TIMER, 0, noting(log, (time, number))), kept)
+        for number, (time, kept) in enumerate(events)
+    ]
+    for _ in range(rounds * 600):
+        clock.after(7.5, Order.TIMER, 0, noting(log, "cancelled")).cancel()
+    for event, kept in made:
+        if not kept:
+            event.cancel()
+            event.cancel()
+    drain(clock)
+    assert log == sorted((time, number) for number, (time, kept) in enumerate(events) if kept)
+
+
 @given(st.integers(0, 2**62))
 def test_whole_nanoseconds_are_kept(ns: int) -> None:
     clock = Clock()
@@ -182,6 +215,20 @@ def test_spinning_through_mixes_is_found_too(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RunFailed, match="node 6 ") as failure:
         spin()
     assert failure.value.node == 6
+
+
+def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
+    clock = Clock()
+    for second in range(3):  # time has passed: counted anew
+        for _ in range(90):
+            clock.turn()
+        clock.after(1.0, Order.TIMER, 0, lambda: None)
+        clock.advance()
+        assert clock.now() == second + 1
+    with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: .*without letting time pass"):
+        for _ in range(101):
+            clock.turn()
 
 
 def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:

@@ -233,7 +233,7 @@ class Supervisor:
             self._event(child.rank, rest[0], rest[1])
         elif what == "unreachable" and not self._ending:
             self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
-        elif what == "failed" and not self._ending:
+        elif what == "failed":
             text, round, trace = rest
             where = f"in round {round}" if self._start is not None else "at start"
             raise Ended(

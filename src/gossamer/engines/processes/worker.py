@@ -98,7 +98,7 @@ class _Worker:
         self.lost: set[int] = set()
         self._rows = Rows(setup.layout.size)
         experiment = setup.experiment
-        self._trainer = SequentialTrainer(setup.task, experiment.optimizer, self._rows.fresh)
+        self._trainer = SequentialTrainer(setup.task, experiment.optimizer, self._rows)
         self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         self._models = SharedModels(
             place.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
@@ -163,6 +163,8 @@ class _Worker:
         beside = [asyncio.ensure_future(self._watch())]
         if evaluation.every_s:
             beside.append(asyncio.ensure_future(self._ticks(evaluation.every_s)))
+        for task in beside:
+            task.add_done_callback(self._beside_ended)
         life = asyncio.ensure_future(self._life())
         await asyncio.wait((life, self._finish), return_when=asyncio.FIRST_COMPLETED)
         for task in (life, *beside):
@@ -193,7 +195,7 @@ class _Worker:
             await asyncio.sleep(ALIVE_S)
             traffic = self._transport.traffic
             counts = (traffic.messages_sent, traffic.messages_received)
-            idle = not (self._computing or self._timers or self._transport.busy)
+            idle = not (self._computing or self._timers or self._pauses or self._transport.busy)
             if idle and counts == before:
                 self._channel.send("idle", *counts, self._node.waiting())
             elif before is not None:
@@ -205,6 +207,10 @@ class _Worker:
         self._report(final=True)
         self._channel.send("done", self._node.round)
         raise await self._node.failure()
+
+    def _beside_ended(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._node.fail(error)
 
     async def _ticks(self, every_s: float) -> None:
         number = 0

@@ -149,6 +149,10 @@ class Clock:
             call()
         self._count_pass(mixes[-1][0])
 
+    def start_counting(self) -> None:
+        """Forget how long time has stood still."""
+        self._passes = self._turns = 0
+
     def turn(self) -> None:
         """The loop runs what is ready; it does so a limited number of times at one instant."""
         self._turns += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -13,31 +12,26 @@ import torch
 from torch import Tensor
 
 from gossamer.engines.outcome import Outcome, describe_failure
-from gossamer.engines.recording import (
-    GraphLog,
-    NetworkRows,
-    Observer,
-    TargetWatch,
-    is_due,
-    node_row,
-    reporters,
-    stacked,
-    stopwatch,
-)
+from gossamer.engines.profile import Profile
+from gossamer.engines.recording import Observer, is_due, stacked
 from gossamer.engines.setup import Setup, prepare
 from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import MAX_PASSES, Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.links import Links
 from gossamer.engines.simulate.mixing import Mixing
-from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
+from gossamer.engines.simulate.recording import Recording, model_of
+from gossamer.errors import BadInput, GossamerError, RunFailed
 from gossamer.experiment import Experiment, Simulate
+from gossamer.learning.batched import BatchedTrainer
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, can_batch
+from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
 from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
@@ -141,7 +135,7 @@ class Simulation:
         assert isinstance(options, Simulate)
         self._options = options
         self.device = options.device
-        self._wall = stopwatch()
+        self._profile = Profile()
         self.clock = Clock()
         self.clock.waiting = self._waiting
         self.rows = Rows(setup.layout.size, self.device)
@@ -149,16 +143,27 @@ class Simulation:
             self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver
         )
         self._workers = Workers(options.workers, options.threads)
-        self.mixing = Mixing(self.clock, self.rows, self._workers, self.fresh)
+        self.mixing = Mixing(self.clock, self.rows, self._workers, self.fresh, self._profile)
         self.compute = Compute(self.clock, self._seconds, self._execute)
-        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples, self.device)
-        self._trainer = self._first_trainer(options.trainer)
-        self._metrics, self._graph_log = metrics, GraphLog(setup.topology, graphs)
-        self._network_rows = NetworkRows(setup, self._evaluator)
-        self._target = TargetWatch(experiment.stop.target, reporters(setup))
+        self._evaluator = Evaluator(
+            setup.task, experiment.seed, experiment.evaluation.samples, self.device, self._workers
+        )
+        self._trainer = self._make_trainer(
+            BatchedTrainer if options.trainer == "batched" else SequentialTrainer
+        )
+        self._recording = Recording(
+            setup,
+            metrics,
+            graphs,
+            observer,
+            self._evaluator,
+            self._workers,
+            self._profile,
+            self.clock,
+            reached=lambda: self._finish("target"),
+        )
         self._end: asyncio.Future[str]
         self._running = experiment.nodes
-        self._chosen = False
         self._rounds = 0
         self.nodes: list[Node] = []
 
@@ -180,21 +185,37 @@ class Simulation:
             try:
                 self._build()
                 self._observer.start(self.setup.description())
+                if self._options.trainer == "auto":
+                    self._choose_trainer()
                 reason = loop.run_until_complete(self._main())
+                self._recording.flush()
                 if reason in ("rounds", "time", "target"):
                     self._last_rows()
-                parameters, buffers = stacked([self._model(node) for node in self.nodes])
+                parameters, buffers = stacked([model_of(node) for node in self.nodes])
             except RunFailed as error:
-                failure = error
+                failure, reason = error, "failed"
+                self._keep_what_was_recorded()
             finally:
                 # A task that waits on in spite of its cancellation is left behind with the loop.
-                with suppress(Deadlock):
+                self.clock.start_counting()
+                with suppress(RunFailed):
                     loop.run_until_complete(self._end_nodes())
                 loop.close()
                 self._workers.close()
         return Outcome(
-            reason, self.clock.now(), self._wall(), parameters, buffers, failure, self._trainer.name
+            reason,
+            self.clock.now(),
+            self._recording.wall(),
+            parameters,
+            buffers,
+            failure,
+            self._trainer.name,
+            self._profile.seconds,
         )
+
+    def _keep_what_was_recorded(self) -> None:
+        with suppress(RunFailed):  # the run has failed already, and says why
+            self._recording.flush()
 
     def _build(self) -> None:
         common = self.setup.initial(0) if self.setup.experiment.initial == "common" else None
@@ -269,46 +290,26 @@ class Simulation:
         return float(profile.seconds(seed, computation.rank, computation.first_step, computation.work))
 
     def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
-        if self._options.trainer == "auto" and kind is Kind.TRAIN and len(jobs) > 1 and not self._chosen:
-            return self._measure(jobs)
-        return execute(kind, jobs, self._trainer, self._evaluator)
+        with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
+            return execute(kind, jobs, self._trainer, self._evaluator)
 
     # --- trainers
 
-    def _first_trainer(self, name: str) -> Trainer:
-        kind = BatchedTrainer if name == "batched" else SequentialTrainer
-        return self._make_trainer(kind)
-
     def _make_trainer(self, kind: type[Trainer]) -> Trainer:
-        return kind(self.setup.task, self.setup.experiment.optimizer, self.rows.fresh, self.device)
+        return kind(self.setup.task, self.setup.experiment.optimizer, self.rows, self.device, self._workers)
 
-    def _measure(self, jobs: Sequence[Any]) -> list[Any]:
-        """Run the same batch by both trainers, the second time warm; keep the faster, and its results."""
-        self._chosen = True
-        if not can_batch(self._trainer.flat.module):
-            return self._trainer.train(list(jobs))
-        best: tuple[float, Trainer, list[Any]] | None = None
-        said = []
-        for kind in (SequentialTrainer, BatchedTrainer):
-            trainer = self._make_trainer(kind)
-            try:
-                trainer.train(jobs[: min(len(jobs), 4)])
-            except RuntimeError as error:
-                if kind is SequentialTrainer:
-                    raise
-                # vmap can't run every model (one that draws random numbers, say).
-                said.append(f"{kind.name} not possible: {str(error).splitlines()[0]}")
-                continue
-            start = time.perf_counter()
-            results = trainer.train(jobs)
-            seconds = time.perf_counter() - start
-            said.append(f"{trainer.name} {seconds * 1e3:.1f} ms")
-            if best is None or seconds < best[0]:
-                best = (seconds, trainer, list(results))
-        assert best is not None
-        self._trainer = best[1]
-        self._observer.say(f"trainer: {self._trainer.name} (a batch of {len(jobs)} nodes: {', '.join(said)})")
-        return best[2]
+    def _choose_trainer(self) -> None:
+        """Measure both trainers on the first batches of some nodes."""
+        experiment = self.setup.experiment
+        jobs = []
+        for rank in [rank for rank, part in enumerate(self.setup.parts) if part.size][:MEASURED_NODES]:
+            batches = BatchStream(experiment.seed, rank, self.setup.parts[rank], experiment.batch_size)
+            start = self.nodes[rank].model
+            state = experiment.optimizer.init(start.parameters)
+            jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
+        self._trainer, said = choose(self._make_trainer, jobs)
+        if said:
+            self._observer.say(said)
 
     # --- recording
 
@@ -337,32 +338,7 @@ class Simulation:
             self._record(node, moment)
 
     def _record(self, node: Node, moment: Any) -> None:
-        rank = node.rank
-        if rank not in self.setup.judged and node.round == 0 and self.setup.parts[rank].size == 0:
-            return  # a node that has no part in the algorithm
-        self._graph_log.completed(node.round)
-        model = self._model(node)
-        try:
-            test = self._evaluator.test(model) if rank in self.setup.evaluated else None
-        except Exception as error:
-            raise describe_failure(error, rank, node.round) from error
-        row = node_row(node, self.links.traffic(rank), self.clock.now(), self._wall(), test)
-        self._append(row, moment)
-        network = self._network_rows.add(moment, row, model)
-        if network is not None:
-            self._append(network, moment)
-
-    def _model(self, node: Node) -> Model:
-        try:
-            return node.model
-        except RuntimeError as error:  # modified in place
-            raise describe_failure(error, node.rank, node.round) from error
-
-    def _append(self, row: dict[str, Any], moment: Any) -> None:
-        self._metrics.append(row)
-        self._observer.row(row)
-        if self._target.reached(moment, row):
-            self._finish("target")
+        self._recording.take(node, self.links.traffic(node.rank), moment)
 
     def _last_rows(self) -> None:
         """A run that ended by time or target is recorded once more, as it ended."""
@@ -372,6 +348,7 @@ class Simulation:
             if node.rank in self.setup.judged
         ):
             self._record_all("end")
+            self._recording.flush()
 
 
 @contextmanager

@@ -7,11 +7,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gossamer.engines.profile import Profile
 from gossamer.engines.simulate.clock import Clock
 from gossamer.learning.mixing import Fresh, Mix
 from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
+
+LEAST_BATCH = 4
+"""Mixing steps of one instant from which on they are done together; the bits are the same."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,10 +34,12 @@ class Mixing:
         rows: where vectors live.
         workers: share the work.
         fresh: makes vectors for sums of anything but whole rows.
+        profile: told how long it takes.
     """
 
-    def __init__(self, clock: Clock, rows: Rows, workers: Workers, fresh: Fresh) -> None:
+    def __init__(self, clock: Clock, rows: Rows, workers: Workers, fresh: Fresh, profile: Profile) -> None:
         self._clock, self._rows, self._workers, self._fresh = clock, rows, workers, fresh
+        self._profile = profile
         self._requests: list[_Request] = []
 
     def submit(self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
@@ -55,7 +61,8 @@ class Mixing:
             for request in requests:
                 (later if request.rank in ranks else now).append(request)
                 ranks.add(request.rank)
-            self._run(now)
+            with self._profile.part("mix"):
+                self._run(now)
             requests = later
 
     def _run(self, requests: list[_Request]) -> None:
@@ -71,15 +78,12 @@ class Mixing:
             else:
                 ready.append((request, mix, None if terms is None else Sum(*terms)))
         sums = [total for _, _, total in ready if total is not None]
-        # As a rule all nodes mix whole models.
-        mixed = mix_rows(self._rows, sums, self._workers) if sums and len(sums) == len(ready) else None
-        for number, (request, mix, total) in enumerate(ready):
+        # As a rule all nodes mix whole models; few of them are not worth a batch.
+        together = len(sums) == len(ready) >= LEAST_BATCH
+        mixed = mix_rows(self._rows, sums, self._workers) if together else None
+        for number, (request, mix, _) in enumerate(ready):
             try:
-                if mixed is not None:
-                    result = mixed[number]
-                else:
-                    alone = None if total is None else mix_rows(self._rows, [total], self._workers)
-                    result = mix.run(self._fresh) if alone is None else alone[0]
+                result = mix.run(self._fresh) if mixed is None else mixed[number]
                 request.future.set_result(request.commit(result))
             except Exception as error:  # noqa: BLE001 - as above
                 request.future.set_exception(error)

@@ -163,6 +163,14 @@
     return [trace];
   }
 
+  /** The x axis from 0 to a little beyond the last point, so that lines end before the edge and the last tick shows. */
+  function range() {
+    const xs = data.runs.flatMap((run, r) => (state.hidden.has(r) ? []
+      : [...(run.points[state.x] || []), ...(run.nodes.places[state.x] || []).flat()]));
+    const last = xs.reduce((a, b) => Math.max(a, b), 0);
+    return last > 0 ? { range: [0, 1.03 * last] } : { rangemode: "tozero" };
+  }
+
   function drawCurves() {
     const title = data.axes.find((axis) => axis.name === state.x).title;
     return data.metrics.map((metric, index) => {
@@ -170,7 +178,7 @@
       const log = state.log && metric.low;
       return Plotly.react(byId(`curve-${index}`), traces, layout({
         xaxis: {
-          title: { text: title, standoff: 8 }, rangemode: "tozero",
+          title: { text: title, standoff: 8 }, ...range(),
           ...(state.x === "bytes" ? { tickformat: "~s", ticksuffix: "B" } : {}),
         },
         yaxis: {
@@ -360,6 +368,7 @@
         element("figcaption", {}, element("h3", { textContent: metric.title })),
         element("div", { id: `curve-${index}`, className: "plot" })));
     });
+    byId("dashed").hidden = !data.runs.some((run) => Object.values(run.metrics).some((series) => series.average));
     byId("controls").hidden = byId("caption").hidden = data.metrics.length === 0;
     byId("run").addEventListener("change", (event) => { state.run = Number(event.target.value); draw(); });
     byId("colour").addEventListener("change", (event) => { state.colour = event.target.value; drawMoment(); });

@@ -1,0 +1,38 @@
+"""Where a run's real time goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Profile:
+    """Seconds spent in named parts; a part inside another one is not counted twice.
+
+    Attributes:
+        seconds: name -> seconds so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._outer: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What is done inside counts for this part."""
+        self._stop()
+        self._outer.append(name)
+        try:
+            yield
+        finally:
+            self._stop()
+            self._outer.pop()
+
+    def _stop(self) -> None:
+        now = time.perf_counter()
+        if self._outer:
+            part = self._outer[-1]
+            self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,112 @@
+"""What a simulation records: rows are made at their instant, models judged together when the instant is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gossamer.engines.outcome import describe_failure
+from gossamer.engines.profile import Profile
+from gossamer.engines.recording import (
+    GraphLog,
+    NetworkRows,
+    Observer,
+    TargetWatch,
+    node_row,
+    reporters,
+    stopwatch,
+)
+from gossamer.engines.setup import Setup
+from gossamer.engines.simulate.clock import Clock
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.workers import Workers
+from gossamer.messages import Model, Traffic
+from gossamer.node import Node
+from gossamer.results.segment import Segment
+
+
+class Recording:
+    """The record of a simulation.
+
+    Args:
+        setup: says who is judged and what is asked for.
+        metrics: where rows go.
+        graphs: where graphs that change go.
+        observer: who watches.
+        evaluator: judges models.
+        workers: share the judging.
+        profile: told how long it takes.
+        clock: says when an instant is over.
+        reached: called when the target is met.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        metrics: Segment,
+        graphs: Segment,
+        observer: Observer,
+        evaluator: Evaluator,
+        workers: Workers,
+        profile: Profile,
+        clock: Clock,
+        reached: Callable[[], None],
+    ) -> None:
+        self._setup, self._metrics, self._observer = setup, metrics, observer
+        self._evaluator, self._workers, self._profile = evaluator, workers, profile
+        self._clock, self._reached = clock, reached
+        self._graph_log = GraphLog(setup.topology, graphs)
+        self._network_rows = NetworkRows(setup, evaluator)
+        self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
+        self._pending: list[tuple[Any, dict[str, Any], Model]] = []
+        self.wall = stopwatch()
+
+    def take(self, node: Node, traffic: Traffic, moment: Any) -> None:
+        """Record a node as it is now; rows of one moment belong together."""
+        if node.rank not in self._setup.judged and node.round == 0 and self._setup.parts[node.rank].size == 0:
+            return  # a node that has no part in the algorithm
+        self._graph_log.completed(node.round)
+        model = model_of(node)
+        if not self._pending:
+            self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
+        row = node_row(node, traffic, self._clock.now(), self.wall(), None)
+        self._pending.append((moment, row, model))
+
+    def flush(self) -> None:
+        """Judge what was taken, and write it down."""
+        pending, self._pending = self._pending, []
+        with self._profile.part("evaluate"):
+            judged = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
+            metrics = self._workers.map(lambda item: self._judge(*item), judged)
+            for (row, _), found in zip(judged, metrics, strict=True):
+                row |= {f"test_{name}": value for name, value in found.items()}
+        with self._profile.part("record"):
+            for moment, row, model in pending:
+                self._append(row, moment)
+                network = self._network_rows.add(moment, row, model)
+                if network is not None:
+                    self._append(network, moment)
+
+    def _judge(self, row: dict[str, Any], model: Model) -> dict[str, float]:
+        try:
+            return self._evaluator.test(model)
+        except Exception as error:
+            raise describe_failure(error, row["node"], row["round"]) from error
+
+    def _append(self, row: dict[str, Any], moment: Any) -> None:
+        self._metrics.append(row)
+        self._observer.row(row)
+        if self._target.reached(moment, row):
+            self._reached()
+
+
+def model_of(node: Node) -> Model:
+    """A node's model.
+
+    Raises:
+        RunFailed: if it was modified in place.
+    """
+    try:
+        return node.model
+    except RuntimeError as error:
+        raise describe_failure(error, node.rank, node.round) from error

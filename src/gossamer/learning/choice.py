@@ -1,0 +1,44 @@
+"""Which trainer is the faster one, by measurement before the run: both have the same mathematics, not the same
+bits, so that one of them computes all of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gossamer.learning.batched import BatchedTrainer, can_batch
+from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
+
+MEASURED_NODES = 64
+"""Nodes whose first batch is used to measure, at most."""
+
+
+def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -> tuple[Trainer, str]:
+    """The trainer that takes less time for some jobs, and what was found, in words.
+
+    Args:
+        make: makes a trainer.
+        jobs: one step of each of some nodes.
+    """
+    sequential = make(SequentialTrainer)
+    if len(jobs) < 2 or not can_batch(sequential.flat.module):
+        return sequential, ""
+    batched = make(BatchedTrainer)
+    try:
+        batched.train(jobs)
+    except RuntimeError as error:  # vmap can't run every model (one that draws random numbers, say)
+        return sequential, f"trainer: sequential (batched can't run this model: {str(error).splitlines()[0]})"
+    sequential.train(jobs)
+    seconds = {trainer: _seconds(trainer, jobs) for trainer in (sequential, batched)}
+    best = min(seconds, key=lambda trainer: seconds[trainer])
+    said = ", ".join(f"{trainer.name} {taken * 1e3:.1f} ms" for trainer, taken in seconds.items())
+    return best, f"trainer: {best.name} (a step of {len(jobs)} nodes: {said})"
+
+
+def _seconds(trainer: Trainer, jobs: Sequence[TrainJob]) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        trainer.train(jobs)
+        return time.perf_counter() - start
+
+    return min(once(), once())

@@ -1,0 +1,138 @@
+"""What is recorded means the same under both engines, and belongs to those that it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.results.frames import summary
+
+PROCESSES = {"name": "processes"}
+
+
+def play(out: Path, **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "task": {"name": "least-squares", "features": 4, "samples": 40, "test_samples": 20},
+        "topology": "complete",
+        "algorithm": "local",
+        "batch_size": "full",
+        "evaluation": {"every_rounds": 1},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+        "stop": {"rounds": 5},
+    }
+    return gossamer.run(Experiment.of({**settings, **changes}), out)
+
+
+def test_a_point_of_a_servers_curve_is_where_the_server_was(tmp_path: Path) -> None:
+    """The clients that it passes over have counted their rounds long before."""
+    run = play(
+        tmp_path,
+        nodes=21,
+        task={"name": "digits", "model": "mlp", "hidden": []},
+        algorithm={"name": "fedavg", "client_fraction": 0.1},
+        batch_size=8,
+        compute={"name": "constant", "seconds_per_step": 0.5},
+        network={"name": "uniform", "latency_s": 0.25},
+    )
+    server = run.metrics.filter(node=0).sort("round")
+    assert server["time_s"].to_list() == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    others = run.metrics.filter(pl.col("node") > 0, pl.col("round") == 5)
+    assert others["time_s"].mean() < 5.0  # or the test says nothing
+    points = summary(run, "test_accuracy")
+    for axis in ("round", "time_s", "wall_s"):
+        assert points[axis].to_list() == pytest.approx(server[axis].to_list()), axis
+    assert points["mean"].to_list() == server["test_accuracy"].to_list()
+    assert points["count"].to_list() == [1] * 6
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_the_average_model_is_judged_at_every_evaluation_though_it_takes_longer_than_the_rounds(
+    tmp_path: Path, engine: str
+) -> None:
+    run = play(
+        tmp_path,
+        task={"name": "user_tasks:thoughtful", "seconds": 0.05},
+        evaluation={"every_rounds": 1, "nodes": "average"},
+        engine={"name": engine},
+        stop={"rounds": 15},
+    )
+    network = run.metrics.filter(node=-1).sort("round")
+    assert network["round"].to_list() == list(range(16))
+    for metric in ("test_loss", "test_patience", "consensus_distance"):
+        assert network[metric].null_count() == 0, metric
+    nodes = run.metrics.filter(pl.col("node") >= 0)
+    assert nodes["test_loss"].null_count() == len(nodes) == 4 * 16
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_numbers_of_numpy_and_torch_are_recorded_as_numbers(tmp_path: Path, engine: str) -> None:
+    run = play(tmp_path, algorithm="user_algorithms:Scalars", engine={"name": engine}, stop={"rounds": 1})
+    rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 1).sort("node")
+    assert rows.select("k", "t", "f", "yes", "plain").rows() == [
+        (3, 2.0, 0.5, True, rank) for rank in range(4)
+    ]
+    assert rows["k"].dtype.is_integer()
+    assert rows["t"].dtype.is_float()
+
+
+def first_below(run: Run, level: float) -> int:
+    """The first round at whose end the mean loss of those who trained in it is no more than a level."""
+    means = (
+        run.metrics.filter(pl.col("node") >= 0, pl.col("train_loss").is_not_null())
+        .group_by("round")
+        .agg(pl.col("train_loss").mean())
+        .sort("round")
+    )
+    return int(means.filter(pl.col("train_loss") <= level)["round"][0])
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
+    tmp_path: Path, engine: str, fraction: float
+) -> None:
+    settings: dict[str, Any] = {
+        "nodes": 5,
+        "algorithm": {"name": "fedavg", "client_fraction": fraction},
+        "partition": {"name": "sizes", "fractions": [0.4, 0.3, 0.2, 0.1]},
+    }
+    free = play(tmp_path, **settings, stop={"rounds": 30})
+    losses = free.metrics.filter(pl.col("node") > 0, pl.col("round") == 8)["train_loss"].drop_nulls()
+    assert losses.max() > losses.min()  # it matters whose loss it is
+    level = float(losses.mean())
+    expected = first_below(free, level)
+    assert 1 < expected <= 8
+    run = play(
+        tmp_path,
+        **settings,
+        engine={"name": engine},
+        stop={"rounds": 30, "target": {"metric": "train_loss", "value": level}},
+    )
+    assert run.status == "done"
+    # A round's losses are all known when its last client has reported: before the server ends the round.
+    reached = run.metrics.filter(node=0)["round"].max()
+    assert expected - 1 <= reached <= expected + (engine == "processes")
+
+
+def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
+    """A real node's messages of its last round may still be queued when that round is over."""
+    settings = {
+        "nodes": 6,
+        "task": {"name": "least-squares", "features": 50_000, "samples": 12, "test_samples": 4},
+        "algorithm": {"name": "fedavg", "client_fraction": 0.6},
+    }
+    simulated, real = play(tmp_path, **settings), play(tmp_path, **settings, engine=PROCESSES)
+    columns = ["node", "bytes_sent", "messages_sent"]
+    last = [
+        run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 5).sort("node").select(columns)
+        for run in (simulated, real)
+    ]
+    assert last[0].rows() == last[1].rows()
+    assert last[0]["node"].to_list() == list(range(6))
+    assert last[0]["messages_sent"].sum() == 2 * 5 * 3

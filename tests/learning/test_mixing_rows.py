@@ -1,0 +1,103 @@
+"""Mixing of whole rows, many sums at once, against one sum at a time; and the threads that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.learning import mixing_rows
+from gossamer.learning.mixing import Mix, combine
+from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    shared = Workers(request.param)
+    yield shared
+    shared.close()
+
+
+@st.composite
+def graphs(draw: Any) -> tuple[int, list[dict[int, float]]]:
+    """Number of rows, and for some of them (whose owners mix) weights of others: none, one or many."""
+    count = draw(st.integers(1, 12))
+    mixing = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True))
+    weights: list[dict[int, float]] = [{} for _ in range(count)]
+    weight = st.floats(-1, 1) | st.sampled_from([0.0, 1.0, 1 / 3])
+    for rank in mixing:
+        others = [other for other in range(count) if other != rank]
+        chosen = draw(st.lists(st.sampled_from(others), unique=True)) if others else []
+        weights[rank] = {other: draw(weight) for other in chosen}
+    return count, [weights[rank] | {-1: float(rank)} for rank in mixing]
+
+
+def bits(vector: torch.Tensor) -> list[int]:
+    # Zeros of either sign are equal.
+    return (vector + 0.0).view(torch.int32).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 3000),
+    graph=graphs(),
+    gaps=st.lists(st.booleans(), max_size=12),
+    seed=st.integers(0, 2**31),
+    cache=st.sampled_from([1, 1 << 12, 1 << 20]),
+)
+def test_sums_of_rows_are_those_of_combine_to_the_bit(
+    workers: Workers,
+    length: int,
+    graph: tuple[int, list[dict[int, float]]],
+    gaps: list[bool],
+    seed: int,
+    cache: int,
+) -> None:
+    count, asked = graph
+    rows = Rows(length)
+    rng = torch.Generator().manual_seed(seed)
+    held, between = [], []
+    for number in range(count):
+        if number < len(gaps) and gaps[number]:
+            between.append(rows.fresh())  # then they don't lie together
+        held.append(rows.fresh().copy_(torch.randn(length, generator=rng) * 10 ** (number % 3)))
+    free = between[::2]
+    del between[::2], free  # and results go where there is room
+    before = [row.clone() for row in held]
+    sums, expected = [], []
+    for each in asked:
+        rank, weights = int(each[-1]), {other: weight for other, weight in each.items() if other >= 0}
+        inbox = {other: held[other] for other in weights}
+        terms = Mix(held[rank], inbox, weights, None, "own", {}).terms()
+        assert terms is not None
+        sums.append(Sum(*terms))
+        expected.append(combine(held[rank], inbox, weights))
+    width = mixing_rows.CACHE_BYTES
+    mixing_rows.CACHE_BYTES = cache
+    try:
+        got = mix_rows(rows, sums, workers)
+    finally:
+        mixing_rows.CACHE_BYTES = width
+    assert got is not None
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert bits(one) == bits(other)
+        assert rows.number(one) is not None
+    assert all(torch.equal(row, kept) for row, kept in zip(held, before, strict=True))
+
+
+def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) -> None:
+    rows = Rows(100)
+    own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
+    weights = {1: 0.1, 2: 0.3, 5: 0.2}
+    terms = Mix(own, {2: other}, weights, None, "own", {}).terms()
+    assert terms is not None
+    got = mix_rows(rows, [Sum(*terms)], workers)
+    assert got is not None
+    assert bits(got[0]) == bits(combine(own, {2: other}, weights))

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gossamer.learning.workers import Workers, cores
+
+
+@pytest.fixture(params=[1, 2, 5])
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    shared = Workers(request.param)
+    yield shared
+    shared.close()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 100), max_size=30))
+def test_results_are_in_the_order_of_the_items(workers: Workers, items: list[int]) -> None:
+    def square(item: int) -> int:
+        time.sleep(0.0001 * (item % 3))
+        return item * item
+
+    assert workers.map(square, iter(items)) == [item * item for item in items]
+
+
+def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(workers: Workers) -> None:
+    under_way, most = set(), 0
+    lock = threading.Lock()
+
+    def work(item: int) -> int:
+        nonlocal most
+        with lock:
+            under_way.add(item)
+            most = max(most, len(under_way))
+        try:
+            time.sleep(0.002)
+            if item == 7:
+                raise KeyError("seven")
+            return -item
+        finally:
+            with lock:
+                under_way.discard(item)
+
+    for _ in range(3):
+        with pytest.raises(KeyError, match="seven"):
+            workers.map(work, range(20))
+        assert not under_way
+        assert workers.map(work, range(7)) == [-item for item in range(7)]
+    assert most <= workers.count
+
+
+def test_every_item_that_raises_is_survived(workers: Workers) -> None:
+    def fail(item: int) -> int:
+        raise ValueError(item)
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"\d"):
+            workers.map(fail, range(10))
+    assert workers.map(abs, [-1, 2, -3]) == [1, 2, 3]
+
+
+def test_each_thread_has_its_own(workers: Workers) -> None:
+    def make() -> list[int]:
+        return []
+
+    def note(item: int) -> tuple[int, int]:
+        mine = workers.own(make)
+        mine.append(item)
+        time.sleep(0.001)
+        assert mine[-1] == item  # nobody else writes here
+        return threading.get_ident(), id(mine)
+
+    pairs = set(workers.map(note, range(30)))
+    assert len({thread for thread, _ in pairs}) == len({made for _, made in pairs}) == len(pairs)
+    assert len(pairs) <= workers.count
+
+
+def test_closed_workers_can_be_used_again(workers: Workers) -> None:
+    for _ in range(2):
+        assert workers.map(abs, range(5)) == list(range(5))
+        workers.close()
+        workers.close()
+
+
+def test_there_is_one_a_core_by_default() -> None:
+    assert Workers().count == cores() >= 1
