@@ -119,7 +119,7 @@ class Deaf(NodeWrapper):
 
 
 class Lone(Algorithm):
-    """Every node by itself; at the start of a round one of them does what it should not."""
+    """Every node by itself; one of them does what it should not: in one round, or (large) from one on."""
 
     victim: int = 2
     at: int = 3
@@ -127,10 +127,12 @@ class Lone(Algorithm):
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
-            if (node.rank, r) != (self.victim, self.at):
+            if self.deed == "large":
                 await node.train()
-            elif self.deed == "large":
-                node.parameters = torch.full_like(node.parameters, 1e9)
+                if node.rank == self.victim and r >= self.at:
+                    node.parameters = torch.full_like(node.parameters, 1e9)
+            elif (node.rank, r) != (self.victim, self.at):
+                await node.train()
             else:
                 training = node.spawn(node.train())
                 await node.sleep(0)
