@@ -95,6 +95,18 @@ def test_json_is_one_object_and_quiet_is_quiet(cli: Cli) -> None:
     assert cli("run", "small.yaml", "--quiet", "--no-report") == (0, "", "")
 
 
+def test_a_profile_says_where_the_time_went(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("run", "small.yaml", "--profile")
+    assert code == 0
+    parts = {"train", "mix", "evaluate", "record", "events"}
+    assert parts <= {line.split()[0] for line in out.splitlines() if line.strip().endswith("%)")}
+    assert re.search(r"^peak memory +\d+\.\d\d GiB$", out, re.MULTILINE)
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    done = load_run(folder)
+    assert set(done.profile) == parts - {"events"}
+    assert 0 < sum(done.profile.values()) <= (done.wall_s or 0)
+
+
 def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
     first = json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", "engine.trainer=auto")[1])
     recorded = Path(first["run"]) / "experiment.yaml"

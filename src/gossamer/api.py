@@ -103,6 +103,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None
         write_text(folder.path / "experiment.yaml", chosen.to_yaml())
     compact(folder)
     status: Status = {"failed": "failed", "stopped": "stopped"}.get(outcome.reason, "done")  # type: ignore[assignment]
-    folder.write_status(
-        status, error=None if outcome.failure is None else str(outcome.failure), wall_s=outcome.wall_s
-    )
+    error = None if outcome.failure is None else str(outcome.failure)
+    folder.write_status(status, error=error, wall_s=outcome.wall_s, profile=outcome.profile)

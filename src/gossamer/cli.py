@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import resource
 import shlex
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,9 @@ def run(
     engine: Annotated[str | None, typer.Option(help="simulate or processes, instead of the file's.")] = None,
     out: Annotated[Path, typer.Option(help="The folder of all runs.")] = Path("runs"),
     report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say where the time went, and the peak of memory.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -99,6 +103,8 @@ def run(
         typer.echo(json.dumps(_summary(done, page), default=str))
     elif not quiet:
         _print_summary(done, page, watcher.round)
+    if profile and not as_json:
+        _print_profile(done)
     if done.status == "stopped":
         raise typer.Exit(INTERRUPTED)
 
@@ -282,6 +288,18 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
         lines["report"] = str(page)
     for name, text in lines.items():
         typer.echo(f"{name:20} {text}")
+
+
+def _print_profile(done: Run) -> None:
+    wall_s = done.wall_s or 0.0
+    parts = done.profile
+    if parts:
+        parts["events"] = wall_s - sum(parts.values())
+    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+        typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    # Linux counts in KiB, macOS in bytes.
+    typer.echo(f"{'peak memory':20} {peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")
 
 
 def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> Iterator[str]:

@@ -151,15 +151,24 @@ class RunFolder:
             # safetensors makes files that only their owner can read; it is to be as readable as the others.
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
-    def write_status(self, status: Status, *, error: str | None = None, wall_s: float | None = None) -> None:
+    def write_status(
+        self,
+        status: Status,
+        *,
+        error: str | None = None,
+        wall_s: float | None = None,
+        profile: Mapping[str, float] | None = None,
+    ) -> None:
         """Write ``status.json``: the last thing a run does.
 
         Args:
             status: ``done``, ``failed`` (the error says why) or ``stopped`` (by the user).
             error: the cause, in one line or as a traceback.
             wall_s: real seconds from start to end.
+            profile: real seconds by part of the work.
         """
-        write_json(self.path / "status.json", {"status": status, "error": error, "wall_s": wall_s})
+        said = {"status": status, "error": error, "wall_s": wall_s, "profile": dict(profile or {})}
+        write_json(self.path / "status.json", said)
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:

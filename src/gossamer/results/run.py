@@ -126,6 +126,11 @@ class Run:
         return float(value) if isinstance(value, (int, float)) else None
 
     @property
+    def profile(self) -> dict[str, float]:
+        """Real seconds by part of a simulation's work: train, mix, evaluate, record; the rest of ``wall_s`` are events."""
+        return dict(self._status.get("profile") or {})
+
+    @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or else as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))
