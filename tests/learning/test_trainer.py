@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,10 +8,12 @@ import torch
 from learning_tasks import images, start
 
 from gossamer.errors import BadInput
+from gossamer.learning import batched
 from gossamer.learning.batched import BatchedTrainer, can_batch
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, SequentialTrainer, Trainer, TrainJob, TrainResult
+from gossamer.learning.workers import Workers
 from gossamer.tasks.task import Task
 
 MOMENTUM = SGD(lr=0.1, momentum=0.9)
@@ -208,3 +210,53 @@ def test_the_trained_part_is_the_one_that_torch_trains() -> None:
     for kind in (SequentialTrainer, BatchedTrainer):
         (result,) = trainer(kind, task, optimizer).train(asked)
         torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("model", ["mlp", "gn-lenet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_traced_chunks_have_the_bits_of_vmap(
+    model: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
+    monkeypatch.setattr(batched, "MAX_CHUNK", 16)
+    task = images(model)
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
+    plain = trainer(BatchedTrainer, task).train(asked)
+    monkeypatch.setattr(batched, "TRACE_AFTER_S", -1.0)
+    size = start(task, 0).parameters.numel()
+    shared = Workers(workers)
+    traced = BatchedTrainer(task, MOMENTUM, Rows(size), workers=shared)
+    for _ in range(2):  # the first call traces
+        for one, other in zip(plain, traced.train(asked), strict=True):
+            assert torch.equal(one.model.parameters, other.model.parameters)
+            assert one.loss == other.loss
+            assert torch.equal(one.state["velocity"], other.state["velocity"])
+    assert len(traced._traces) == 3  # chunks of 16, 4 and 1
+    shared.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch's threads in this thread, as the engine sets them and as workers have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize("model", [*SMOOTH, "dropout"])
+def test_the_number_of_workers_changes_no_bit(kind: type[Trainer], model: str) -> None:
+    if kind is BatchedTrainer and model == "dropout":
+        pytest.skip("dropout is not for the batched trainer")
+    task = images(model)
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 9)
+    alone = trainer(kind, task).train(asked)
+    workers = Workers(3)
+    together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), workers=workers).train(asked)
+    workers.close()
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one.model.parameters, other.model.parameters)
+        assert torch.equal(one.model.buffers, other.model.buffers)

@@ -1,12 +1,14 @@
 """The trainer that takes a step of many nodes at once: ``vmap`` of the loss's gradient over stacked parameters.
 
 The nodes are cut into chunks that stay in a core's cache; a chunk is computed by one worker, so that results
-don't depend on the number of workers. What ``vmap`` does to a chunk is traced once, and the tensor operations
-alone are run from then on: for small models ``vmap`` itself would take longer than they do.
+don't depend on the number of workers. For small models ``vmap`` itself takes longer than the tensor operations that
+it comes down to. So in a run that is long enough they are traced, once for each shape, and run alone from then
+on; they are the same operations with the same bits.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +16,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
@@ -29,6 +30,10 @@ CHUNK_BYTES = 8 << 20
 """Parameters of the nodes of a chunk, at most (one node at least)."""
 MAX_CHUNK = 256
 """Nodes in a chunk, at most."""
+TRACE_AFTER_S = 3.0
+"""Seconds of steps after which tracing (which loads torch's compiler first) is taken to be worth it."""
+
+Gradients = Callable[..., tuple[dict[str, Tensor], Tensor]]
 
 
 class BatchedTrainer(Trainer):
@@ -51,17 +56,21 @@ class BatchedTrainer(Trainer):
         workers: Workers | None = None,
     ) -> None:
         super().__init__(task, optimizer, rows, device, workers)
-        module, loss = self.flat.module, task.loss
-        if not can_batch(module):
+        if not can_batch(self.flat.module):
             raise BadInput(
                 "engine.trainer: 'batched' can't keep dropout's draws apart by node; accepted: sequential"
             )
-        fields = [field for field in self.layout.parameters if field not in self.flat.frozen]
-        self._trained, self._frozen = fields, self.flat.frozen
+        self._frozen = self.flat.frozen
+        self._trained = [field for field in self.layout.parameters if field not in self._frozen]
         self._chunk = _power_below(min(max(CHUNK_BYTES // (4 * self.layout.size), 1), MAX_CHUNK))
-        self._traces: dict[Hashable, Callable[..., Any]] = {}
-        # Buffers are written in place by the module that all chunks share: these models run chunk by chunk.
-        self._traced = not self.layout.buffers
+        self._seconds = 0.0
+        self._traces: dict[Hashable, Gradients] = {}
+        # What a forward pass writes into buffers is not traced.
+        self._traceable = not self.layout.buffers
+
+    def _make_gradients(self) -> Gradients:
+        """The stacked gradients as a function of stacked parameters; its module is one thread's own."""
+        module, loss = self._make_flat().module, self.task.loss
         module.train()
 
         def node_loss(
@@ -74,7 +83,7 @@ class BatchedTrainer(Trainer):
             outputs: Tensor = functional_call(module, (trained, frozen, buffers), (inputs,))
             return loss(outputs, targets)
 
-        self._gradients = vmap(grad_and_value(node_loss))
+        return vmap(grad_and_value(node_loss))
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
@@ -88,19 +97,17 @@ class BatchedTrainer(Trainer):
     ) -> list[Any]:
         chunks = list(_chunks(_groups(keys), self._chunk))
         work = [[jobs[index] for index in chunk] for chunk in chunks]
+        start = time.perf_counter()
         done: dict[int, list[Any]] = {}
-        if self._traced:
-            # The first chunk of each shape is traced, here; then the others can run side by side.
-            seen: set[Hashable] = set()
-            for number, chunk in enumerate(chunks):
-                if (shape := (len(chunk), keys[chunk[0]])) not in seen:
-                    seen.add(shape)
-                    done[number] = run(work[number])
+        if self._traceable and self._seconds > TRACE_AFTER_S:
+            # Tracing is not for several threads: the first chunk of each shape is run here.
+            shapes = {
+                (len(chunk), keys[chunk[0]]): number for number, chunk in reversed([*enumerate(chunks)])
+            }
+            done = {number: run(work[number]) for number in shapes.values()}
         left = [number for number in range(len(chunks)) if number not in done]
-        if self._traced:
-            done |= zip(left, self._workers.map(lambda number: run(work[number]), left), strict=True)
-        else:
-            done |= {number: run(work[number]) for number in left}
+        done |= zip(left, self._workers.map(lambda number: run(work[number]), left), strict=True)
+        self._seconds += time.perf_counter() - start
         results: list[Any] = [None] * len(jobs)
         for number, chunk in enumerate(chunks):
             for index, result in zip(chunk, done[number], strict=True):
@@ -174,16 +181,21 @@ class BatchedTrainer(Trainer):
         frozen = {field.name: field.of(parameters) for field in self._frozen}
         named_buffers = unflatten_buffers(buffers, self.layout, self.flat.module)
         arguments = (trained, frozen, named_buffers, self.inputs[batches], self.targets[batches])
-        gradients, loss = (self._trace(arguments) if self._traced else self._gradients)(*arguments)
+        gradients, loss = self._gradients(arguments)(*arguments)
         for field in self.layout.buffers:  # written in place by the forward pass
             field.of(buffers).copy_(named_buffers[field.name])
         return gradients, loss.detach()
 
-    def _trace(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    def _gradients(self, arguments: tuple[Any, ...]) -> Gradients:
+        by_vmap = self._workers.own(self._make_gradients)
+        if not self._traceable or self._seconds <= TRACE_AFTER_S:
+            return by_vmap
         tensors = [*arguments[0].values(), *arguments[1].values(), *arguments[3:]]
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         if key not in self._traces:
-            self._traces[key] = make_fx(self._gradients)(*arguments)
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            self._traces[key] = make_fx(by_vmap)(*arguments)
         return self._traces[key]
 
 

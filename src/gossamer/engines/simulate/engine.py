@@ -307,7 +307,8 @@ class Simulation:
             start = self.nodes[rank].model
             state = experiment.optimizer.init(start.parameters)
             jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
-        self._trainer, said = choose(self._make_trainer, jobs)
+        with self._profile.part("train"):
+            self._trainer, said = choose(self._make_trainer, jobs)
         if said:
             self._observer.say(said)
 
