@@ -17,6 +17,7 @@ from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, RunFailed
 from gossamer.experiment import Experiment
+from gossamer.network import Uniform
 from gossamer.results.folder import RunFolder
 
 KILL_S = 10.0
@@ -66,6 +67,8 @@ class ProcessesEngine:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
         wall, time_s = stopwatch(), 0.0
         observer.start(self.description)
+        if self._experiment.network != Uniform():
+            observer.say("network: not emulated by the engine processes; messages take the time that they take")
         reason, failure = "failed", None
         with ending_signals(lambda: self._channel.send("stop")):
             self._channel.send("folder", str(folder.path))

@@ -162,6 +162,7 @@ class Simulation:
             self.clock,
             reached=lambda: self._finish("target"),
         )
+        self._to_choose = options.trainer == "auto"
         self._end: asyncio.Future[str]
         self._running = experiment.nodes
         self._rounds = 0
@@ -185,8 +186,6 @@ class Simulation:
             try:
                 self._build()
                 self._observer.start(self.setup.description())
-                if self._options.trainer == "auto":
-                    self._choose_trainer()
                 reason = loop.run_until_complete(self._main())
                 self._recording.flush()
                 if reason in ("rounds", "time", "target"):
@@ -291,6 +290,9 @@ class Simulation:
 
     def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
         with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
+            if self._to_choose and kind in (Kind.TRAIN, Kind.GRADIENT):
+                self._to_choose = False
+                self._choose_trainer()
             return execute(kind, jobs, self._trainer, self._evaluator)
 
     # --- trainers
@@ -299,7 +301,7 @@ class Simulation:
         return kind(self.setup.task, self.setup.experiment.optimizer, self.rows, self.device, self._workers)
 
     def _choose_trainer(self) -> None:
-        """Measure both trainers on the first batches of some nodes."""
+        """Measure both trainers on the first batches of some nodes, before anything is trained."""
         experiment = self.setup.experiment
         jobs = []
         for rank in [rank for rank, part in enumerate(self.setup.parts) if part.size][:MEASURED_NODES]:
@@ -307,8 +309,7 @@ class Simulation:
             start = self.nodes[rank].model
             state = experiment.optimizer.init(start.parameters)
             jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
-        with self._profile.part("train"):
-            self._trainer, said = choose(self._make_trainer, jobs)
+        self._trainer, said = choose(self._make_trainer, jobs)
         if said:
             self._observer.say(said)
 
