@@ -132,8 +132,10 @@ def encode(payload: Payload) -> Encoded:
             on depth, values and tensors.
     """
     if _is_plain(payload):
-        structure = _structure_of_tensor(payload.dtype, payload.shape)
-        return Encoded(structure, (_plain(payload).cpu().contiguous(),))
+        buffer = (
+            payload if payload.is_contiguous() and not payload.requires_grad else _plain(payload).contiguous()
+        )
+        return Encoded(_structure_of_tensor(payload.dtype, payload.shape), (buffer,))
     structure, tensors = _structure(payload)
     buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
     # Read as the receiver will, so that an index out of range is an error here, not a lost connection there.
@@ -147,6 +149,8 @@ def _is_plain(payload: Payload) -> bool:
         and payload.device.type == "cpu"
         and payload.layout is torch.strided
         and payload.dtype in _CODES
+        and not payload.is_conj()
+        and not payload.is_neg()
     )
 
 

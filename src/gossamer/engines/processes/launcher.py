@@ -68,7 +68,9 @@ class ProcessesEngine:
         wall, time_s = stopwatch(), 0.0
         observer.start(self.description)
         if self._experiment.network != Uniform():
-            observer.say("network: not emulated by the engine processes; messages take the time that they take")
+            observer.say(
+                "network: not emulated by the engine processes; messages take the time that they take"
+            )
         reason, failure = "failed", None
         with ending_signals(lambda: self._channel.send("stop")):
             self._channel.send("folder", str(folder.path))
