@@ -1,4 +1,4 @@
-"""The trainer that takes a step of many nodes at once: ``vmap`` of the loss's gradient over stacked parameters.
+"""The trainer that takes a step of many nodes at once: ``vmap`` of the loss over stacked parameters.
 
 The nodes are cut into chunks that stay in a core's cache; a chunk is computed by one worker, so that results
 don't depend on the number of workers. For small models ``vmap`` itself takes longer than the tensor operations that
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
@@ -68,10 +68,9 @@ class BatchedTrainer(Trainer):
         # What a forward pass writes into buffers is not traced.
         self._traceable = not self.layout.buffers
 
-    def _make_gradients(self) -> Gradients:
-        """The stacked gradients as a function of stacked parameters; its module is one thread's own."""
+    def _make_loss(self) -> Callable[..., Tensor]:
+        """One node's loss as a function of its parameters; the module is one thread's own."""
         module, loss = self._make_flat().module, self.task.loss
-        module.train()
 
         def node_loss(
             trained: dict[str, Tensor],
@@ -83,7 +82,21 @@ class BatchedTrainer(Trainer):
             outputs: Tensor = functional_call(module, (trained, frozen, buffers), (inputs,))
             return loss(outputs, targets)
 
-        return vmap(grad_and_value(node_loss))
+        return node_loss
+
+    def _make_gradients(self) -> Gradients:
+        """The stacked gradients, and losses, as a function of stacked parameters."""
+        losses_of = vmap(self._make_loss())
+
+        def gradients(trained: dict[str, Tensor], *rest: Any) -> tuple[dict[str, Tensor], Tensor]:
+            leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            with torch.enable_grad():
+                losses = losses_of(leaves, *rest)
+                # No node's loss depends on another's parameters: the gradient of the sum is all of theirs.
+                stacked = torch.autograd.grad(losses.sum(), list(leaves.values()))
+            return dict(zip(leaves, stacked, strict=True)), losses
+
+        return gradients
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
@@ -187,15 +200,14 @@ class BatchedTrainer(Trainer):
         return gradients, loss.detach()
 
     def _gradients(self, arguments: tuple[Any, ...]) -> Gradients:
-        by_vmap = self._workers.own(self._make_gradients)
         if not self._traceable or self._seconds <= TRACE_AFTER_S:
-            return by_vmap
+            return self._workers.own(self._make_gradients)
         tensors = [*arguments[0].values(), *arguments[1].values(), *arguments[3:]]
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         if key not in self._traces:
             from torch.fx.experimental.proxy_tensor import make_fx
 
-            self._traces[key] = make_fx(by_vmap)(*arguments)
+            self._traces[key] = make_fx(self._make_gradients())(*arguments)
         return self._traces[key]
 
 

@@ -14,6 +14,7 @@ MEASURED_NODES = 64
 MEASURED_VALUES = 1_500_000
 """...and fewer of large models, of which a few take long enough to tell."""
 
+MUCH = 2.0
 LONG_S = 0.1
 """Seconds that need no second measurement."""
 
@@ -31,11 +32,16 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
         return sequential, ""
     batched = make(BatchedTrainer)
     try:
-        batched.train(jobs)
+        batched.train(jobs[:2])
     except RuntimeError as error:  # vmap can't run every model (one that draws random numbers, say)
         return sequential, f"trainer: sequential (batched can't run this model: {str(error).splitlines()[0]})"
-    sequential.train(jobs)
-    seconds = {trainer: _seconds(trainer, jobs) for trainer in (sequential, batched)}
+    sequential.train(jobs[:2])
+    # Where two nodes are much slower together (convolutions), so are many.
+    for some in (jobs[:2], jobs):
+        seconds = {trainer: _seconds(trainer, some) for trainer in (sequential, batched)}
+        if seconds[batched] > MUCH * seconds[sequential]:
+            jobs = some
+            break
     best = min(seconds, key=lambda trainer: seconds[trainer])
     said = ", ".join(f"{trainer.name} {taken * 1e3:.1f} ms" for trainer, taken in seconds.items())
     return best, f"trainer: {best.name} (a step of {len(jobs)} nodes: {said})"

@@ -104,7 +104,8 @@ class Rows:
         assert numbers is not None
         first = int(numbers[0])
         if np.array_equal(numbers, np.arange(first, first + count)):
-            return rows, self.matrix[first : first + count]
+            # A tensor of its own, since slices of the matrix would count each other's writes.
+            return rows, torch.from_numpy(self._array[first : first + count, : self.length])
         return rows, torch.empty(count, self.length)
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:

@@ -95,7 +95,9 @@ class Trainer(ABC):
         self._workers = workers or Workers(1)
 
     def _make_flat(self) -> FlatModule:
-        return FlatModule(self.task.model, self._device)
+        flat = FlatModule(self.task.model, self._device)
+        flat.module.train()
+        return flat
 
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -147,13 +149,11 @@ class SequentialTrainer(Trainer):
         return results
 
     def _gradient(self, flat: FlatModule, job: GradientJob) -> Float[Tensor, " params"]:
-        flat.module.train()
         flat.load(job.at)
         self._backward(flat, job.batch)
         return self.rows.fresh().copy_(flat.gradient)
 
     def _train(self, flat: FlatModule, job: TrainJob) -> TrainResult:
-        flat.module.train()
         flat.load(job.start)
         state = {name: value.clone() for name, value in job.state.items()}
         losses = 0.0

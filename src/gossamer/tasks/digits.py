@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveInt
-from sklearn.datasets import load_digits
 
 from gossamer.randomness import generator
 from gossamer.registry import register
@@ -36,6 +35,8 @@ class Digits(ImageClassification):
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The embedded images; ``data_root`` is not used."""
+        from sklearn.datasets import load_digits  # half a second, which other tasks need not wait
+
         pixels, labels = load_digits(return_X_y=True)
         stored = Images(pixels.reshape(-1, 8, 8, 1).astype(np.uint8), labels.astype(np.int64))
         order = generator(0, "digits-test-set").permutation(len(labels))
