@@ -479,12 +479,11 @@ class Node:
         return Inbox({rank: self._intact(message).payload for rank, message in taken.items()}, missing)
 
     def _intact(self, message: Message) -> Message:
-        for tensor, version in message.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"message {message.tag} from node {message.source} was modified in place by another of its"
-                    " receivers or its sender; what is in a message is immutable: compute a new vector"
-                )
+        if not message.unchanged():
+            raise RuntimeError(
+                f"message {message.tag} from node {message.source} was modified in place by another of its"
+                " receivers or its sender; what is in a message is immutable: compute a new vector"
+            )
         return message
 
     def deliver(self, message: Message) -> None:

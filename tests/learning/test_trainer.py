@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from learning_tasks import images, start
+from torch import nn
 
 from gossamer.errors import BadInput
 from gossamer.learning import batched
@@ -260,3 +262,21 @@ def test_the_number_of_workers_changes_no_bit(kind: type[Trainer], model: str) -
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one.model.parameters, other.model.parameters)
         assert torch.equal(one.model.buffers, other.model.buffers)
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_no_gradient() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(64, 4), nn.Linear(3, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.used(inputs.flatten(1))
+            return outputs
+
+    task = replace(images("logistic"), model=Idle)
+    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
+    one, other = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    for job, first, second in zip(asked, one, other, strict=True):
+        assert_close(first, second)
+        assert torch.equal(second.model.parameters[-8:], job.start.parameters[-8:])

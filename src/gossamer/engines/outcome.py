@@ -38,6 +38,13 @@ class Outcome:
     profile: Mapping[str, float] = field(default_factory=dict)
 
 
+def describe_waits(waits: Mapping[int, list[str]]) -> str:
+    """What each of some ranks waits for, in one line."""
+    said = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
+    more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
+    return "; ".join(said[:20]) + more if said else "for something that is not a message"
+
+
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
     """One clear error that names the node, the round and the cause; the traceback goes with it."""
     if isinstance(error, RunFailed) and error.node is not None:

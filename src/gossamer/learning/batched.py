@@ -93,7 +93,8 @@ class BatchedTrainer(Trainer):
             with torch.enable_grad():
                 losses = losses_of(leaves, *rest)
                 # No node's loss depends on another's parameters: the gradient of the sum is all of theirs.
-                stacked = torch.autograd.grad(losses.sum(), list(leaves.values()))
+                # One that the loss does not use has a gradient of zeros.
+                stacked = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
             return dict(zip(leaves, stacked, strict=True)), losses
 
         return gradients

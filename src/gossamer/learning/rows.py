@@ -87,6 +87,10 @@ class Rows:
         self.peak = max(self.peak, len(self._live))
         return torch.from_numpy(view)
 
+    def vector(self, length: int) -> Float[Tensor, " length"]:
+        """A new, writable vector of any length; a row if it is as long as one."""
+        return self.fresh() if length == self.length else torch.empty(length, device=self._device)
+
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row of these values: the same object if it is a whole row already."""
         if self.number(vector) is not None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
@@ -291,17 +292,8 @@ class Supervisor:
         states = [child.idle for child in nodes if child.idle is not None and child.idle_reports >= 2]
         if len(states) < len(nodes) or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
             return
-        said = [
-            f"node {child.rank} for {'; '.join(state[2])}"
-            for child, state in zip(nodes, states, strict=True)
-            if state[2]
-        ]
-        waits = "; ".join(said[:20]) + (f" (and {len(said) - 20} more)" if len(said) > 20 else "")
-        raise Ended(
-            "failed",
-            message="all nodes wait and nothing is under way: "
-            + (waits or "for something that is not a message"),
-        )
+        waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
+        raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
 
     # --- recording
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.engines.processes.channel import AsyncChannel
@@ -256,7 +255,7 @@ class _Worker:
         return self._rows.owns(tensor)
 
     def fresh(self, length: int) -> Tensor:
-        return self._rows.fresh() if length == self._rows.length else torch.empty(length)
+        return self._rows.vector(length)
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         encoded = encode(payload)

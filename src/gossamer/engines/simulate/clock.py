@@ -124,7 +124,8 @@ class Clock:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         else:
             if event[0] > self.now_ns:
-                self.now_ns, self._passes, self._turns = event[0], 0, 0
+                self.now_ns = event[0]
+                self.start_counting()
             self._run_events()
 
     def _run_events(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.engines.outcome import Outcome, describe_failure
+from gossamer.engines.outcome import Outcome, describe_failure, describe_waits
 from gossamer.engines.profile import Profile
 from gossamer.engines.recording import Observer, is_due, stacked
 from gossamer.engines.setup import Setup, prepare
@@ -66,7 +66,7 @@ class _Host:
         return self._engine.rows.owns(tensor)
 
     def fresh(self, length: int) -> Tensor:
-        return self._engine.fresh(length)
+        return self._engine.rows.vector(length)
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         return self._engine.links.send(self._rank, to, payload, tag)
@@ -143,7 +143,7 @@ class Simulation:
             self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver
         )
         self._workers = Workers(options.workers, options.threads)
-        self.mixing = Mixing(self.clock, self.rows, self._workers, self.fresh, self._profile)
+        self.mixing = Mixing(self.clock, self.rows, self._workers, self._profile)
         self.compute = Compute(self.clock, self._seconds, self._execute)
         self._evaluator = Evaluator(
             setup.task, experiment.seed, experiment.evaluation.samples, self.device, self._workers
@@ -269,15 +269,9 @@ class Simulation:
             self._end.set_result(reason)
 
     def _waiting(self) -> str:
-        said = [f"node {node.rank} for {'; '.join(node.waiting())}" for node in self.nodes if node.waiting()]
-        more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
-        return "; ".join(said[:20]) + more if said else "for something that is not a message"
+        return describe_waits({node.rank: node.waiting() for node in self.nodes})
 
     # --- what nodes ask for
-
-    def fresh(self, length: int) -> Tensor:
-        """A new, writable vector; a row of the store if it is as long as one."""
-        return self.rows.fresh() if length == self.rows.length else torch.empty(length, device=self.device)
 
     def _deliver(self, rank: int, message: Message) -> None:
         self.nodes[rank].deliver(message)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.engines.profile import Profile
 from gossamer.engines.simulate.clock import Clock
-from gossamer.learning.mixing import Fresh, Mix
+from gossamer.learning.mixing import Mix
 from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
@@ -33,12 +33,11 @@ class Mixing:
         clock: says when all else of an instant is done.
         rows: where vectors live.
         workers: share the work.
-        fresh: makes vectors for sums of anything but whole rows.
         profile: told how long it takes.
     """
 
-    def __init__(self, clock: Clock, rows: Rows, workers: Workers, fresh: Fresh, profile: Profile) -> None:
-        self._clock, self._rows, self._workers, self._fresh = clock, rows, workers, fresh
+    def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
+        self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
         self._requests: list[_Request] = []
 
@@ -83,7 +82,7 @@ class Mixing:
         mixed = mix_rows(self._rows, sums, self._workers) if together else None
         for number, (request, mix, _) in enumerate(ready):
             try:
-                result = mix.run(self._fresh) if mixed is None else mixed[number]
+                result = mix.run(self._rows.vector) if mixed is None else mixed[number]
                 request.future.set_result(request.commit(result))
             except Exception as error:  # noqa: BLE001 - as above
                 request.future.set_exception(error)
