@@ -215,26 +215,30 @@ def test_the_trained_part_is_the_one_that_torch_trains() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("model", ["mlp", "gn-lenet"])
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize("model", [*SMOOTH, "frozen"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_traced_chunks_have_the_bits_of_vmap(
-    model: str, workers: int, monkeypatch: pytest.MonkeyPatch
+def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
+    kind: type[Trainer], model: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
     monkeypatch.setattr(batched, "MAX_CHUNK", 16)
     task = images(model)
     asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
-    plain = trainer(BatchedTrainer, task).train(asked)
-    monkeypatch.setattr(batched, "TRACE_AFTER_S", -1.0)
+    plain = trainer(kind, task)
+    monkeypatch.setattr(plain, "_gradients", plain._make_gradients())
+    expected = plain.train(asked)
     size = start(task, 0).parameters.numel()
     shared = Workers(workers)
-    traced = BatchedTrainer(task, MOMENTUM, Rows(size), workers=shared)
-    for _ in range(2):  # the first call traces
-        for one, other in zip(plain, traced.train(asked), strict=True):
+    recording = kind(task, MOMENTUM, Rows(size), workers=shared)
+    for _ in range(3):  # the first two calls record
+        for one, other in zip(expected, recording.train(asked), strict=True):
             assert torch.equal(one.model.parameters, other.model.parameters)
+            assert torch.equal(one.model.buffers, other.model.buffers)
             assert one.loss == other.loss
             assert torch.equal(one.state["velocity"], other.state["velocity"])
-    assert len(traced._traces) == 3  # chunks of 16, 4 and 1
+    # The batched trainer has chunks of 16, 4 and 1.
+    assert len(recording._gradients.programs) == (3 if kind is BatchedTrainer else 1)
     shared.close()
 
 

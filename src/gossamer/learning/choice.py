@@ -28,7 +28,7 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
     """
     jobs = jobs[: max(8, MEASURED_VALUES // len(jobs[0].start.parameters))]
     sequential = make(SequentialTrainer)
-    if len(jobs) < 2 or not can_batch(sequential.flat.module):
+    if len(jobs) < 2 or not can_batch(sequential.module):
         return sequential, ""
     batched = make(BatchedTrainer)
     try:

@@ -90,6 +90,5 @@ def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evalua
 def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
     parameters = trainer.rows.fresh().copy_(job.start.parameters)
     state = {name: value.clone() for name, value in job.state.items()}
-    trainer.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
-    trainer.keep_frozen(parameters, job.start.parameters)
+    trainer.step(parameters, job.gradient.clone(), state, job.lr)
     return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))

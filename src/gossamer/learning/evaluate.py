@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from gossamer.learning.gradients import channels_last
 from gossamer.learning.parameters import FlatModule
-from gossamer.learning.trainer import channels_last
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.randomness import generator

@@ -13,10 +13,12 @@ from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from gossamer.learning.capture import Captured, Function
+from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import FlatModule
+from gossamer.learning.parameters import Layout
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
@@ -76,6 +78,8 @@ class Trainer(ABC):
     """
 
     name = ""
+    nodes = False
+    """Whether its gradients are those of many nodes at once."""
 
     def __init__(
         self,
@@ -88,16 +92,24 @@ class Trainer(ABC):
         self.task = task
         self.optimizer = optimizer
         self.rows = rows
-        self.inputs, self.targets = (tensor.to(device) for tensor in task.train)
+        self._data = task.train[0].to(device), task.train[1].to(device)
         self._device = device
-        self.flat = self._make_flat()
-        self.layout = self.flat.layout
         self._workers = workers or Workers(1)
+        self.module = self._make_module()
+        self.layout = Layout.of(self.module)
+        trains = [parameter.requires_grad for parameter in self.module.parameters()]
+        self._trained = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if moves)
+        self._frozen = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if not moves)
+        self._gradients = Captured(lambda: self._workers.own(self._make_gradients))
 
-    def _make_flat(self) -> FlatModule:
-        flat = FlatModule(self.task.model, self._device)
-        flat.module.train()
-        return flat
+    def _make_module(self) -> nn.Module:
+        # Its own initial values are never used, so drawing them must not disturb anyone's generator.
+        with torch.random.fork_rng(devices=[]):
+            return self.task.model().to(self._device).train()
+
+    def _make_gradients(self) -> Function:
+        # A module of this thread's own.
+        return gradient_function(self.task, self._make_module(), self._data, self._trained, nodes=self.nodes)
 
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -107,20 +119,32 @@ class Trainer(ABC):
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         """Every job's gradient, in the jobs' order."""
 
-    def keep_frozen(self, parameters: Tensor, start: Tensor) -> None:
-        """Undo what an optimizer does without a gradient (weight decay) to parameters that don't require one."""
-        for field in self.flat.frozen:
-            field.of(parameters).copy_(field.of(start))
+    def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        """One optimizer step of parameters [..., P], which leaves those alone that don't require a gradient."""
+        kept = [field.of(parameters).clone() for field in self._frozen]  # weight decay needs no gradient
+        self.optimizer.step(parameters, gradient, state, lr)
+        for field, value in zip(self._frozen, kept, strict=True):
+            field.of(parameters).copy_(value)
 
+    def _optimize(self, parameters: Tensor, gradients: Sequence[Tensor], state: State, lr: float) -> None:
+        if self.optimizer.by_coordinate:
+            # Field by field: the gradient need not be copied into one vector.
+            for field, gradient in zip(self._trained, gradients, strict=True):
+                states = {name: field.of(value) for name, value in state.items()}
+                self.optimizer.step(field.of(parameters), gradient, states, lr)
+        else:
+            self.step(parameters, self._flatten(gradients, torch.empty_like(parameters)), state, lr)
 
-def channels_last(inputs: Tensor) -> Tensor:
-    """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
-    a CPU."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+    def _flatten(self, gradients: Sequence[Tensor], out: Tensor) -> Tensor:
+        for field, gradient in zip(self._trained, gradients, strict=True):
+            field.of(out).copy_(gradient)
+        for field in self._frozen:
+            field.of(out).zero_()
+        return out
 
 
 class SequentialTrainer(Trainer):
-    """One node at a time, on each worker, through a module whose parameters are views of a flat vector."""
+    """One node at a time, on each worker."""
 
     name = "sequential"
     _draws: bool | None = None
@@ -131,42 +155,33 @@ class SequentialTrainer(Trainer):
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         return self._share(self._gradient, jobs)
 
-    def _share(self, run: Callable[[FlatModule, J], R], jobs: Sequence[J]) -> list[R]:
+    def _share(self, run: Callable[[Function, J], R], jobs: Sequence[J]) -> list[R]:
         if self._draws is None and jobs:
             # Whether the model draws random numbers is seen on the first job.
             torch.manual_seed(jobs[0].seed)
             before = torch.get_rng_state()
-            first = run(self.flat, jobs[0])
+            first = run(self._gradients, jobs[0])
             self._draws = not torch.equal(before, torch.get_rng_state())
             return [first, *self._share(run, jobs[1:])]
         if not self._draws:
-            make = self._make_flat
-            return self._workers.map(lambda job: run(self._workers.own(make), job), jobs)
+            return self._workers.map(lambda job: run(self._gradients, job), jobs)
+        function = self._workers.own(self._make_gradients)
         results = []
         for job in jobs:  # torch has one generator for all threads
             torch.manual_seed(job.seed)
-            results.append(run(self.flat, job))
+            results.append(run(function, job))
         return results
 
-    def _gradient(self, flat: FlatModule, job: GradientJob) -> Float[Tensor, " params"]:
-        flat.load(job.at)
-        self._backward(flat, job.batch)
-        return self.rows.fresh().copy_(flat.gradient)
+    def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
+        _, _, *gradients = function(*job.at, job.batch)
+        return self._flatten(gradients, self.rows.fresh())
 
-    def _train(self, flat: FlatModule, job: TrainJob) -> TrainResult:
-        flat.load(job.start)
+    def _train(self, function: Function, job: TrainJob) -> TrainResult:
+        parameters, buffers = self.rows.fresh().copy_(job.start.parameters), job.start.buffers
         state = {name: value.clone() for name, value in job.state.items()}
         losses = 0.0
         for batch in job.batches:
-            losses += self._backward(flat, batch)
-            self.optimizer.step(flat.parameters, flat.gradient, state, job.lr)
-            self.keep_frozen(flat.parameters, job.start.parameters)
-        model = Model(self.rows.fresh().copy_(flat.parameters), flat.buffers())
-        return TrainResult(model, state, losses / max(len(job.batches), 1))
-
-    def _backward(self, flat: FlatModule, batch: Int[Tensor, " batch"]) -> float:
-        flat.gradient.zero_()
-        with torch.enable_grad():
-            loss = self.task.loss(flat.module(channels_last(self.inputs[batch])), self.targets[batch])
-            loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+            loss, buffers, *gradients = function(parameters, buffers, batch)
+            self._optimize(parameters, gradients, state, job.lr)
+            losses += float(loss)
+        return TrainResult(Model(parameters, buffers), state, losses / max(len(job.batches), 1))

@@ -1,0 +1,82 @@
+"""The loss of a model and its gradient, as a pure function of flat vectors: of one node, or of many at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from gossamer.learning.capture import Function
+from gossamer.learning.parameters import Field, Layout
+from gossamer.tasks.task import Task
+
+
+def gradient_function(
+    task: Task, module: nn.Module, data: tuple[Tensor, Tensor], trained: tuple[Field, ...], *, nodes: bool
+) -> Function:
+    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], *gradients)``, with the gradients
+    of the trained fields in their own shapes.
+
+    Args:
+        task: gives the loss.
+        module: the model, in training mode; the values in it are not used.
+        data: the training data that batches index.
+        trained: the fields that have a gradient; the others are frozen.
+        nodes: stack the arguments and results of many nodes: [nodes, P] and so on.
+    """
+    inputs, targets = data
+    layout = Layout.of(module)
+    frozen = [field for field in layout.parameters if field not in trained]
+
+    def node_loss(
+        leaves: dict[str, Tensor], fixed: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
+        outputs: Tensor = functional_call(module, (leaves, fixed, buffers), (x,))
+        return task.loss(outputs, y)
+
+    loss_of: Any = vmap(node_loss) if nodes else node_loss
+
+    def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
+        x, y = inputs[batch], targets[batch]
+        leaves = {field.name: field.of(parameters).detach().requires_grad_() for field in trained}
+        fixed = {field.name: field.of(parameters) for field in frozen}
+        named = unflatten_buffers(buffers, layout, module)
+        with torch.enable_grad():
+            losses = loss_of(leaves, fixed, named, x if nodes else channels_last(x), y)
+            # No node's loss depends on another's parameters: the gradient of the sum is all of theirs. A
+            # parameter that the loss does not use has a gradient of zeros.
+            found = torch.autograd.grad(
+                losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
+            )
+        return losses.detach(), flatten_buffers(named, buffers, layout), *found
+
+    return gradients
+
+
+def channels_last(inputs: Tensor) -> Tensor:
+    """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
+    a CPU."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
+def unflatten_buffers(
+    flat: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
+) -> dict[str, Tensor]:
+    """Buffers by name, each in its own dtype, as new tensors that a forward pass may write."""
+    return {
+        field.name: field.of(flat).to(buffer.dtype, copy=True)
+        for field, buffer in zip(layout.buffers, module.buffers(), strict=True)
+    }
+
+
+def flatten_buffers(
+    named: dict[str, Tensor], before: Float[Tensor, "*nodes buffers"], layout: Layout
+) -> Float[Tensor, "*nodes buffers"]:
+    """The flat form of buffers that a forward pass has written."""
+    if not layout.buffers:
+        return before
+    values = [named[field.name].reshape(*before.shape[:-1], -1) for field in layout.buffers]
+    return torch.cat([value.to(before.dtype) for value in values], dim=-1)
