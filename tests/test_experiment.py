@@ -278,7 +278,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer": {"name": "sgd", "lr": 0.1, "momentun": 0.9}},
-        "optimizer.momentun: unknown field (did you mean 'momentum'?); accepted: lr, momentum, nesterov",
+        "optimizer.momentun: unknown field (did you mean 'momentum'?); accepted: clip_norm, clip_value, ",
     ),
     (
         {"engine": {"trainr": "auto"}},

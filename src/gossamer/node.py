@@ -45,7 +45,7 @@ class NodeSetup:
         topology: who may talk to whom.
         layout: the shapes behind the flat vectors.
         initial: the model it starts with.
-        optimizer: takes local steps; its ``lr`` is the node's first.
+        optimizer: takes local steps; its ``lr`` and schedule are the node's.
         samples: indices of the node's training samples [n].
         label_counts: samples of each class [classes], or None where there are no classes.
         batch_size: samples a local step, or "full".
@@ -81,7 +81,8 @@ class Node:
         label_counts: how many of them are of each class, int64 [classes]; None where the targets are not
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
-        lr: learning rate of the steps to come; assign it to follow a schedule.
+        lr: learning rate of the steps to come. The optimizer's schedule, if it has one, sets it when a round ends; what
+            an algorithm assigns lasts until then, without a schedule for ever.
         state: all that must outlive a round, by name; values are payloads.
         round: rounds completed.
         step: local steps asked for so far.
@@ -92,7 +93,7 @@ class Node:
         self.samples = len(setup.samples)
         self.label_counts = setup.label_counts
         self.layout: tuple[Field, ...] = setup.layout.parameters
-        self.lr = setup.optimizer.lr
+        self.lr = setup.optimizer.lr_at(0)
         self.state: dict[str, Payload] = {}
         self.round = 0
         self.step = 0
@@ -588,6 +589,8 @@ class Node:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
         checkpoint if due."""
         self.round = r + 1
+        if self._setup.optimizer.schedule is not None:
+            self.lr = self._setup.optimizer.lr_at(self.round)
         await self._host.end_round()
 
     @property

@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "network": ("gossamer.network",),
     "optimizer": ("gossamer.learning",),
     "partition": ("gossamer.tasks",),
+    "schedule": ("gossamer.learning",),
     "task": ("gossamer.tasks",),
     "topology": ("gossamer.topology",),
     "weights": ("gossamer.topology",),

@@ -36,6 +36,21 @@ BATCH_NORM: dict[str, Any] = {
     "evaluation": {"every_rounds": 3},
     "stop": {"rounds": 6},
 }
+SCHEDULED: dict[str, Any] = {
+    **MLP,
+    "nodes": 4,
+    "topology": "ring",
+    "algorithm": {"name": "user_algorithms:Rates", "local_steps": 2},
+    "optimizer": {
+        "name": "adam",
+        "lr": 0.01,
+        "amsgrad": True,
+        "clip_norm": 0.5,
+        "schedule": {"name": "step", "every": 2, "factor": 0.5, "warmup_rounds": 1},
+    },
+    "evaluation": {"every_rounds": 1, "samples": 100},
+    "stop": {"rounds": 6},
+}
 
 
 def play(settings: dict[str, Any], out: Path, **changes: Any) -> Run:
@@ -60,7 +75,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return get
 
 
-@pytest.mark.parametrize("settings", [MLP, BATCH_NORM], ids=["mlp", "batch-norm"])
+@pytest.mark.parametrize("settings", [MLP, BATCH_NORM, SCHEDULED], ids=["mlp", "batch-norm", "scheduled"])
 def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
     simulated, real = played(settings)
     one, other = (load_file(run.path / "models.safetensors") for run in (simulated, real))
@@ -86,6 +101,15 @@ def test_a_message_has_the_same_size_on_both_wires(settings: dict[str, Any], pla
     assert (rows["messages_sent_real"] <= rows["messages_sent"]).all()
     a_round = rows["messages_sent"] / rows["round"]
     assert (rows["messages_sent_real"] >= rows["messages_sent"] - a_round).all()
+
+
+def test_the_learning_rate_follows_its_schedule_on_both(played: Played) -> None:
+    """And what an algorithm assigns lasts until the round's end."""
+    for run in played(SCHEDULED):
+        rows = run.metrics.filter((pl.col("node") >= 0) & (pl.col("round") > 0)).sort("node", "round")
+        expected = [0.005, 0.01, 0.01, 0.005, 0.005, 0.0025]
+        assert rows["at_first"].to_list() == expected * 4
+        assert rows["at_last"].to_list() == [*expected[:2], 0.25, *expected[3:]] * 4
 
 
 def buffers(run: Run) -> torch.Tensor:

@@ -48,6 +48,21 @@ class Restless(DPSGD):
             await node.sleep(float(rng.choice([0.0, 0.005, 0.01, rng.exponential(0.01)])))
 
 
+class Rates(DPSGD):
+    """D-PSGD that writes down each round's learning rate, and chooses that of round 2 itself."""
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            node.record(at_first=node.lr)
+            if r == 2:
+                node.lr = 0.25
+            await node.train(self.local_steps)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+            node.record(at_last=node.lr)
+
+
 class Chatter(Algorithm):
     """Asynchronous gossip: train, push to a random peer, mix what happens to be here. Nobody waits."""
 

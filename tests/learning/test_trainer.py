@@ -284,3 +284,27 @@ def test_a_parameter_that_the_loss_does_not_use_has_no_gradient() -> None:
     for job, first, second in zip(asked, one, other, strict=True):
         assert_close(first, second)
         assert torch.equal(second.model.parameters[-8:], job.start.parameters[-8:])
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+def test_parameters_whose_gradients_are_the_same_tensor_are_stepped_apart(kind: type[Trainer]) -> None:
+    """Autograd hands the gradient of a sum to both of its terms; weight decay is added to each in place."""
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(2 * torch.ones(3))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.flatten(1)[:, :3] * 0 + (self.a + self.b)
+
+    def total(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.mean(0).sum() + 0.0 * targets.sum()
+
+    task = replace(images("logistic"), model=Summed, loss=total)
+    optimizer = SGD(lr=0.1, weight_decay=0.5)
+    asked = jobs(task, optimizer, [(1, 6, 0.1)] * 2)
+    for result in trainer(kind, task, optimizer).train(asked):
+        # x - lr (1 + 0.5 x) for x = 1 and x = 2
+        expected = torch.tensor([0.85] * 3 + [1.8] * 3)
+        torch.testing.assert_close(result.model.parameters, expected)

@@ -51,9 +51,20 @@ def gradient_function(
             found = torch.autograd.grad(
                 losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
             )
-        return losses.detach(), flatten_buffers(named, buffers, layout), *found
+        return losses.detach(), flatten_buffers(named, buffers, layout), *_apart(found)
 
     return gradients
+
+
+def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
+    """Each with a memory of its own, since an optimizer may write it: autograd gives the same tensor to both terms of a
+    sum, and one value that is repeated where all are equal."""
+    apart: list[Tensor] = []
+    for gradient in gradients:
+        shared = any(gradient.data_ptr() == other.data_ptr() for other in apart)
+        repeated = gradient.numel() > 1 and 0 in gradient.stride()
+        apart.append(gradient.clone() if shared or repeated else gradient)
+    return apart
 
 
 def channels_last(inputs: Tensor) -> Tensor:
