@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -109,6 +110,8 @@ class Node:
         self._reset = False
         self._index_sets: dict[str, Tensor] = {}
         self._mailbox = Mailbox(self._drop)
+        #: For engines: a message has arrived. What a wrapper raises is the node's failure.
+        self.deliver = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
@@ -384,9 +387,12 @@ class Node:
         ranks = sorted(to)
         if self._setup.wrappers:  # each receiver may get something else
             return [self.send(rank, payload, tag) for rank in ranks]
-        for rank in ranks:
-            self._check_peer(rank)
-        return self._host.send(ranks, freeze(payload, self._host.is_stored), as_tag(tag))
+        if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
+            for rank in ranks:
+                self._check_peer(rank)
+        # (Its own parameters, by far the most frequent payload, lie in the store.)
+        frozen = payload if payload is self._parameters else freeze(payload, self._host.is_stored)
+        return self._host.send(ranks, frozen, as_tag(tag))
 
     def _check_peer(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
@@ -475,9 +481,14 @@ class Node:
             self._mailbox.unwatch(waiter)
             if timer is not None:
                 timer.cancel()
-        missing = wanted - taken.keys()
-        self._mailbox.close(prefix, missing)
-        return Inbox({rank: self._intact(message).payload for rank, message in taken.items()}, missing)
+        missing: Iterable[int] = ()
+        if len(taken) < len(wanted):
+            missing = wanted - taken.keys()
+            self._mailbox.close(prefix, missing)
+        for message in taken.values():
+            if not message.unchanged():
+                self._intact(message)
+        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
 
     def _intact(self, message: Message) -> Message:
         if not message.unchanged():
@@ -487,11 +498,7 @@ class Node:
             )
         return message
 
-    def deliver(self, message: Message) -> None:
-        """For engines: a message has arrived. What a wrapper raises is the node's failure."""
-        if not self._setup.wrappers:
-            self._mailbox.deliver(message)
-            return
+    def _deliver_wrapped(self, message: Message) -> None:
         changed: Message | None = message
         try:
             for wrapper in reversed(self._setup.wrappers):
@@ -546,11 +553,12 @@ class Node:
     async def sleep(self, seconds: float) -> None:
         """Wait for some seconds of the engine's time."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self._host.timer(seconds, lambda: None if done.done() else done.set_result(None))
+        timer = self._host.timer(seconds, partial(_set, done))
         try:
             await done
-        finally:
+        except asyncio.CancelledError:
             timer.cancel()
+            raise
 
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
         """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the
@@ -658,6 +666,11 @@ class Node:
             await asyncio.wait(tasks)
             # Done callbacks run after wait() returns; a task is forgotten here in any case.
             self._tasks.difference_update(tasks)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class _Rounds:

@@ -23,6 +23,10 @@ class Network(Component):
     def latency_of(self, source: int, to: int) -> float:
         """Seconds from the first bit's departure to its arrival."""
 
+    def common_latency(self) -> float | None:
+        """The latency, where it is the same for all pairs, else None."""
+        return None
+
     @abstractmethod
     def uplink_of(self, rank: int) -> float:
         """Bytes a second that a node can send; ``math.inf`` is unlimited."""
@@ -49,6 +53,9 @@ class Uniform(Network):
     downlink_mbps: float | None = Field(default=None, gt=0)
 
     def latency_of(self, source: int, to: int) -> float:
+        return self.latency_s
+
+    def common_latency(self) -> float | None:
         return self.latency_s
 
     def uplink_of(self, rank: int) -> float:

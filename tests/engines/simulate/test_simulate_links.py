@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ class Scene:
     def __init__(self, nodes: int = 4, **network: Any) -> None:
         self.clock = Clock()
         self.arrived: list[tuple[int, int, int, int]] = []
-        self.links = Links(self.clock, Uniform(**network), nodes, 2**40, self._deliver)
+        inboxes = [partial(self._deliver, to) for to in range(nodes)]
+        self.links = Links(self.clock, Uniform(**network), nodes, 2**40, inboxes)
 
     def _deliver(self, to: int, message: Message) -> None:
         self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))

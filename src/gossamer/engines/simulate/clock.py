@@ -15,7 +15,9 @@ import asyncio
 import heapq
 import math
 import selectors
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from enum import IntEnum
 from typing import Any
 
@@ -81,7 +83,11 @@ class Clock:
         """Make a call at an instant, for a node. A call in the background only watches: it is nothing that
         a node could wait for."""
         event = Event(call, self, background)
-        heapq.heappush(self._heap, (max(time_ns, self.now_ns), order, rank, self._next(rank), event))
+        sequence = self._sequences.get(rank, 0)  # as in _next(); a call less for every event
+        self._sequences[rank] = sequence + 1
+        heapq.heappush(
+            self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, order, rank, sequence, event)
+        )
         self._pending += not background
         return event
 
@@ -214,9 +220,22 @@ class _VirtualSelector(selectors.BaseSelector):
         return []
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop of one thread, which asks for no more than that when something is to be called."""
+
+    _ready: deque[asyncio.Handle]
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+
 def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
     """An asyncio event loop whose time is a clock's. It serves coroutines, tasks and futures only: no
     sockets, no executors."""
-    loop = asyncio.SelectorEventLoop(_VirtualSelector(clock))
+    loop = _Loop(_VirtualSelector(clock))
     loop.time = clock.now  # type: ignore[method-assign]
     return loop

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gossamer.engines.simulate.clock import Clock, Event, Order
@@ -45,6 +46,7 @@ class Compute:
     ) -> None:
         self._clock, self._seconds, self._execute = clock, seconds, execute
         self._queues: dict[int, deque[_Entry]] = {}
+        self._under_way: dict[Kind, dict[int, _Entry]] = {kind: {} for kind in Kind}  # not computed yet
         self.batches = 0
         self.computations = 0
 
@@ -66,7 +68,8 @@ class Compute:
 
     def _start(self, entry: _Entry) -> None:
         rank = entry.computation.rank
-        entry.due = self._clock.after(entry.seconds, Order.COMMIT, rank, lambda: self._due(entry))
+        self._under_way[entry.computation.kind][rank] = entry
+        entry.due = self._clock.after(entry.seconds, Order.COMMIT, rank, partial(self._due, entry))
 
     def _cancel(self, entry: _Entry) -> None:
         queue = self._queues[entry.computation.rank]
@@ -74,6 +77,8 @@ class Compute:
             return  # it was committed at this very instant
         running = queue[0] is entry
         queue.remove(entry)
+        if running:
+            self._under_way[entry.computation.kind].pop(entry.computation.rank, None)
         if entry.due is not None:
             entry.due.cancel()
         if running and queue:
@@ -97,8 +102,8 @@ class Compute:
     def _flush(self, kind: Kind) -> None:
         """Compute everything of a kind that is under way: the first of each node's queue (the next ones build
         on it)."""
-        heads = [queue[0] for _, queue in sorted(self._queues.items()) if queue]
-        entries = [head for head in heads if head.computation.kind is kind and head.result is _PENDING]
+        under_way, self._under_way[kind] = self._under_way[kind], {}
+        entries = [under_way[rank] for rank in sorted(under_way)]
         self.batches += 1
         self.computations += len(entries)
         jobs = []

@@ -139,8 +139,9 @@ class Simulation:
         self.clock = Clock()
         self.clock.waiting = self._waiting
         self.rows = Rows(setup.layout.size, self.device)
+        self._inboxes: list[Callable[[Message], None]] = []
         self.links = Links(
-            self.clock, experiment.network, experiment.nodes, setup.message_limit, self._deliver
+            self.clock, experiment.network, experiment.nodes, setup.message_limit, self._inboxes
         )
         self._workers = Workers(options.workers, options.threads)
         self.mixing = Mixing(self.clock, self.rows, self._workers, self._profile)
@@ -166,6 +167,7 @@ class Simulation:
         self._end: asyncio.Future[str]
         self._running = experiment.nodes
         self._rounds = 0
+        self._progress_every = max(experiment.nodes // 16, 1)
         self.nodes: list[Node] = []
 
     # --- the run
@@ -225,6 +227,7 @@ class Simulation:
             if common is not None:
                 common = initial = Model(self.rows.store(initial.parameters), initial.buffers)
             self.nodes.append(Node(self.setup.node(rank, initial), _Host(self, rank)))
+        self._inboxes.extend(node.deliver for node in self.nodes)
 
     async def _main(self) -> str:
         stop, every_s = self.setup.experiment.stop, self.setup.experiment.evaluation.every_s
@@ -273,9 +276,6 @@ class Simulation:
 
     # --- what nodes ask for
 
-    def _deliver(self, rank: int, message: Message) -> None:
-        self.nodes[rank].deliver(message)
-
     def _seconds(self, computation: Computation) -> float:
         profile, seed = self.setup.experiment.compute, self.setup.experiment.seed
         if computation.kind is Kind.APPLY:
@@ -313,7 +313,8 @@ class Simulation:
         """A node has completed a round."""
         node = self.nodes[rank]
         self._rounds += 1
-        self._observer.progress(self._rounds, self.clock.now())
+        if self._rounds % self._progress_every == 0:
+            self._observer.progress(self._rounds, self.clock.now())
         if is_due(self.setup, node.round):
             self._record(node, moment=node.round)
 

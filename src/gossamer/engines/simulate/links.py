@@ -11,16 +11,20 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from gossamer.engines.simulate.clock import Clock, Event, Order, to_ns
 from gossamer.errors import RunFailed
 from gossamer.messages import WINDOW, Message, Payload, Sending, Traffic
 from gossamer.network import Network
 from gossamer.payload import encode, framed_bytes, freeze, wire_bytes
+
+REMEMBERED_SIZES = 1000
 
 
 @dataclass(eq=False, slots=True)
@@ -74,17 +78,24 @@ class Links:
         network: latencies and bandwidths.
         nodes: their number.
         limit: the largest message that receivers accept, bytes.
-        deliver: puts a message into its receiver's mailbox.
+        deliver: by rank, what puts a message into that node's mailbox.
     """
 
     def __init__(
-        self, clock: Clock, network: Network, nodes: int, limit: int, deliver: Callable[[int, Message], None]
+        self,
+        clock: Clock,
+        network: Network,
+        nodes: int,
+        limit: int,
+        deliver: Sequence[Callable[[Message], None]],
     ) -> None:
         self._clock, self._network, self._deliver = clock, network, deliver
+        self._latency = network.common_latency()
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
         self._uplinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
         self._downlinks: list[deque[_Transfer]] = [deque() for _ in range(nodes)]
+        self._sizes: dict[Hashable, int] = {}
         self._unlimited = all(
             math.isinf(rate(rank))
             for rank in range(nodes)
@@ -99,44 +110,64 @@ class Links:
         Raises:
             ValueError: for a message above the limit.
         """
-        encoded = encode(payload)
-        size = wire_bytes(tag, encoded)
+        size, versions = self._size_of(payload, tag)
         if size > self._largest:
             raise ValueError(
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
                 " (Algorithm.message_limit)"
             )
-        versions = tuple((tensor, tensor._version) for tensor in encoded.buffers)
         message = Message(source, tag, payload, self._clock.now(), versions)
         if self._unlimited:
             return self._hand_over(message, to, size)
         return [self._queue(message, rank, size) for rank in to]
 
+    def _size_of(
+        self, payload: Payload, tag: tuple[str | int, ...]
+    ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
+        """Bytes on the wire, and the tensors that must not change any more."""
+        if type(payload) is Tensor and payload.is_contiguous():
+            # Of the same tag, dtype and shape, all have the same size.
+            kind = (tag, payload.dtype, payload.shape)
+            size = self._sizes.get(kind)
+            if size is None:
+                if len(self._sizes) > REMEMBERED_SIZES:
+                    self._sizes.clear()
+                size = self._sizes[kind] = wire_bytes(tag, encode(payload))
+            return size, ((payload, payload._version),)
+        encoded = encode(payload)
+        return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
+
     def _hand_over(self, message: Message, to: Sequence[int], size: int) -> list[Sending]:
         """Where only the latency takes time, what arrives together is one event."""
-        source, now = message.source, self._clock.now_ns
+        source = message.source
         traffic = self._traffic[source]
         traffic.bytes_sent += size * len(to)
         traffic.messages_sent += len(to)
+        if self._latency is not None:
+            return [self._arrive_together(message, to, size, self._latency)] * len(to)
         groups: dict[float, list[int]] = {}
         for rank in to:
             groups.setdefault(self._network.latency_of(source, rank), []).append(rank)
         sent: dict[int, Sending] = {}
         for latency, ranks in groups.items():
-            due_ns = now + to_ns(latency)
-            self._clock.at(due_ns, Order.DELIVERY, source, partial(self._arrived, message, ranks, size))
-            accepted_ns = now if size <= WINDOW else due_ns + to_ns(latency)
-            sent |= dict.fromkeys(ranks, _Sent(self, source, accepted_ns))
+            sent |= dict.fromkeys(ranks, self._arrive_together(message, ranks, size, latency))
         return [sent[rank] for rank in to]
 
-    def _arrived(self, message: Message, to: list[int], size: int) -> None:
+    def _arrive_together(self, message: Message, to: Sequence[int], size: int, latency: float) -> Sending:
+        now, latency_ns = self._clock.now_ns, to_ns(latency)
+        arrived = partial(self._arrived, message, to, size)
+        self._clock.at(now + latency_ns, Order.DELIVERY, message.source, arrived)
+        return _Sent(self, message.source, now if size <= WINDOW else now + 2 * latency_ns)
+
+    def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
         _check_unchanged(message)
         shared = not isinstance(message.payload, dict | list)
+        counters, deliver = self._traffic, self._deliver
         for rank in to:
-            traffic = self._traffic[rank]
+            traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            self._deliver(rank, message if shared else _copy(message))
+            deliver[rank](message if shared else _copy(message))
 
     def _queue(self, message: Message, to: int, size: int) -> Sending:
         source, now = message.source, self._clock.now_ns
@@ -195,7 +226,7 @@ class Links:
         self._settle(source)
         _check_unchanged(transfer.message)
         traffic.messages_received += 1
-        self._deliver(transfer.to, _copy(transfer.message))
+        self._deliver[transfer.to](_copy(transfer.message))
 
     async def until(self, source: int, time_ns: int) -> None:
         """Wait for an instant, on behalf of a node."""
