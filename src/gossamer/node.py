@@ -132,8 +132,10 @@ class Node:
     @parameters.setter
     def parameters(self, v: Float[Tensor, " params"]) -> None:
         self._check_vector(v, "parameters", self._setup.layout.size)
-        self._parameters = self._host.store(v)
-        self._version = self._parameters._version
+        self._set_parameters(self._host.store(v))
+
+    def _set_parameters(self, stored: Tensor) -> None:
+        self._parameters, self._version = stored, stored._version
         self._writes += 1
 
     @property
@@ -291,9 +293,9 @@ class Node:
 
         def commit(mixed: Any) -> None:
             if whole:
-                self.model = mixed
-            else:
-                self.parameters = mixed
+                self._set_buffers(mixed.buffers)
+                mixed = mixed.parameters
+            self._set_parameters(mixed)
 
         await self._host.mix(prepare, commit)
 
@@ -341,7 +343,7 @@ class Node:
         def commit(result: TrainResult) -> float:
             new, current = result.model, self.parameters  # which is refused if it was modified in place
             if self._writes == writes:
-                self.parameters = new.parameters
+                self._set_parameters(new.parameters)
             else:
                 self.parameters = current + (new.parameters - start.parameters)
             if self._buffer_writes == buffer_writes:

@@ -110,6 +110,12 @@ class _CannotRecord(Exception):
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operations below autograd and vmap."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return (
+            False  # nothing is compiled here; to say so to the compiler would load it, which takes a second
+        )
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # They hold every tensor, so that no two have the same id.

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.func import functional_call
 
+from gossamer.learning.capture import Captured, Function
 from gossamer.learning.gradients import channels_last
-from gossamer.learning.parameters import FlatModule
+from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.randomness import generator
@@ -47,10 +49,9 @@ class Evaluator:
         if samples is not None and samples < len(inputs):
             chosen = np.sort(generator(seed, "evaluation").choice(len(inputs), samples, replace=False))
             inputs, targets = inputs[torch.from_numpy(chosen)], targets[torch.from_numpy(chosen)]
+        self._measures = {"loss": task.loss, **task.metrics}
+        self._means = Captured(lambda: self._workers.own(self._make_means))
         self._inputs, self._targets = channels_last(inputs.to(device)), targets.to(device)
-
-    def _make_flat(self) -> FlatModule:
-        return FlatModule(self._task.model, self._device)
 
     @property
     def samples(self) -> int:
@@ -69,17 +70,28 @@ class Evaluator:
         return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
-        measures = {"loss": self._task.loss, **self._task.metrics}
-        totals = dict.fromkeys(measures, 0.0)
-        flat = self._workers.own(self._make_flat)
-        flat.load(model)
-        flat.module.eval()
-        with torch.inference_mode():
+        totals = [0.0] * len(self._measures)
+        parameters, buffers = (vector.to(self._device) for vector in model)
+        with torch.no_grad():
             for x, y in _batches(inputs, targets):
-                outputs = flat.module(channels_last(x))
-                for name, measure in measures.items():
-                    totals[name] += float(measure(outputs, y)) * len(x)
-        return {name: total / max(len(inputs), 1) for name, total in totals.items()}
+                for number, mean in enumerate(self._means(parameters, buffers, x, y)):
+                    totals[number] += float(mean) * len(x)
+        return {name: total / max(len(inputs), 1) for name, total in zip(self._measures, totals, strict=True)}
+
+    def _make_means(self) -> Function:
+        """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``."""
+        module = bare_module(self._task.model, self._device).eval()
+        layout = Layout.of(module)
+
+        def means(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            named = named_parameters(parameters, layout.parameters)
+            outputs = functional_call(
+                module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
+            )
+            # (A user's metric may also give a plain number.)
+            return tuple(torch.as_tensor(measure(outputs, y)) for measure in self._measures.values())
+
+        return means
 
 
 def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

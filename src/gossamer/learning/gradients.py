@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from gossamer.learning.capture import Function
-from gossamer.learning.parameters import Field, Layout
+from gossamer.learning.parameters import Field, Layout, flatten_buffers, named_buffers, named_parameters
 from gossamer.tasks.task import Task
 
 
@@ -41,9 +40,10 @@ def gradient_function(
 
     def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
         x, y = inputs[batch], targets[batch]
-        leaves = {field.name: field.of(parameters).detach().requires_grad_() for field in trained}
-        fixed = {field.name: field.of(parameters) for field in frozen}
-        named = unflatten_buffers(buffers, layout, module)
+        views = named_parameters(parameters, trained)
+        leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        fixed = named_parameters(parameters, frozen)
+        named = named_buffers(buffers, layout, module)
         with torch.enable_grad():
             losses = loss_of(leaves, fixed, named, x if nodes else channels_last(x), y)
             # No node's loss depends on another's parameters: the gradient of the sum is all of theirs. A
@@ -71,23 +71,3 @@ def channels_last(inputs: Tensor) -> Tensor:
     """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
     a CPU."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
-
-
-def unflatten_buffers(
-    flat: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
-) -> dict[str, Tensor]:
-    """Buffers by name, each in its own dtype, as new tensors that a forward pass may write."""
-    return {
-        field.name: field.of(flat).to(buffer.dtype, copy=True)
-        for field, buffer in zip(layout.buffers, module.buffers(), strict=True)
-    }
-
-
-def flatten_buffers(
-    named: dict[str, Tensor], before: Float[Tensor, "*nodes buffers"], layout: Layout
-) -> Float[Tensor, "*nodes buffers"]:
-    """The flat form of buffers that a forward pass has written."""
-    if not layout.buffers:
-        return before
-    values = [named[field.name].reshape(*before.shape[:-1], -1) for field in layout.buffers]
-    return torch.cat([value.to(before.dtype) for value in values], dim=-1)

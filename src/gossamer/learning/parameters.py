@@ -6,12 +6,12 @@ vector as whole numbers, so that a whole model is two float32 vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
@@ -99,50 +99,37 @@ def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
     return flatten(module, Layout.of(module))
 
 
-class FlatModule:
-    """A module whose parameters, and their gradients, are views of two flat vectors.
+def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:
+    """A module whose own initial values are never used: drawing them disturbs nobody's generator."""
+    with torch.random.fork_rng(devices=[]):
+        return make().to(device)
 
-    Args:
-        make: makes the module.
-        device: where it computes.
 
-    Attributes:
-        parameters: the parameter vector, float32 [P]; writing it changes the module.
-        gradient: the gradient vector, float32 [P]; ``loss.backward()`` adds to it.
-        frozen: the fields of parameters that don't require a gradient: no step moves them.
-    """
+def named_parameters(
+    v: Float[Tensor, "*nodes params"], fields: Iterable[Field]
+) -> dict[str, Float[Tensor, "..."]]:
+    """Fields of a vector, or of each row of a stack of vectors, by name: views."""
+    return {field.name: field.of(v) for field in fields}
 
-    def __init__(self, make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> None:
-        # Its own initial values are never used, so drawing them must not disturb anyone's generator.
-        with torch.random.fork_rng(devices=[]):
-            self.module = make().to(device)
-        self.layout = Layout.of(self.module)
-        self.parameters = torch.empty(self.layout.size, device=device)
-        self.gradient = torch.zeros(self.layout.size, device=device)
-        for field, parameter in zip(self.layout.parameters, self.module.parameters(), strict=True):
-            parameter.data = field.of(self.parameters)
-            if parameter.requires_grad:
-                parameter.grad = field.of(self.gradient)
-        self.frozen = tuple(
-            field
-            for field, parameter in zip(self.layout.parameters, self.module.parameters(), strict=True)
-            if not parameter.requires_grad
+
+def named_buffers(
+    v: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
+) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
+    """Buffers by name, each in its own dtype, as new tensors that a forward pass may write."""
+    named = {}
+    for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
+        value = field.of(v)
+        named[field.name] = (value if buffer.is_floating_point() else value.round()).to(
+            buffer.dtype, copy=True
         )
-        self._buffers = list(self.module.buffers())
+    return named
 
-    def load(self, model: Model) -> None:
-        """Copy a model in."""
-        self.parameters.copy_(model.parameters)
-        self._load_buffers(model.buffers)
 
-    def _load_buffers(self, flat: Tensor) -> None:
-        for field, buffer in zip(self.layout.buffers, self._buffers, strict=True):
-            value = field.of(flat)
-            buffer.copy_(value if buffer.is_floating_point() else value.round())
-
-    def buffers(self) -> Float[Tensor, " buffers"]:
-        """The module's buffers now, as a new vector [B]."""
-        flat = torch.empty(self.layout.buffer_size, device=self.parameters.device)
-        for field, buffer in zip(self.layout.buffers, self._buffers, strict=True):
-            field.of(flat).copy_(buffer)
-        return flat
+def flatten_buffers(
+    named: Mapping[str, Tensor], before: Float[Tensor, "*nodes buffers"], layout: Layout
+) -> Float[Tensor, "*nodes buffers"]:
+    """The flat form of buffers that a forward pass has written; ``before`` itself where there are none."""
+    if not layout.buffers:
+        return before
+    values = [named[field.name].reshape(*before.shape[:-1], -1) for field in layout.buffers]
+    return torch.cat([value.to(before.dtype) for value in values], dim=-1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gossamer.learning.capture import Captured, Function
 from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import Layout
+from gossamer.learning.parameters import Layout, bare_module
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
@@ -103,9 +103,7 @@ class Trainer(ABC):
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients))
 
     def _make_module(self) -> nn.Module:
-        # Its own initial values are never used, so drawing them must not disturb anyone's generator.
-        with torch.random.fork_rng(devices=[]):
-            return self.task.model().to(self._device).train()
+        return bare_module(self.task.model, self._device).train()
 
     def _make_gradients(self) -> Function:
         # A module of this thread's own.

@@ -1,0 +1,148 @@
+"""Recorded programs: the same bits as the function, and nothing recorded that can't be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.learning.capture import Captured, Function, record
+
+
+def captured(function: Function) -> tuple[Captured, list[int]]:
+    """The function captured, and a list that grows with every call that really goes through it."""
+    calls: list[int] = []
+
+    def counted(*arguments: Tensor) -> tuple[Tensor, ...]:
+        calls.append(1)
+        return function(*arguments)
+
+    return Captured(lambda: counted), calls
+
+
+def slope(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = F.huber_loss((torch.tanh(leaf) @ y).sum(0), y.sum(0), delta=0.5)
+        (gradient,) = torch.autograd.grad(loss, [leaf])
+    return loss.detach(), gradient
+
+
+@given(st.integers(1, 5), st.integers(0, 2**30))
+def test_a_program_has_the_bits_of_its_function(rows: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    run, calls = captured(slope)
+    for _ in range(5):
+        x, y = torch.randn(rows, 3, generator=draw), torch.randn(3, 2, generator=draw)
+        for got, expected in zip(run(x, y), slope(x, y), strict=True):
+            assert torch.equal(got, expected)
+    assert len(calls) == 2  # recorded twice, then only the program ran
+
+
+def test_each_shape_has_a_program() -> None:
+    run, calls = captured(slope)
+    for rows in (1, 2, 1, 2, 1, 2):
+        run(torch.ones(rows, 3), torch.ones(3, 2))
+    assert len(calls) == 4
+    assert len(run.programs) == 2
+
+
+def decides(x: Tensor) -> tuple[Tensor, ...]:
+    return (x * 2,) if x.sum() > 0 else (x * 3,)
+
+
+def draws(x: Tensor) -> tuple[Tensor, ...]:
+    return (F.dropout(x, 0.5),)
+
+
+def counts(x: Tensor) -> tuple[Tensor, ...]:
+    counts.calls = getattr(counts, "calls", 0) + 1  # type: ignore[attr-defined]
+    return (x * counts.calls,)  # type: ignore[attr-defined]
+
+
+def goes_through_numpy(x: Tensor) -> tuple[Tensor, ...]:
+    return (torch.from_numpy(x.numpy() * 2),)
+
+
+memory = torch.zeros(3)
+
+
+def remembers(x: Tensor) -> tuple[Tensor, ...]:
+    memory.view(-1).add_(1)
+    return (x + memory,)
+
+
+@pytest.mark.parametrize("function", [decides, draws, goes_through_numpy, remembers, counts])
+def test_what_is_no_pure_function_of_tensors_goes_on_through_python(function: Function) -> None:
+    run, calls = captured(function)
+    for number in range(6):
+        run(torch.full((3,), 1.0 - number % 2 * 3))
+    assert len(calls) == 6
+    assert run.programs == []
+
+
+def test_a_memory_of_its_own_is_written_once_a_call() -> None:
+    memory.zero_()
+    run, _ = captured(remembers)
+    for number in range(1, 5):
+        assert run(torch.zeros(3))[0].tolist() == [number] * 3
+
+
+def test_arguments_that_a_function_writes_are_written_once_a_call() -> None:
+    def add(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        x.add_(y)
+        return (x * 2,)
+
+    run, calls = captured(add)
+    x = torch.zeros(2)
+    for number in range(1, 6):
+        assert run(x, torch.ones(2))[0].tolist() == [2.0 * number] * 2
+    assert x.tolist() == [5.0, 5.0]
+    assert len(calls) == 2
+
+
+def test_a_tensor_that_is_not_an_argument_is_read_as_it_is_now() -> None:
+    scale = torch.ones(1)
+    run, calls = captured(lambda x: (x * scale,))
+    for number in range(5):
+        scale.fill_(number)
+        assert run(torch.full((2,), 3.0))[0].tolist() == [3.0 * number] * 2
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (torch.where(x > 0, x, float("-inf")),),
+        lambda x: (x / 0 * 0,),  # not a number, the same each time
+        lambda x: (F.pad(x[None, None], (1, 1), "reflect"), x.to(torch.float64)),
+        lambda x: (x[torch.tensor([0]).new_tensor([1, 0])] if False else x.flip(0),),
+        lambda x: tuple(x.split(1)),
+        lambda x: (F.gelu(x, approximate="tanh"), x.std(), x.max(0).values),
+    ],
+)
+def test_literals_of_every_kind_can_be_written_down(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    results, program = record(function, [torch.tensor([1.0, -2.0, 0.5])])
+    assert program is not None
+    again = program(torch.tensor([1.0, -2.0, 0.5]))
+    for one, other in zip(results, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_recording_does_not_load_the_compiler() -> None:
+    """Loading it takes a second, which is more than many a run."""
+    code = """
+import sys, torch
+from gossamer.learning.capture import record
+_, program = record(lambda x: (x * 2,), [torch.ones(2)])
+assert program is not None
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
