@@ -133,6 +133,22 @@ def test_where_nobody_has_weight_the_own_value_stays() -> None:
     assert got.tolist() == [1.0, 9.0, 3.0]
 
 
+@pytest.mark.parametrize("where", [1, torch.tensor([1])])
+@pytest.mark.parametrize("missing", ["own", "renormalize"])
+def test_weights_may_cancel(where: Any, missing: Any) -> None:
+    own = torch.tensor([1.0, 2.0, 3.0])
+    got = combine(own, {1: Part(torch.tensor([9.0]), where, 3)}, {1: -1.0}, self_weight=1.0, missing=missing)
+    assert got.tolist() == ([0.0, -7.0, 0.0] if missing == "own" else [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("missing", ["own", "renormalize"])
+def test_indices_outside_of_the_vector_are_refused(missing: Any) -> None:
+    for index in (3, -1):
+        part = Part(torch.tensor([9.0]), torch.tensor([index]), 3)
+        with pytest.raises(IndexError):
+            combine(torch.ones(3), {1: part}, {1: 0.5}, missing=missing)
+
+
 def test_both_halves_of_a_model_are_mixed() -> None:
     own = Model(torch.zeros(2), torch.ones(1))
     got = combine(own, {4: Model(torch.ones(2), torch.full((1,), 5.0))}, {4: 0.25, 5: 0.25})

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gossamer.learning import mixing_rows
 from gossamer.learning.mixing import Mix, combine
-from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.mixing_rows import Sum, mix_rows, mix_stacked
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 
@@ -43,10 +43,11 @@ def bits(vector: torch.Tensor) -> list[int]:
     return (vector + 0.0).view(torch.int32).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     length=st.integers(1, 3000),
     graph=graphs(),
+    kernel=st.sampled_from(["fastest", "_sparse", "_bags"]),
     gaps=st.lists(st.booleans(), max_size=12),
     seed=st.integers(0, 2**31),
     cache=st.sampled_from([1, 1 << 12, 1 << 20]),
@@ -55,6 +56,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     workers: Workers,
     length: int,
     graph: tuple[int, list[dict[int, float]]],
+    kernel: str,
     gaps: list[bool],
     seed: int,
     cache: int,
@@ -78,13 +80,20 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         assert terms is not None
         sums.append(Sum(*terms))
         expected.append(combine(held[rank], inbox, weights))
-    width = mixing_rows.CACHE_BYTES
-    mixing_rows.CACHE_BYTES = cache
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixing_rows, "CACHE_BYTES", cache)
+        if kernel != "fastest":
+            wanted = getattr(mixing_rows, kernel)
+            wide = rows.matrix.stride(0) >= 64
+            # Where this machine's kernel does not go in order it is not used.
+            assume(mixing_rows._in_order(wanted, wide))
+            patch.setattr(mixing_rows, "_kernel", lambda wide: wanted)
         got = mix_rows(rows, sums, workers)
-    finally:
-        mixing_rows.CACHE_BYTES = width
     assert got is not None
+    stacked = mix_stacked(sums)
+    assert stacked is not None
+    for one, other in zip(stacked, expected, strict=True):
+        torch.testing.assert_close(one, other)
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):
         assert bits(one) == bits(other)
@@ -101,3 +110,68 @@ def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) 
     got = mix_rows(rows, [Sum(*terms)], workers)
     assert got is not None
     assert bits(got[0]) == bits(combine(own, {2: other}, weights))
+
+
+def test_a_vector_that_comes_twice_counts_twice(workers: Workers) -> None:
+    rows = Rows(100)
+    own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
+    weights = {1: 0.1, 2: 0.3}
+    inbox = {1: other, 2: other}
+    terms = Mix(own, inbox, weights, None, "own", {}).terms()
+    assert terms is not None
+    got = mix_rows(rows, [Sum(*terms)], workers)
+    assert got is not None
+    assert bits(got[0]) == bits(combine(own, inbox, weights))
+
+
+def test_what_a_new_row_held_before_does_not_matter(workers: Workers) -> None:
+    rows = Rows(1024)  # no padding between rows
+    vectors = [rows.fresh().copy_(torch.randn(1024)) for _ in range(3)]
+    held = [rows.fresh().fill_(float("nan")) for _ in range(3)]
+    del held
+    sums = [Sum([vector], [2.0]) for vector in vectors]
+    got = mix_rows(rows, sums, workers)
+    assert got is not None
+    assert all(torch.equal(one, vector * 2) for one, vector in zip(got, vectors, strict=True))
+
+
+def test_a_kernel_in_another_order_is_found_out() -> None:
+    def backwards(terms: Any) -> Any:
+        sizes = terms.starts.diff().tolist()
+        turned = [torch.arange(size).flip(0) for size in sizes]
+        order = torch.cat([start + each for start, each in zip(terms.starts, turned, strict=False)])
+        numbers, weights = terms.numbers[order.numpy()], terms.weights[order]
+        return mixing_rows._bags(mixing_rows._Terms(numbers, weights, terms.starts))
+
+    assert not mixing_rows._in_order(backwards, wide=True)
+
+
+def test_results_of_one_stack_count_their_own_writes() -> None:
+    vectors = [torch.randn(5) for _ in range(2)]
+    got = mix_stacked([Sum(vectors, [0.5, 0.5]), Sum(vectors, [0.25, 0.75])])
+    assert got is not None
+    version = got[1]._version
+    got[0].zero_()
+    assert got[1]._version == version
+
+
+def test_unlike_vectors_are_not_stacked() -> None:
+    assert mix_stacked([Sum([torch.ones(2), torch.ones(3)], [0.5, 0.5])]) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: sums of vectors on a GPU")
+def test_sums_on_a_gpu_are_those_of_combine(workers: Workers) -> None:
+    rows = Rows(1000, "cuda")
+    vectors = [rows.fresh().normal_() for _ in range(8)]
+    sums, expected = [], []
+    for rank in range(8):
+        inbox = {other: vectors[other] for other in range(8) if other != rank}
+        mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own", {})
+        terms = mix.terms()
+        assert terms is not None
+        sums.append(Sum(*terms))
+        expected.append(mix.run(rows.vector))
+    got = mix_rows(rows, sums, workers)
+    assert got is not None
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,58 +1,174 @@
-"""Mixing many nodes at once: weighted sums of whole rows of the store, in column blocks that fit a core's cache.
+"""Mixing many nodes at once: weighted sums of whole vectors, each vector read from memory once.
 
 The sums are those of :func:`gossamer.learning.mixing.combine` to the bit: own value first, then in rank order,
-each a fused multiply-add.
+each a fused multiply-add. Which kernel does that is a matter of the machine: see :func:`_kernel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from gossamer.learning.rows import Rows, select
 from gossamer.learning.workers import Workers
 
-CACHE_BYTES = 1 << 20
-"""A block of all rows that are read takes about this much, so that each is read from memory once."""
+CACHE_BYTES = 16 << 20
+"""A block of columns of all rows that are read or written takes about this much: a core's share of the last cache,
+and long pieces of each row, since short ones are slow to fetch."""
+SHARE_BYTES = 4 << 20
+"""Less than this is not worth another thread."""
 _COLUMNS = 64
-"""Blocks are multiples of this many columns."""
+"""Blocks begin at multiples of this many columns and are no narrower: there the kernels are others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of whole rows [P]."""
+    """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of vectors [P]."""
 
     vectors: Sequence[Tensor]
     weights: Sequence[float]
 
 
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """The terms of all sums, one sum after the other: row numbers [t] and weights [t]; sum i has those from
+    ``starts[i]`` to ``starts[i + 1]``, starts [s + 1]."""
+
+    numbers: Int[np.ndarray, " t"]
+    weights: Float[Tensor, " t"]
+    starts: Int[Tensor, " s_plus_1"]
+
+    @staticmethod
+    def of(sums: Sequence[Sum], numbers: Int[np.ndarray, " t"]) -> _Terms:
+        starts = np.cumsum([0, *(len(each.vectors) for each in sums)])
+        weights = [weight for each in sums for weight in each.weights]
+        return _Terms(numbers, torch.tensor(weights, dtype=torch.float32), torch.from_numpy(starts))
+
+
+_Add = Callable[[Float[Tensor, "rows columns"], slice | Tensor], None]
+"""(columns of all rows, the rows that the sums go to): write the sums."""
+_Kernel = Callable[[_Terms], _Add]
+
+
 def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Tensor, " params"]] | None:
-    """The sums, as new rows; None if any vector is not a whole row. Each row that is read is read once."""
-    numbers = rows.numbers([vector for each in sums for vector in each.vectors])
-    if numbers is None:
+    """The sums, as new rows; None if they can't be had together: if any vector is not a whole row."""
+    vectors = [vector for each in sums for vector in each.vectors]
+    if vectors[0].device.type != "cpu":
+        return mix_stacked(sums)
+    numbers = rows.numbers(vectors)
+    # With the padding between rows: widths are multiples of 16 then.
+    columns = rows.matrix.stride(0)
+    kernel = _kernel(columns >= _COLUMNS)
+    if numbers is None or kernel is None:
         return None
+    add = kernel(_Terms.of(sums, numbers))
     results = [rows.fresh() for _ in sums]
-    read, terms = np.unique(numbers, return_inverse=True)
     written = rows.numbers(results)
     assert written is not None
-    source, target = select(read), select(written)
-    indices = torch.from_numpy(terms)
-    weights = torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
-    counts = torch.tensor([len(each.vectors) for each in sums])
-    offsets = counts.cumsum(0) - counts
-    width = max(1, CACHE_BYTES // (4 * len(read) * _COLUMNS)) * _COLUMNS
+    target = select(written)
+    pool = rows.matrix.as_strided((rows.rows, columns), (columns, 1))
 
-    def block(start: int) -> None:
-        columns = rows.matrix[:, start : start + width]
-        columns[target] = embedding_bag(
-            indices, columns[source].contiguous(), offsets, mode="sum", per_sample_weights=weights
-        )
-
-    workers.map(block, range(0, rows.length, width))
+    size = 4 * columns * (len(set(numbers.tolist())) + len(sums))
+    units = max(1, columns // _COLUMNS)
+    blocks = min(units, max(1, size // CACHE_BYTES, min(workers.count, size // SHARE_BYTES)))
+    edges = [units * block // blocks * _COLUMNS for block in range(blocks)] + [columns]
+    workers.map(lambda block: add(pool[:, edges[block] : edges[block + 1]], target), range(blocks))
     return results
+
+
+def mix_stacked(sums: Sequence[Sum]) -> list[Float[Tensor, " params"]] | None:
+    """The sums of vectors on any one device, by a few launches for all of them; None if the vectors are not alike."""
+    first = sums[0].vectors[0]
+    kind = (first.shape, first.dtype, first.device)
+    places: dict[tuple[int, ...], int] = {}
+    distinct: list[Tensor] = []
+    numbers: list[int] = []
+    for vector in (vector for each in sums for vector in each.vectors):
+        if (vector.shape, vector.dtype, vector.device) != kind or vector.dim() != 1:
+            return None
+        number = places.setdefault((vector.data_ptr(), *vector.stride()), len(distinct))
+        if number == len(distinct):
+            distinct.append(vector)
+        numbers.append(number)
+    terms = _Terms.of(sums, np.array(numbers))
+    mixed = embedding_bag(
+        torch.from_numpy(terms.numbers).to(first.device),
+        torch.stack(distinct),
+        terms.starts[:-1].to(first.device),
+        mode="sum",
+        per_sample_weights=terms.weights.to(first.device, first.dtype),
+    )
+    # (Views of one matrix would count each other's writes.)
+    return [vector.data for vector in mixed]
+
+
+@functools.cache
+def _kernel(wide: bool) -> _Kernel | None:
+    """The fastest kernel that goes in order by fused multiply-adds here, as ``combine`` does; None if none does."""
+    kernels: list[_Kernel] = [_sparse, _bags] if wide and torch._C.has_mkl else [_bags]
+    return next((kernel for kernel in kernels if _in_order(kernel, wide)), None)
+
+
+def _in_order(kernel: _Kernel, wide: bool) -> bool:
+    rng = np.random.default_rng(0)
+    sums = [
+        (rng.integers(0, 20, size=terms), rng.normal(size=terms))
+        for terms in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
+    ]
+    numbers = np.concatenate([numbers for numbers, _ in sums])
+    for columns in (64, 80, 128, 1040) if wide else (16, 48):
+        table = torch.from_numpy(rng.normal(size=(20 + len(sums), columns))).float()
+        expected = torch.empty(len(sums), columns)
+        for out, (which, weights) in zip(expected, sums, strict=True):
+            torch.mul(table[which[0]], weights[0], out=out)
+            for number, weight in zip(which[1:], weights[1:], strict=True):
+                out.add_(table[number], alpha=weight)
+        given = [Sum([table[number] for number in which], weights.tolist()) for which, weights in sums]
+        with warnings.catch_warnings():
+            # Once a process, that torch's sparse matrices may still change.
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+            kernel(_Terms.of(given, numbers))(table, slice(20, None))
+        if not torch.equal(table[20:], expected):
+            return False
+    return True
+
+
+def _sparse(terms: _Terms) -> _Add:
+    """By MKL's product of a sparse and a dense matrix, straight from rows to rows."""
+    sums = len(terms.starts) - 1
+    numbers = torch.from_numpy(terms.numbers.astype(np.int32))
+    starts = terms.starts.int()
+
+    def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
+        size = (sums, len(columns))
+        matrix = torch.sparse_csr_tensor(starts, numbers, terms.weights, size=size, check_invariants=False)
+        out = columns[target] if isinstance(target, slice) else columns.new_empty(sums, columns.shape[1])
+        torch.addmm(out, matrix, columns, beta=0, out=out)
+        if not isinstance(target, slice):
+            columns[target] = out
+
+    return add
+
+
+def _bags(terms: _Terms) -> _Add:
+    """By torch's own sums of embeddings, which want their table in one piece."""
+    read, indices = np.unique(terms.numbers, return_inverse=True)
+    source, places, offsets = select(read), torch.from_numpy(indices), terms.starts[:-1]
+
+    def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
+        # Pieces that fit a core's own cache.
+        width = max(1, (1 << 20) // (4 * len(read) * _COLUMNS)) * _COLUMNS
+        for piece in torch.split(columns, width, dim=1):
+            piece[target] = embedding_bag(
+                places, piece[source].contiguous(), offsets, mode="sum", per_sample_weights=terms.weights
+            )
+
+    return add

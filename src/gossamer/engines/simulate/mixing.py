@@ -14,8 +14,8 @@ from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 
-LEAST_BATCH = 4
-"""Mixing steps of one instant from which on they are done together; the bits are the same."""
+LEAST_TERMS = 24
+"""Terms of one instant's sums from which on they are done together; the bits are the same."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,12 +77,13 @@ class Mixing:
             else:
                 ready.append((request, mix, None if terms is None else Sum(*terms)))
         sums = [total for _, _, total in ready if total is not None]
-        # As a rule all nodes mix whole models; few of them are not worth a batch.
-        together = len(sums) == len(ready) >= LEAST_BATCH
+        together = sum(len(total.vectors) for total in sums) >= LEAST_TERMS
         mixed = mix_rows(self._rows, sums, self._workers) if together else None
-        for number, (request, mix, _) in enumerate(ready):
+        results = iter(mixed or ())
+        for request, mix, total in ready:
             try:
-                result = mix.run(self._rows.vector) if mixed is None else mixed[number]
+                alone = mixed is None or total is None
+                result = mix.run(self._rows.vector) if alone else next(results)
                 request.future.set_result(request.commit(result))
             except Exception as error:  # noqa: BLE001 - as above
                 request.future.set_exception(error)
