@@ -199,7 +199,8 @@ def mixing(only: str) -> Iterator[Row]:
     torch.set_num_threads(cores())
     copying = [timed(lambda: target.copy_(source)) for _ in range(6)][1:]
     torch.set_num_threads(1)
-    adding = [timed(lambda: mix_rows(rows, sums, workers)) for _ in range(6)][1:]
+    results = [rows.fresh() for _ in range(nodes)]
+    adding = [timed(lambda: mix_rows(rows, sums, workers, results)) for _ in range(6)][1:]
     workers.close()
     yield {
         "row": name,

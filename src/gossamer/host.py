@@ -56,9 +56,12 @@ class Host(Protocol):
         """Run a computation; gives what its ``commit`` returned. Cancelling the await cancels the
         computation."""
 
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
-        ``commit`` returned."""
+        ``commit`` returned. Unless it is to be read at once, the result may be written as late as :meth:`settle`."""
+
+    def settle(self) -> None:
+        """Parameters are about to be read: write those that are not written yet."""
 
     def finished(self, rounds: int) -> bool:
         """Whether a node that has completed this many rounds is at its end."""

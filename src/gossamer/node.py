@@ -122,17 +122,22 @@ class Node:
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way
         to write."""
+        self._host.settle()
+        return self._snapshot()
+
+    @parameters.setter
+    def parameters(self, v: Float[Tensor, " params"]) -> None:
+        self._check_vector(v, "parameters", self._setup.layout.size)
+        self._set_parameters(self._host.store(v))
+
+    def _snapshot(self) -> Float[Tensor, " params"]:
+        """The parameters, for who does not read them now: their values may not be written yet."""
         if self._parameters._version != self._version:
             raise RuntimeError(
                 f"node {self.rank}: its parameters were modified in place; snapshots are immutable: compute a"
                 " new vector and assign it (node.parameters = v)"
             )
         return self._parameters
-
-    @parameters.setter
-    def parameters(self, v: Float[Tensor, " params"]) -> None:
-        self._check_vector(v, "parameters", self._setup.layout.size)
-        self._set_parameters(self._host.store(v))
 
     def _set_parameters(self, stored: Tensor) -> None:
         self._parameters, self._version = stored, stored._version
@@ -189,7 +194,7 @@ class Node:
         Returns:
             The mean training loss over the steps.
         """
-        start, first = self.model, self.step
+        start, first = Model(self._snapshot(), self.buffers), self.step
         self.step += steps
         batches = [self._batches.batch(first + k) for k in range(steps)]
         reset, lr = self._take_reset(), self.lr
@@ -270,7 +275,7 @@ class Node:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`."""
         mix = Mix(own, inbox, weights, self_weight, missing, self._index_sets)
-        return await self._host.mix(lambda: mix, lambda mixed: mixed)
+        return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
 
     async def mix(
         self,
@@ -288,7 +293,7 @@ class Node:
         whole = any(isinstance(payload, Model) for payload in inbox.values())
 
         def prepare() -> Mix:
-            own = self.model if whole else self.parameters
+            own = self.model if whole else self._snapshot()
             return Mix(own, inbox, weights, self_weight, missing, self._index_sets)
 
         def commit(mixed: Any) -> None:
@@ -297,7 +302,7 @@ class Node:
                 mixed = mixed.parameters
             self._set_parameters(mixed)
 
-        await self._host.mix(prepare, commit)
+        await self._host.mix(prepare, commit, read=False)
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
@@ -341,11 +346,12 @@ class Node:
         writes, buffer_writes = self._writes, self._buffer_writes
 
         def commit(result: TrainResult) -> float:
-            new, current = result.model, self.parameters  # which is refused if it was modified in place
+            new = result.model
+            self._snapshot()  # which is refused if it was modified in place
             if self._writes == writes:
                 self._set_parameters(new.parameters)
             else:
-                self.parameters = current + (new.parameters - start.parameters)
+                self.parameters = self.parameters + (new.parameters - start.parameters)
             if self._buffer_writes == buffer_writes:
                 self._set_buffers(new.buffers)
             else:

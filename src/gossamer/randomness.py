@@ -7,8 +7,10 @@ the order of events or on the engine.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 SHARED = -1
 """The rank of draws that are the same on all nodes."""
@@ -29,7 +31,18 @@ def generator(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> np
         rank: the node that draws, or :data:`SHARED`.
         counters: what tells repeated draws apart, e.g. the round.
     """
-    return np.random.Generator(np.random.Philox(key=key(seed, purpose, rank, *counters)))
+    seeds: Any = _Key(key(seed, purpose, rank, *counters))  # an ISeedSequence, which NumPy's types leave out
+    return np.random.Generator(np.random.Philox(seeds))
+
+
+class _Key(ISeedSequence):
+    """Philox's key as it is: ``Philox(key=...)`` is the same generator, but asks the system for entropy first."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.array([self._bits & (2**64 - 1), self._bits >> 64], dtype=np.uint64)
 
 
 def torch_seed(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> int:

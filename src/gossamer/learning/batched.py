@@ -81,14 +81,18 @@ class BatchedTrainer(Trainer):
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         results, parameters = self.rows.block(len(jobs))
-        self.rows.stack([job.start.parameters for job in jobs], out=parameters)
+        start = self.rows.stack([job.start.parameters for job in jobs])
         buffers = torch.stack([job.start.buffers for job in jobs])
         state = {name: torch.stack([job.state[name] for job in jobs]) for name in jobs[0].state}
         losses = torch.zeros(len(jobs), device=parameters.device)
         steps = len(jobs[0].batches)
+        if steps == 0:
+            parameters.copy_(start)
         for step in range(steps):
             batches = torch.stack([job.batches[step] for job in jobs])
-            loss, buffers, *gradients = self._gradients(parameters, buffers, batches)
+            loss, buffers, *gradients = self._gradients(parameters if step else start, buffers, batches)
+            if step == 0:
+                parameters.copy_(start)  # which is in the cache by now
             self._optimize(parameters, gradients, state, jobs[0].lr)
             losses += loss
         empty = buffers[0] if buffers.shape[1] == 0 else None

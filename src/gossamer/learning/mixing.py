@@ -46,16 +46,16 @@ class Mix:
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """Vectors and their weights in the order of the sum, where all are whole vectors; else None."""
-        if self.missing != "own" or not all(
-            isinstance(item, Tensor) for item in (self.own, *self.inbox.values())
-        ):
+        if self.missing != "own" or type(self.own) is not Tensor:
             return None
-        ranks = sorted(self.inbox)
-        weights = [
-            _own_weight(self.inbox, self.weights, self.self_weight),
-            *(self.weights[rank] for rank in ranks),
-        ]
-        return [self.own, *(self.inbox[rank] for rank in ranks)], weights
+        inbox, vectors = self.inbox, [self.own]
+        ranks = sorted(inbox)
+        for rank in ranks:
+            if type(inbox[rank]) is not Tensor:
+                return None
+            vectors.append(inbox[rank])
+        own = _own_weight(inbox, self.weights, self.self_weight)
+        return vectors, [own, *[self.weights[rank] for rank in ranks]]
 
 
 def combine(
@@ -122,7 +122,7 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
             f"combine: no weight for ranks {sorted(inbox.keys() - weights.keys())}; weights are given for"
             f" {sorted(weights)}"
         )
-    return 1.0 - sum(weights[rank] for rank in sorted(weights)) if given is None else given
+    return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
 
 
 def _own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:

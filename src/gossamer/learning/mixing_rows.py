@@ -29,7 +29,7 @@ _COLUMNS = 64
 """Blocks begin at multiples of this many columns and are no narrower: there the kernels are others."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Sum:
     """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of vectors [P]."""
 
@@ -58,19 +58,28 @@ _Add = Callable[[Float[Tensor, "rows columns"], slice | Tensor], None]
 _Kernel = Callable[[_Terms], _Add]
 
 
-def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Tensor, " params"]] | None:
-    """The sums, as new rows; None if they can't be had together: if any vector is not a whole row."""
+def mix_rows(
+    rows: Rows, sums: Sequence[Sum], workers: Workers, results: Sequence[Float[Tensor, " params"]]
+) -> bool:
+    """Write sums of whole rows into new rows, whose version counters stay as they are.
+
+    Returns:
+        Whether that could be done: False if any vector is no whole row, or no kernel here has the bits of ``combine``.
+    """
     vectors = [vector for each in sums for vector in each.vectors]
     if vectors[0].device.type != "cpu":
-        return mix_stacked(sums)
+        mixed = mix_stacked(sums)
+        if mixed is None:
+            return False
+        torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
+        return True
     numbers = rows.numbers(vectors)
     # With the padding between rows: widths are multiples of 16 then.
     columns = rows.matrix.stride(0)
     kernel = _kernel(columns >= _COLUMNS)
     if numbers is None or kernel is None:
-        return None
+        return False
     add = kernel(_Terms.of(sums, numbers))
-    results = [rows.fresh() for _ in sums]
     written = rows.numbers(results)
     assert written is not None
     target = select(written)
@@ -81,10 +90,10 @@ def mix_rows(rows: Rows, sums: Sequence[Sum], workers: Workers) -> list[Float[Te
     blocks = min(units, max(1, size // CACHE_BYTES, min(workers.count, size // SHARE_BYTES)))
     edges = [units * block // blocks * _COLUMNS for block in range(blocks)] + [columns]
     workers.map(lambda block: add(pool[:, edges[block] : edges[block + 1]], target), range(blocks))
-    return results
+    return True
 
 
-def mix_stacked(sums: Sequence[Sum]) -> list[Float[Tensor, " params"]] | None:
+def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
     """The sums of vectors on any one device, by a few launches for all of them; None if the vectors are not alike."""
     first = sums[0].vectors[0]
     kind = (first.shape, first.dtype, first.device)
@@ -99,15 +108,13 @@ def mix_stacked(sums: Sequence[Sum]) -> list[Float[Tensor, " params"]] | None:
             distinct.append(vector)
         numbers.append(number)
     terms = _Terms.of(sums, np.array(numbers))
-    mixed = embedding_bag(
+    return embedding_bag(
         torch.from_numpy(terms.numbers).to(first.device),
         torch.stack(distinct),
         terms.starts[:-1].to(first.device),
         mode="sum",
         per_sample_weights=terms.weights.to(first.device, first.dtype),
     )
-    # (Views of one matrix would count each other's writes.)
-    return [vector.data for vector in mixed]
 
 
 @functools.cache

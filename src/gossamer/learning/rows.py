@@ -110,7 +110,7 @@ class Rows:
         if np.array_equal(numbers, np.arange(first, first + count)):
             # A tensor of its own, since slices of the matrix would count each other's writes.
             return rows, torch.from_numpy(self._array[first : first + count, : self.length])
-        return rows, torch.empty(count, self.length)
+        return rows, self._beside(count)
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
         """The rows of a :meth:`block` once its matrix is written."""
@@ -120,18 +120,16 @@ class Rows:
             row.copy_(values)
         return rows
 
-    def stack(
-        self, vectors: Sequence[Float[Tensor, " length"]], out: Float[Tensor, "count length"] | None = None
-    ) -> Float[Tensor, "count length"]:
-        """Vectors as the rows of a new matrix, or of ``out``."""
+    def stack(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
+        """Vectors as the rows of a matrix, which is only to be read: it is no copy where they lie together."""
         numbers = self.numbers(vectors)
-        if out is None:
-            out = torch.empty(len(vectors), self.length, device=self._device)
-        if numbers is None:
-            for row, vector in zip(out, vectors, strict=True):
-                row.copy_(vector)
-            return out
-        return out.copy_(self.matrix[select(numbers)])
+        if numbers is not None and isinstance(which := select(numbers), slice):
+            return self.matrix[which]
+        return torch.stack(list(vectors), out=self._beside(len(vectors)))
+
+    def _beside(self, count: int) -> Float[Tensor, "count length"]:
+        """A matrix beside the store whose rows are as far apart."""
+        return torch.empty(count, self._stride, device=self._device)[:, : self.length]
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
@@ -153,15 +151,23 @@ class Rows:
         """The numbers of whole rows; None if any of the tensors is none."""
         if self._device.type != "cpu":
             return None
-        shape, dtype = (self.length,), torch.float32
-        for tensor in tensors:
-            # (One value, repeated from the beginning of a row on, has the shape of a row too.)
-            if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
-                return None
-        addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-        numbers, rest = np.divmod(addresses - self._base, self._stride * 4)
-        whole = (rest == 0) & (numbers >= 0) & (numbers < self.rows)
-        return numbers if whole.all() else None
+        known: dict[int, int] = {}  # by id: many nodes mix the same vector
+        numbers = np.empty(len(tensors), dtype=np.int64)
+        for place, tensor in enumerate(tensors):
+            number = known.get(id(tensor))
+            if number is None:
+                number = self.number(tensor)
+                if number is None:
+                    return None
+                known[id(tensor)] = number
+            numbers[place] = number
+        return numbers
+
+    def is_row(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a whole row (or, off the CPU, could be one)."""
+        if self._device.type == "cpu":
+            return self.number(tensor) is not None
+        return tensor.shape == (self.length,) and tensor.device.type == self._device.type
 
 
 def select(numbers: Int[np.ndarray, " n"]) -> slice | Tensor:

@@ -290,11 +290,14 @@ class _Worker:
             trim()
         return result
 
-    async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Any:
+    async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Any:
         # What was spawned before gets its turn first, as in the simulator, where mixing comes last of an
         # instant.
         await asyncio.sleep(0)
         return commit(prepare().run(self.fresh))
+
+    def settle(self) -> None:
+        """Nothing is put off here."""
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds

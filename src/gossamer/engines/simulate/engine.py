@@ -74,8 +74,11 @@ class _Host:
     def compute(self, computation: Computation) -> Awaitable[Any]:
         return self._engine.compute.submit(computation)
 
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
-        return self._engine.mixing.submit(self._rank, prepare, commit)
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+        return self._engine.mixing.submit(self._rank, prepare, commit, read=read)
+
+    def settle(self) -> None:
+        self._engine.mixing.settle()
 
     def finished(self, rounds: int) -> bool:
         last = self._engine.setup.experiment.stop.rounds
@@ -283,6 +286,7 @@ class Simulation:
         return float(profile.seconds(seed, computation.rank, computation.first_step, computation.work))
 
     def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
+        self.mixing.settle()
         with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
             if self._to_choose and kind in (Kind.TRAIN, Kind.GRADIENT):
                 self._to_choose = False

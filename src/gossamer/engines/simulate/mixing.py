@@ -1,4 +1,9 @@
-"""Mixing steps of all nodes, when everything else of an instant is done: one batch."""
+"""Mixing steps of all nodes, when everything else of an instant is done.
+
+The sum of whole vectors is *owed*: the node gets its row at once, but the row is written when somebody is about to
+read parameters: an algorithm, a computation, a record. Until then what many nodes mix gathers, at one instant or at many,
+and is computed together. Nobody can tell: what is mixed is immutable.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from gossamer.engines.profile import Profile
 from gossamer.engines.simulate.clock import Clock
@@ -15,7 +22,9 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 
 LEAST_TERMS = 24
-"""Terms of one instant's sums from which on they are done together; the bits are the same."""
+"""Terms of all owed sums from which on they are computed together; the bits are the same."""
+MOST_OWED = 256
+"""Owed sums beyond which they are computed at the end of the instant: they hold the rows that they read."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +32,15 @@ class _Request:
     rank: int
     prepare: Callable[[], Mix]
     commit: Callable[[Any], Any]
+    read: bool
     future: asyncio.Future[Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Owed:
+    mix: Mix
+    sum: Sum
+    row: Tensor
 
 
 class Mixing:
@@ -40,50 +57,75 @@ class Mixing:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
         self._requests: list[_Request] = []
+        self._owed: list[_Owed] = []
+        self._unwritten: set[int] = set()  # ids of rows that are owed
+        self._whole: dict[int, bool] = {}  # by id, whether a vector that the owed sums hold is a whole row
 
-    def submit(self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any]) -> Awaitable[Any]:
-        """Queue a node's step; gives what ``commit`` returns."""
+    def submit(
+        self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
+    ) -> Awaitable[Any]:
+        """Queue a node's step; gives what ``commit`` returns.
+
+        Args:
+            rank: the node.
+            prepare: gives what is mixed.
+            commit: takes the result.
+            read: whether the result is read as soon as it is committed; else :meth:`settle` comes before.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._requests:
             self._clock.when_quiet(-1, self._flush)
-        self._requests.append(_Request(rank, prepare, commit, future))
+        self._requests.append(_Request(rank, prepare, commit, read, future))
         return future
+
+    def settle(self) -> None:
+        """Compute what is owed."""
+        if not self._owed:
+            return
+        owed, self._owed = self._owed, []
+        self._unwritten.clear()
+        self._whole.clear()
+        with self._profile.part("mix"):
+            sums, rows = [each.sum for each in owed], [each.row for each in owed]
+            together = sum(len(each.vectors) for each in sums) >= LEAST_TERMS
+            if not (together and mix_rows(self._rows, sums, self._workers, rows)):
+                for each in owed:
+                    # (Writes by way of .data don't count as the modification of a snapshot.)
+                    each.mix.run(lambda _, row=each.row: row.data)  # type: ignore[misc]
 
     def _flush(self) -> None:
         requests, self._requests = self._requests, []
         requests.sort(key=lambda request: request.rank)
-        while requests:
-            # A node's second step reads what its first one wrote.
-            ranks: set[int] = set()
-            now: list[_Request] = []
-            later: list[_Request] = []
+        with self._profile.part("mix"):
             for request in requests:
-                (later if request.rank in ranks else now).append(request)
-                ranks.add(request.rank)
-            with self._profile.part("mix"):
-                self._run(now)
-            requests = later
+                if not request.future.done():  # cancelled
+                    self._run(request)
+        if len(self._owed) > MOST_OWED or any(request.read for request in requests):
+            self.settle()
 
-    def _run(self, requests: list[_Request]) -> None:
-        ready: list[tuple[_Request, Mix, Sum | None]] = []
-        for request in requests:
-            if request.future.done():  # cancelled
-                continue
-            try:
-                mix = request.prepare()
-                terms = mix.terms()
-            except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
-                request.future.set_exception(error)
-            else:
-                ready.append((request, mix, None if terms is None else Sum(*terms)))
-        sums = [total for _, _, total in ready if total is not None]
-        together = sum(len(total.vectors) for total in sums) >= LEAST_TERMS
-        mixed = mix_rows(self._rows, sums, self._workers) if together else None
-        results = iter(mixed or ())
-        for request, mix, total in ready:
-            try:
-                alone = mixed is None or total is None
-                result = mix.run(self._rows.vector) if alone else next(results)
-                request.future.set_result(request.commit(result))
-            except Exception as error:  # noqa: BLE001 - as above
-                request.future.set_exception(error)
+    def _run(self, request: _Request) -> None:
+        try:
+            mix = request.prepare()
+            if id(mix.own) in self._unwritten:
+                self.settle()
+            row = self._owe(mix)
+            request.future.set_result(request.commit(mix.run(self._rows.vector) if row is None else row))
+        except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
+            request.future.set_exception(error)
+
+    def _owe(self, mix: Mix) -> Tensor | None:
+        terms = mix.terms()
+        if terms is None:
+            return None
+        whole = self._whole
+        for vector in terms[0]:
+            known = whole.get(id(vector))
+            if known is None:
+                known = whole[id(vector)] = self._rows.is_row(vector)
+            if not known:
+                del whole[id(vector)]  # nobody holds it
+                return None
+        row = self._rows.fresh()
+        self._owed.append(_Owed(mix, Sum(*terms), row))
+        self._unwritten.add(id(row))
+        return row
