@@ -109,21 +109,21 @@ def training(only: str) -> Iterator[Row]:
             synthetic("gn-lenet", 3, 32, 6400),
             64,
             8,
-            10,
+            20,
             False,
             cores(),
         ),
-        ("MLP 784-100-10, 256 nodes, batch 16", synthetic("mlp", 1, 28, 25600), 256, 16, 10, True, cores()),
+        ("MLP 784-100-10, 256 nodes, batch 16", synthetic("mlp", 1, 28, 25600), 256, 16, 30, True, cores()),
         (
             "logistic 784-10, 4096 nodes, batch 8",
             synthetic("logistic", 1, 28, 65536),
             4096,
             8,
-            3,
+            8,
             True,
             cores(),
         ),
-        ("LeNet-5 28x28, 100 nodes, batch 16", synthetic("lenet5", 1, 28, 12800), 100, 16, 10, True, 1),
+        ("LeNet-5 28x28, 100 nodes, batch 16", synthetic("lenet5", 1, 28, 12800), 100, 16, 20, True, 1),
     ]
     for name, task, nodes, batch, rounds, mixes, threads in cases:
         if only in name:
@@ -137,7 +137,7 @@ def asynchronous(only: str) -> Iterator[Row]:
     name = "asynchronous gossip, MLP, 256 nodes"
     if only not in name:
         return
-    task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 10
+    task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 30
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.3}
     free = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
     bound = experiment(task, nodes, 16, rounds)

@@ -104,4 +104,10 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None
     compact(folder)
     status: Status = {"failed": "failed", "stopped": "stopped"}.get(outcome.reason, "done")  # type: ignore[assignment]
     error = None if outcome.failure is None else str(outcome.failure)
-    folder.write_status(status, error=error, wall_s=outcome.wall_s, profile=outcome.profile)
+    folder.write_status(
+        status,
+        error=error,
+        wall_s=outcome.wall_s,
+        profile=outcome.profile,
+        peak_vectors=outcome.peak_vectors,
+    )

@@ -297,6 +297,9 @@ def _print_profile(done: Run) -> None:
         parts["events"] = wall_s - sum(parts.values())
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
         typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
+    if done.peak_vectors is not None:
+        share = done.peak_vectors / done.nodes
+        typer.echo(f"{'vectors at the peak':20} {done.peak_vectors} ({share:.1f} a node)")
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
     typer.echo(f"{'peak memory':20} {peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")

@@ -60,8 +60,8 @@ class Host(Protocol):
         """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
         ``commit`` returned. Unless it is to be read at once, the result may be written as late as :meth:`settle`."""
 
-    def settle(self) -> None:
-        """Parameters are about to be read: write those that are not written yet."""
+    def settle(self, vector: Tensor) -> None:
+        """A vector is about to be read: write it, if it is not written yet."""
 
     def finished(self, rounds: int) -> bool:
         """Whether a node that has completed this many rounds is at its end."""

@@ -122,7 +122,7 @@ class Node:
     def parameters(self) -> Float[Tensor, " params"]:
         """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way
         to write."""
-        self._host.settle()
+        self._host.settle(self._parameters)
         return self._snapshot()
 
     @parameters.setter

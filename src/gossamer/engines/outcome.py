@@ -26,6 +26,7 @@ class Outcome:
         trainer: which trainer computed.
         profile: where the real time went, seconds by part ("train", "mix", "evaluate", "record"); what is left of
             ``wall_s`` are events. Empty where it is not measured.
+        peak_vectors: the most parameter vectors that were alive at once; None where they are not counted.
     """
 
     reason: str
@@ -36,6 +37,7 @@ class Outcome:
     failure: RunFailed | None
     trainer: str
     profile: Mapping[str, float] = field(default_factory=dict)
+    peak_vectors: int | None = None
 
 
 def describe_waits(waits: Mapping[int, list[str]]) -> str:

@@ -73,17 +73,18 @@ class BatchedTrainer(Trainer):
         return results
 
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
-        results, flat = self.rows.block(len(jobs))
-        parameters = self.rows.stack([job.at.parameters for job in jobs])
-        buffers = torch.stack([job.at.buffers for job in jobs])
+        results, flat = self._block(len(jobs))
+        parameters = self._stack([job.at.parameters for job in jobs])
+        buffers = self._stack([job.at.buffers for job in jobs])
         _, _, *gradients = self._gradients(parameters, buffers, torch.stack([job.batch for job in jobs]))
         return self.rows.filled(results, self._flatten(gradients, flat))
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        results, parameters = self.rows.block(len(jobs))
-        start = self.rows.stack([job.start.parameters for job in jobs])
-        buffers = torch.stack([job.start.buffers for job in jobs])
-        state = {name: torch.stack([job.state[name] for job in jobs]) for name in jobs[0].state}
+        results, parameters = self._block(len(jobs))
+        start = self._stack([job.start.parameters for job in jobs])
+        buffers = self._stack([job.start.buffers for job in jobs])
+        states = {name: self._writable([job.state[name] for job in jobs]) for name in jobs[0].state}
+        state = {name: matrix for name, (_, matrix) in states.items()}
         losses = torch.zeros(len(jobs), device=parameters.device)
         steps = len(jobs[0].batches)
         if steps == 0:
@@ -95,17 +96,38 @@ class BatchedTrainer(Trainer):
                 parameters.copy_(start)  # which is in the cache by now
             self._optimize(parameters, gradients, state, jobs[0].lr)
             losses += loss
-        empty = buffers[0] if buffers.shape[1] == 0 else None
+        ended = {name: self.rows.filled(rows, matrix) for name, (rows, matrix) in states.items()}
+        empty = jobs[0].start.buffers if buffers.shape[1] == 0 else None
         return [
             TrainResult(
-                Model(row, buffers[number].clone() if empty is None else empty),
-                {name: value[number].clone() for name, value in state.items()},
+                Model(row, buffers[number].to(row.device, copy=True) if empty is None else empty),
+                {name: rows[number] for name, rows in ended.items()},
                 loss / max(steps, 1),
             )
             for number, (row, loss) in enumerate(
                 zip(self.rows.filled(results, parameters), losses.tolist(), strict=True)
             )
         ]
+
+    def _block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "nodes params"]]:
+        """New rows, and what to fill them by, where this trainer computes."""
+        rows, matrix = self.rows.block(count)
+        return rows, matrix if matrix.device.type == self._kind else torch.empty_like(
+            matrix, device=self._device
+        )
+
+    def _stack(self, vectors: Sequence[Tensor]) -> Float[Tensor, "nodes values"]:
+        """Vectors, to be read where this trainer computes."""
+        stack = self.rows.stack if len(vectors[0]) == self.rows.length else torch.stack
+        return stack(list(vectors)).to(self._device)
+
+    def _writable(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Float[Tensor, "nodes values"]]:
+        """Optimizer state: new rows (or, of counters, new vectors) with these values, and the matrix to step them by."""
+        stacked = self._stack(vectors)
+        if stacked.shape[1] == self.rows.length:
+            rows, matrix = self._block(len(vectors))
+            return rows, matrix.copy_(stacked)
+        return [torch.empty_like(vector) for vector in vectors], stacked
 
 
 def can_batch(module: nn.Module) -> bool:

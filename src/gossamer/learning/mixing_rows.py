@@ -25,6 +25,8 @@ CACHE_BYTES = 16 << 20
 and long pieces of each row, since short ones are slow to fetch."""
 SHARE_BYTES = 4 << 20
 """Less than this is not worth another thread."""
+SHORT_RUN = 8
+"""Sums for which it is not worth to write them by a product of their own."""
 _COLUMNS = 64
 """Blocks begin at multiples of this many columns and are no narrower: there the kernels are others."""
 
@@ -79,18 +81,37 @@ def mix_rows(
     kernel = _kernel(columns >= _COLUMNS)
     if numbers is None or kernel is None:
         return False
-    add = kernel(_Terms.of(sums, numbers))
     written = rows.numbers(results)
     assert written is not None
-    target = select(written)
+    firsts = np.cumsum([0, *(len(each.vectors) for each in sums)])
+    runs = [
+        (
+            kernel(_Terms.of(sums[start:stop], numbers[firsts[start] : firsts[stop]])),
+            select(written[start:stop]),
+        )
+        for start, stop in _runs(written)
+    ]
     pool = rows.matrix.as_strided((rows.rows, columns), (columns, 1))
 
     size = 4 * columns * (len(set(numbers.tolist())) + len(sums))
     units = max(1, columns // _COLUMNS)
     blocks = min(units, max(1, size // CACHE_BYTES, min(workers.count, size // SHARE_BYTES)))
     edges = [units * block // blocks * _COLUMNS for block in range(blocks)] + [columns]
-    workers.map(lambda block: add(pool[:, edges[block] : edges[block + 1]], target), range(blocks))
+
+    def block(number: int) -> None:
+        for add, target in runs:
+            add(pool[:, edges[number] : edges[number + 1]], target)
+
+    workers.map(block, range(blocks))
     return True
+
+
+def _runs(written: Int[np.ndarray, " s"]) -> list[tuple[int, int]]:
+    """Ranges of sums whose rows lie together; all sums are one range if such ranges are short."""
+    ends = [*(np.flatnonzero(np.diff(written) != 1) + 1).tolist(), len(written)]
+    if len(ends) * SHORT_RUN > len(written):
+        return [(0, len(written))]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:

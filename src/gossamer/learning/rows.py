@@ -29,6 +29,9 @@ ALIGNMENT = 64
 """Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its
 own."""
 
+SPREAD = 1.5
+"""The store may be so many times as large as what is in use, for the sake of rows that lie together."""
+
 _RESERVED = 4
 """Address space, as a multiple of the machine's memory; less where that much is refused."""
 
@@ -69,17 +72,28 @@ class Rows:
         if self._device.type != "cpu":
             return torch.empty(self.length, device=self._device)
         with self._lock:
-            while self._ended:
-                index = self._ended.popleft()
-                del self._live[index]
-                heapq.heappush(self._free, index)
-            if self._free:
-                index = heapq.heappop(self._free)
-            else:
-                index = self.rows
-                if index == len(self._array):
-                    raise MemoryError(f"the store is full: {index} vectors of {self.length} values")
-                self.rows += 1
+            self._collect()
+            return self._row(heapq.heappop(self._free) if self._free else self._grow(1))
+
+    @property
+    def taken(self) -> int:
+        """Rows that are in use now."""
+        return len(self._live) - len(self._ended)
+
+    def _collect(self) -> None:
+        while self._ended:
+            index = self._ended.popleft()
+            del self._live[index]
+            heapq.heappush(self._free, index)
+
+    def _grow(self, count: int) -> int:
+        first = self.rows
+        if first + count > len(self._array):
+            raise MemoryError(f"the store is full: {first} vectors of {self.length} values")
+        self.rows += count
+        return first
+
+    def _row(self, index: int) -> Float[Tensor, " length"]:
         # A view object of its own, whose end is the end of everything that shares the storage.
         view = self._array[index, : self.length]
         life = self._live[index] = _Life(view, _end)
@@ -98,22 +112,43 @@ class Rows:
         return self.fresh().copy_(vector.detach())
 
     def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
-        """New rows, and one writable matrix to fill them by: over the rows themselves where they lie together, else
-        beside them. See :meth:`filled`."""
+        """New rows, and one writable matrix to fill them by: over the rows themselves where they lie together, as they
+        do if there is room for that, else beside them. See :meth:`filled`."""
         if self._device.type != "cpu":
             matrix = torch.empty(count, self.length, device=self._device)
-            return list(matrix.unbind()), matrix
-        rows = [self.fresh() for _ in range(count)]
-        numbers = self.numbers(rows)
-        assert numbers is not None
-        first = int(numbers[0])
-        if np.array_equal(numbers, np.arange(first, first + count)):
-            # A tensor of its own, since slices of the matrix would count each other's writes.
-            return rows, torch.from_numpy(self._array[first : first + count, : self.length])
-        return rows, self._beside(count)
+            # (The rows as they come would count each other's writes.)
+            return [row.data for row in matrix.unbind()], matrix
+        with self._lock:
+            self._collect()
+            numbers = self._together(count)
+            rows = [self._row(index) for index in numbers]
+        first = numbers[0]
+        if numbers[-1] - first != count - 1:
+            return rows, self._beside(count)
+        # A tensor of its own, since slices of the matrix would count each other's writes.
+        return rows, torch.from_numpy(self._array[first : first + count, : self.length])
+
+    def _together(self, count: int) -> list[int]:
+        """Numbers of free rows, ascending: the lowest ones if these lie together, else the first ones that do, else new
+        ones while the store is not much larger than what is in use, else the lowest ones."""
+        lowest = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
+        if len(lowest) == count and lowest[-1] - lowest[0] == count - 1:
+            return lowest
+        free = np.sort(np.array([*lowest, *self._free], dtype=np.int64))
+        runs = np.flatnonzero(free[count - 1 :] - free[: max(len(free) - count + 1, 0)] == count - 1)
+        if len(runs):
+            numbers: list[int] = free[runs[0] : runs[0] + count].tolist()
+            self._free = np.delete(free, slice(runs[0], runs[0] + count)).tolist()  # sorted, hence a heap
+        elif len(lowest) < count or self.rows + count <= SPREAD * (len(self._live) + count):
+            self._free = free.tolist()
+            first = self._grow(count)
+            numbers = list(range(first, first + count))
+        else:
+            return lowest
+        return numbers
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
-        """The rows of a :meth:`block` once its matrix is written."""
+        """The rows of a :meth:`block`, or any vectors, once a matrix of their values is written."""
         for row, values in zip(rows, matrix, strict=True):
             if row.data_ptr() == values.data_ptr():
                 break

@@ -94,6 +94,7 @@ class Trainer(ABC):
         self.rows = rows
         self._data = task.train[0].to(device), task.train[1].to(device)
         self._device = device
+        self._kind = torch.device(device).type
         self._workers = workers or Workers(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
@@ -171,15 +172,23 @@ class SequentialTrainer(Trainer):
         return results
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
-        _, _, *gradients = function(*job.at, job.batch)
+        at = (vector.to(self._device) for vector in job.at)
+        _, _, *gradients = function(*at, job.batch)
         return self._flatten(gradients, self.rows.fresh())
 
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
-        parameters, buffers = self.rows.fresh().copy_(job.start.parameters), job.start.buffers
-        state = {name: value.clone() for name, value in job.state.items()}
+        result = self.rows.fresh().copy_(job.start.parameters)
+        ended = {name: self.rows.vector(len(value)).copy_(value) for name, value in job.state.items()}
+        # Where the store is on another device than the trainer, these are copies, else the rows themselves.
+        parameters, buffers = result.to(self._device), job.start.buffers.to(self._device)
+        state = {name: value.to(self._device) for name, value in ended.items()}
         losses = 0.0
         for batch in job.batches:
             loss, buffers, *gradients = function(parameters, buffers, batch)
             self._optimize(parameters, gradients, state, job.lr)
             losses += float(loss)
-        return TrainResult(Model(parameters, buffers), state, losses / max(len(job.batches), 1))
+        if parameters is not result:
+            result.copy_(parameters)
+            for name, value in state.items():
+                ended[name].copy_(value)
+        return TrainResult(Model(result, buffers.to(result.device)), ended, losses / max(len(job.batches), 1))

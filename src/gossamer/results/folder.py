@@ -158,6 +158,7 @@ class RunFolder:
         error: str | None = None,
         wall_s: float | None = None,
         profile: Mapping[str, float] | None = None,
+        peak_vectors: int | None = None,
     ) -> None:
         """Write ``status.json``: the last thing a run does.
 
@@ -166,8 +167,15 @@ class RunFolder:
             error: the cause, in one line or as a traceback.
             wall_s: real seconds from start to end.
             profile: real seconds by part of the work.
+            peak_vectors: the most parameter vectors that were alive at once.
         """
-        said = {"status": status, "error": error, "wall_s": wall_s, "profile": dict(profile or {})}
+        said = {
+            "status": status,
+            "error": error,
+            "wall_s": wall_s,
+            "profile": dict(profile or {}),
+            "peak_vectors": peak_vectors,
+        }
         write_json(self.path / "status.json", said)
 
 

@@ -131,6 +131,12 @@ class Run:
         return dict(self._status.get("profile") or {})
 
     @property
+    def peak_vectors(self) -> int | None:
+        """The most parameter vectors (models, messages, optimizer state) that a simulation held at once."""
+        recorded = self._status.get("peak_vectors")
+        return None if recorded is None else int(recorded)
+
+    @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or else as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))

@@ -296,7 +296,7 @@ class _Worker:
         await asyncio.sleep(0)
         return commit(prepare().run(self.fresh))
 
-    def settle(self) -> None:
+    def settle(self, vector: Tensor) -> None:
         """Nothing is put off here."""
 
     def finished(self, rounds: int) -> bool:

@@ -103,7 +103,7 @@ class Compute:
         """Compute everything of a kind that is under way: the first of each node's queue (the next ones build
         on it)."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
-        entries = [under_way[rank] for rank in sorted(under_way)]
+        entries = list(under_way.values())
         self.batches += 1
         self.computations += len(entries)
         jobs = []

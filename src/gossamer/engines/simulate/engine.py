@@ -39,6 +39,11 @@ from gossamer.randomness import generator
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
+VECTORS_A_NODE = 3
+"""Before and after a step, and what is mixed."""
+FILLED = 0.8
+"""The share of a GPU's free memory that the store may take; the rest is for what trainers compute."""
+
 
 class _Host:
     """One node's side of the simulator."""
@@ -77,8 +82,8 @@ class _Host:
     def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         return self._engine.mixing.submit(self._rank, prepare, commit, read=read)
 
-    def settle(self) -> None:
-        self._engine.mixing.settle()
+    def settle(self, vector: Tensor) -> None:
+        self._engine.mixing.settle_for(vector)
 
     def finished(self, rounds: int) -> bool:
         last = self._engine.setup.experiment.stop.rounds
@@ -141,7 +146,8 @@ class Simulation:
         self._profile = Profile()
         self.clock = Clock()
         self.clock.waiting = self._waiting
-        self.rows = Rows(setup.layout.size, self.device)
+        self._store = store_device(self.device, setup)
+        self.rows = Rows(setup.layout.size, self._store)
         self._inboxes: list[Callable[[Message], None]] = []
         self.links = Links(
             self.clock, experiment.network, experiment.nodes, setup.message_limit, self._inboxes
@@ -191,6 +197,10 @@ class Simulation:
             try:
                 self._build()
                 self._observer.start(self.setup.description())
+                if self._store != self.device:
+                    self._observer.say(
+                        f"store: host memory, since the vectors of {len(self.nodes)} nodes do not fit {self.device}"
+                    )
                 reason = loop.run_until_complete(self._main())
                 self._recording.flush()
                 if reason in ("rounds", "time", "target"):
@@ -215,6 +225,7 @@ class Simulation:
             failure,
             self._trainer.name,
             self._profile.seconds,
+            self.rows.peak,
         )
 
     def _keep_what_was_recorded(self) -> None:
@@ -225,8 +236,8 @@ class Simulation:
         common = self.setup.initial(0) if self.setup.experiment.initial == "common" else None
         for rank in range(self.setup.experiment.nodes):
             initial = common or self.setup.initial(rank)
-            if self.device != "cpu":
-                initial = Model(*(vector.to(self.device) for vector in initial))
+            if self._store != "cpu":
+                initial = Model(*(vector.to(self._store) for vector in initial))
             if common is not None:
                 common = initial = Model(self.rows.store(initial.parameters), initial.buffers)
             self.nodes.append(Node(self.setup.node(rank, initial), _Host(self, rank)))
@@ -350,6 +361,17 @@ class Simulation:
         ):
             self._record_all("end")
             self._recording.flush()
+
+
+def store_device(device: str, setup: Setup) -> str:
+    """Where vectors are kept: with the trainer if all of them fit there, else in host memory."""
+    if device == "cpu":
+        return device
+    vector = torch.zeros(setup.layout.size)
+    state = sum(value.numel() for value in setup.experiment.optimizer.init(vector).values())
+    needed = 4 * setup.experiment.nodes * (VECTORS_A_NODE * setup.layout.size + 2 * state)
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if needed <= FILLED * free else "cpu"
 
 
 @contextmanager

@@ -25,6 +25,8 @@ LEAST_TERMS = 24
 """Terms of all owed sums from which on they are computed together; the bits are the same."""
 MOST_OWED = 256
 """Owed sums beyond which they are computed at the end of the instant: they hold the rows that they read."""
+MOST_RESERVED = 32
+"""Rows that are taken ahead of need, at most."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +61,7 @@ class Mixing:
         self._requests: list[_Request] = []
         self._owed: list[_Owed] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
+        self._reserve: list[Tensor] = []
         self._whole: dict[int, bool] = {}  # by id, whether a vector that the owed sums hold is a whole row
 
     def submit(
@@ -77,6 +80,11 @@ class Mixing:
             self._clock.when_quiet(-1, self._flush)
         self._requests.append(_Request(rank, prepare, commit, read, future))
         return future
+
+    def settle_for(self, vector: Any) -> None:
+        """Compute what is owed if a vector is part of it."""
+        if id(vector) in self._unwritten:
+            self.settle()
 
     def settle(self) -> None:
         """Compute what is owed."""
@@ -106,8 +114,7 @@ class Mixing:
     def _run(self, request: _Request) -> None:
         try:
             mix = request.prepare()
-            if id(mix.own) in self._unwritten:
-                self.settle()
+            self.settle_for(mix.own)
             row = self._owe(mix)
             request.future.set_result(request.commit(mix.run(self._rows.vector) if row is None else row))
         except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
@@ -125,7 +132,15 @@ class Mixing:
             if not known:
                 del whole[id(vector)]  # nobody holds it
                 return None
-        row = self._rows.fresh()
+        row = self._fresh()
         self._owed.append(_Owed(mix, Sum(*terms), row))
         self._unwritten.add(id(row))
         return row
+
+    def _fresh(self) -> Tensor:
+        # Rows that are mixed one after the other lie together, also when they are taken at different instants: the
+        # next batch reads them in that order.
+        if not self._reserve:
+            rows, _ = self._rows.block(max(1, min(MOST_RESERVED, self._rows.taken // 16)))
+            self._reserve = rows[::-1]
+        return self._reserve.pop()
