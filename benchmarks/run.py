@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, cores
 from gossamer.topology import Graph
+from machine import describe, plain_steps_in_processes
 from stubs import no_compute
 
 REPEATS = 3
@@ -49,8 +49,8 @@ def main() -> None:
         for row in measure(arguments.only):
             rows.append(row)
             print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
-    machine = {"cores": cores(), "python": platform.python_version(), "torch": torch.__version__}
-    print("  ".join(f"{key}: {value}" for key, value in machine.items()))
+    machine = describe()
+    print("  ".join(_shown(key, value) for key, value in machine.items()))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
 
@@ -227,12 +227,14 @@ def two_cores(only: str) -> Iterator[Row]:
     name = f"{cores()} cores against one, GN-LeNet, 64 nodes"
     if only not in name:
         return
-    task, nodes, rounds = synthetic("gn-lenet", 3, 32, 6400), 64, 10
+    task, nodes, rounds = synthetic("gn-lenet", 3, 32, 6400), 64, 20
     every, single = (
         experiment(task, nodes, 8, rounds, engine={"trainer": "sequential", "workers": workers})
         for workers in (None, 1)
     )
-    yield against(name, nodes * rounds, lambda: seconds_of(every), lambda: seconds_of(single))
+    row = against(name, nodes * rounds, lambda: seconds_of(every), lambda: seconds_of(single))
+    one, all_cores = plain_steps_in_processes(400)
+    yield {**row, "ratio_of_plain_processes": all_cores / one}
 
 
 def start_up(only: str) -> Iterator[Row]:

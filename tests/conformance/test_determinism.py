@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,28 @@ def assert_same_record(one: Run, other: Run) -> None:
     """Parameters to the bit, and every recorded value but real time."""
     assert same_bits(one, other)
     assert_frame_equal(one.metrics.drop("wall_s"), other.metrics.drop("wall_s"), check_exact=True)
+
+
+def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Path) -> None:
+    """After 20 rounds: to 1e-5 with one another, to the bit with itself."""
+    runs: list[Run] = []
+    for trainer, threads, workers in itertools.product(["sequential", "batched"], [1, 2], [1, 2]):
+        engine = {"trainer": trainer, "threads": threads, "workers": workers}
+        first, again = (
+            play(tmp_path / f"{trainer}-{threads}-{workers}-{number}", engine=engine, stop={"rounds": 20})
+            for number in range(2)
+        )
+        assert_same_record(first, again)
+        runs.append(first)
+    reference = runs[0].parameters
+    assert reference is not None
+    for run in runs[1:]:
+        assert run.parameters is not None
+        difference = torch.linalg.vector_norm(run.parameters - reference)
+        assert difference <= 1e-5 * torch.linalg.vector_norm(reference)
+    # One torch thread in each worker: how many workers there are changes nothing at all.
+    assert same_bits(runs[0], runs[1])
+    assert same_bits(runs[4], runs[5])
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])

@@ -57,7 +57,7 @@ def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_
         await asyncio.gather(*tasks)
 
     scene.play(script)
-    assert scene.batches == [(Kind.TRAIN, ["job 0", "job 1", "job 2"])]
+    assert scene.batches == [(Kind.TRAIN, ["job 2", "job 0", "job 1"])]
     assert scene.committed == [(1.0, "job 0"), (2.0, "job 1"), (3.0, "job 2")]
     assert (scene.compute.batches, scene.compute.computations) == (1, 3)
 

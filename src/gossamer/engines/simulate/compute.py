@@ -100,8 +100,8 @@ class Compute:
             entry.future.set_exception(error)
 
     def _flush(self, kind: Kind) -> None:
-        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build
-        on it)."""
+        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build on it), in
+        the order in which they began, since what was made one after the other lies together in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
         entries = list(under_way.values())
         self.batches += 1
