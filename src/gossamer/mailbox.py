@@ -36,6 +36,8 @@ class Waiter:
         wanted: wake when this many of ``sources`` have a message here (1 for a plain receive).
     """
 
+    __slots__ = ("_future", "expired", "length", "prefix", "seen", "sources", "wanted")
+
     def __init__(self, prefix: Prefix, sources: set[int] | None, wanted: int = 1) -> None:
         self.prefix = prefix
         self.length = len(prefix)
@@ -84,6 +86,8 @@ class Mailbox:
     Attributes:
         taken: how many messages were taken out so far.
     """
+
+    __slots__ = ("_dropped", "_late", "_messages", "_waiters", "taken")
 
     def __init__(self, dropped: Callable[[Message], None]) -> None:
         self._messages: list[Message] = []

@@ -44,7 +44,7 @@ class Part:
     size: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones."""
@@ -63,7 +63,7 @@ class Message:
         return True
 
 
-@dataclass
+@dataclass(slots=True)
 class Traffic:
     """What one node has put on and taken from the wire so far: whole frames, headers included, handshakes and
     credit not."""

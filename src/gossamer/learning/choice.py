@@ -14,7 +14,9 @@ MEASURED_NODES = 64
 MEASURED_VALUES = 1_500_000
 """...and fewer of large models, of which a few take long enough to tell."""
 
-MUCH = 2.0
+FEW = 4
+MUCH = 1.4
+"""If a few nodes take so many times as long in one trainer, that settles it."""
 LONG_S = 0.5
 """Seconds that need no further measurement."""
 
@@ -32,12 +34,12 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
         return sequential, ""
     batched = make(BatchedTrainer)
     try:
-        batched.train(jobs[:2])  # which records, as the first two steps of every shape do
+        batched.train(jobs[:FEW])  # which records, as the first two steps of every shape do
     except RuntimeError as error:  # vmap can't run every model (one that draws random numbers, say)
         return sequential, f"trainer: sequential (batched can't run this model: {str(error).splitlines()[0]})"
-    sequential.train(jobs[:2])
-    # Where two nodes are much slower together (convolutions), so are many.
-    for some in (jobs[:2], jobs):
+    sequential.train(jobs[:FEW])
+    # Where a few nodes are much slower together (convolutions), so are many.
+    for some in (jobs[:FEW], jobs):
         seconds = {trainer: _seconds(trainer, some) for trainer in (sequential, batched)}
         if seconds[batched] > MUCH * seconds[sequential]:
             jobs = some

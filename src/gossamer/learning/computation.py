@@ -30,7 +30,7 @@ class Kind(Enum):
     EVALUATE = "evaluate"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Computation:
     """One await of a node that computes.
 

@@ -21,7 +21,7 @@ Fresh = Callable[[int], Tensor]
 """length -> a new, writable vector"""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Mix:
     """A weighted sum that a node asked for; the arguments of :func:`combine`."""
 

@@ -25,7 +25,7 @@ from gossamer.messages import Model
 from gossamer.tasks.task import Task
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TrainJob:
     """Some local steps of one node.
 
@@ -44,7 +44,7 @@ class TrainJob:
     seed: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TrainResult:
     """The model and optimizer state after the last step, and the mean of the steps' losses."""
 
@@ -53,7 +53,7 @@ class TrainResult:
     loss: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class GradientJob:
     """The mean gradient of the loss over one batch [batch] at a model."""
 

@@ -20,7 +20,7 @@ from gossamer.learning.computation import Computation, Kind
 _PENDING = object()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry:
     computation: Computation
     seconds: float

@@ -308,7 +308,7 @@ class Links:
         if not uplink:
             return traffic
         gone = _gone(uplink[0], self._clock.now_ns)
-        return Traffic(**{**vars(traffic), "bytes_sent": traffic.bytes_sent + gone})
+        return replace(traffic, bytes_sent=traffic.bytes_sent + gone)
 
     def counters(self, rank: int) -> Traffic:
         """The counters that a node itself may add to."""
