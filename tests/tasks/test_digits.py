@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from gossamer.errors import BadInput
 from gossamer.registry import build
-from gossamer.tasks import Digits
+from gossamer.tasks import Digits, digits
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -95,3 +95,17 @@ def test_logistic_regression_learns_the_digits():
         task.loss(model(task.train[0]), task.train[1]).backward()
         optimizer.step()
     assert task.metrics["accuracy"](model(task.test[0]), task.test[1]).item() > 0.9
+
+
+def test_the_embedded_file_is_what_scikit_learn_loads():
+    pixels, labels = load_digits(return_X_y=True)
+    read, numbers = digits._embedded()
+    assert np.array_equal(read, pixels)
+    assert np.array_equal(numbers, labels)
+
+
+def test_without_the_file_scikit_learn_is_asked(monkeypatch):
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    read, numbers = digits._embedded()
+    assert read.shape == (1797, 64)
+    assert numbers.dtype == np.int64

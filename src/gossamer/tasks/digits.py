@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Float, Int
 from pydantic import PositiveInt
 
 from gossamer.randomness import generator
@@ -35,10 +37,22 @@ class Digits(ImageClassification):
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The embedded images; ``data_root`` is not used."""
-        from sklearn.datasets import load_digits  # half a second, which other tasks need not wait
-
-        pixels, labels = load_digits(return_X_y=True)
+        pixels, labels = _embedded()
         stored = Images(pixels.reshape(-1, 8, 8, 1).astype(np.uint8), labels.astype(np.int64))
         order = generator(0, "digits-test-set").permutation(len(labels))
         test, train = np.sort(order[:TEST_SAMPLES]), np.sort(order[TEST_SAMPLES:])
         return Images(*(array[train] for array in stored)), Images(*(array[test] for array in stored))
+
+
+def _embedded() -> tuple[Float[np.ndarray, "samples 64"], Int[np.ndarray, " samples"]]:
+    """scikit-learn's ``load_digits``, from its file: importing scikit-learn takes a second."""
+    package = find_spec("sklearn")  # which does not import it
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.exists():
+            table = np.loadtxt(path, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits  # where it is packed another way
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels.astype(np.int64)
