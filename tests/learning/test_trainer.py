@@ -222,7 +222,7 @@ def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
     kind: type[Trainer], model: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
-    monkeypatch.setattr(batched, "MAX_CHUNK", 16)
+    monkeypatch.setitem(batched.LIMITS, "cpu", (8 << 20, 16))
     task = images(model)
     asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
     plain = trainer(kind, task)

@@ -21,10 +21,9 @@ from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.tasks.task import Task
 
-CHUNK_BYTES = 8 << 20
-"""Parameters of the nodes of a chunk, at most (one node at least)."""
-MAX_CHUNK = 256
-"""Nodes in a chunk, at most."""
+LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
+"""Parameters of the nodes of a chunk in bytes (one node at least), and nodes in it, at most. On a CPU a chunk stays in the
+cache; on a GPU a chunk is what one launch of every kernel is for."""
 
 
 class BatchedTrainer(Trainer):
@@ -52,7 +51,8 @@ class BatchedTrainer(Trainer):
             raise BadInput(
                 "engine.trainer: 'batched' can't keep dropout's draws apart by node; accepted: sequential"
             )
-        self._chunk = _power_below(min(max(CHUNK_BYTES // (4 * self.layout.size), 1), MAX_CHUNK))
+        largest_bytes, most = LIMITS["cpu" if self._kind == "cpu" else "gpu"]
+        self._chunk = _power_below(min(max(largest_bytes // (4 * self.layout.size), 1), most))
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
