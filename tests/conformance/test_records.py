@@ -136,3 +136,23 @@ def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
     assert last[0].rows() == last[1].rows()
     assert last[0]["node"].to_list() == list(range(6))
     assert last[0]["messages_sent"].sum() == 2 * 5 * 3
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", {"name": "epidemic-local", "degree": 3}])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_no_more_vectors_are_alive_than_a_round_needs(
+    tmp_path: Path, algorithm: Any, momentum: float
+) -> None:
+    """Two a node: before and after a step, or what is mixed and the mixture; momentum has as many again. (And a few rows
+    that are taken ahead.)"""
+    run = play(
+        tmp_path,
+        nodes=64,
+        task={"name": "least-squares", "features": 4, "samples": 640, "test_samples": 20},
+        topology={"name": "random-regular", "degree": 3},
+        algorithm=algorithm,
+        optimizer={"name": "sgd", "lr": 0.01, "momentum": momentum},
+        evaluation={"every_rounds": None},
+    )
+    assert run.peak_vectors is not None
+    assert run.peak_vectors <= (2.5 if momentum == 0 else 4.5) * 64

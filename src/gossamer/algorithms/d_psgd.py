@@ -44,6 +44,7 @@ class DPSGD(Algorithm):
             node.broadcast(await node.neighbors(r, "out"), shared_model(node), tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
+            del inbox  # else it holds this round's models while the next round's are made
 
     async def _overlapped(self, node: Node, r: int) -> None:
         before = node.parameters

@@ -49,6 +49,7 @@ class Epidemic(Algorithm):
             node.broadcast(recipients, shared_model(node), tag=r)
             inbox = await node.gather(senders, tag=r)
             await node.mix(inbox, {j: 1 / (1 + len(inbox)) for j in inbox})
+            del inbox  # else it holds this round's models while the next round's are made
 
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise NotImplementedError
