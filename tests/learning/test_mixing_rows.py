@@ -58,6 +58,7 @@ def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
     gaps=st.lists(st.booleans(), max_size=12),
     seed=st.integers(0, 2**31),
     cache=st.sampled_from([1, 1 << 12, 1 << 20]),
+    reach=st.sampled_from([1, 3000, 10_000, 2**31 - 1]),
 )
 def test_sums_of_rows_are_those_of_combine_to_the_bit(
     workers: Workers,
@@ -67,6 +68,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     gaps: list[bool],
     seed: int,
     cache: int,
+    reach: int,
 ) -> None:
     count, asked = graph
     rows = Rows(length)
@@ -89,6 +91,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         expected.append(combine(held[rank], inbox, weights))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing_rows, "CACHE_BYTES", cache)
+        patch.setattr(mixing_rows, "REACH", reach)
         if kernel != "fastest":
             wanted = getattr(mixing_rows, kernel)
             wide = rows.matrix.stride(0) >= 64
@@ -179,3 +182,21 @@ def test_sums_on_a_gpu_are_those_of_combine(workers: Workers) -> None:
     got = mixed(rows, sums, workers)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_rows_beyond_what_32_bits_count_are_mixed_as_well(workers: Workers) -> None:
+    """Memory is only taken by the rows that are written."""
+    rows = Rows(7850)
+    most = len(rows._array) - 100
+    for first in (250_000, 290_000, 600_000):
+        if first > most:
+            pytest.skip(f"the store has room for {most} rows, which is less than {first}")
+        rows.rows = first + 50
+        vectors = [rows._row(number).normal_() for number in (3, first - 5, first - 1)]
+        results = [rows._row(first + number) for number in range(8)]
+        sums = [Sum(vectors, [0.5, 0.25, float(number)]) for number in range(8)]
+        assert mix_rows(rows, sums, workers, results)
+        for number, result in enumerate(results):
+            mix = Mix(vectors[0], {1: vectors[1], 2: vectors[2]}, {1: 0.25, 2: float(number)}, 0.5, "own", {})
+            assert bits(result) == bits(mix.run(torch.empty))
+        del vectors, results, sums

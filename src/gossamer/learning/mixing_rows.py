@@ -25,6 +25,8 @@ CACHE_BYTES = 16 << 20
 and long pieces of each row, since short ones are slow to fetch."""
 SHARE_BYTES = 4 << 20
 """Less than this is not worth another thread."""
+REACH = 2**31 - 1
+"""Values from the first one of a matrix to the last one that MKL can count: it counts by 32 bits."""
 SHORT_RUN = 8
 """Sums for which it is not worth to write them by a product of their own."""
 _COLUMNS = 64
@@ -89,7 +91,7 @@ def mix_rows(
             kernel(_Terms.of(sums[start:stop], numbers[firsts[start] : firsts[stop]])),
             select(written[start:stop]),
         )
-        for start, stop in _runs(written)
+        for start, stop in _runs(written, max(1, REACH // columns))
     ]
     pool = rows.matrix.as_strided((rows.rows, columns), (columns, 1))
 
@@ -106,12 +108,13 @@ def mix_rows(
     return True
 
 
-def _runs(written: Int[np.ndarray, " s"]) -> list[tuple[int, int]]:
-    """Ranges of sums whose rows lie together; all sums are one range if such ranges are short."""
+def _runs(written: Int[np.ndarray, " s"], most: int) -> list[tuple[int, int]]:
+    """Ranges of at most so many sums whose rows lie together; regardless of that if such ranges were short."""
     ends = [*(np.flatnonzero(np.diff(written) != 1) + 1).tolist(), len(written)]
     if len(ends) * SHORT_RUN > len(written):
-        return [(0, len(written))]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+        ends = [len(written)]
+    ranges = zip([0, *ends[:-1]], ends, strict=True)
+    return [(at, min(at + most, stop)) for start, stop in ranges for at in range(start, stop, most)]
 
 
 def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
@@ -172,14 +175,21 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
 def _sparse(terms: _Terms) -> _Add:
     """By MKL's product of a sparse and a dense matrix, straight from rows to rows."""
     sums = len(terms.starts) - 1
-    numbers = torch.from_numpy(terms.numbers.astype(np.int32))
     starts = terms.starts.int()
+    first, last = int(terms.numbers.min()), int(terms.numbers.max())
+    near = torch.from_numpy((terms.numbers - first).astype(np.int32))
+    read, places = np.unique(terms.numbers, return_inverse=True)
+    distinct, among = torch.from_numpy(read), torch.from_numpy(places.astype(np.int32))
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
-        size = (sums, len(columns))
-        matrix = torch.sparse_csr_tensor(starts, numbers, terms.weights, size=size, check_invariants=False)
+        if (last - first + 1) * columns.stride(0) <= REACH:
+            source, indices = columns[first : last + 1], near
+        else:
+            source, indices = columns[distinct], among  # a copy
+        size = (sums, len(source))
+        matrix = torch.sparse_csr_tensor(starts, indices, terms.weights, size=size, check_invariants=False)
         out = columns[target] if isinstance(target, slice) else columns.new_empty(sums, columns.shape[1])
-        torch.addmm(out, matrix, columns, beta=0, out=out)
+        torch.addmm(out, matrix, source, beta=0, out=out)
         if not isinstance(target, slice):
             columns[target] = out
 
