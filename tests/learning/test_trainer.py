@@ -16,6 +16,7 @@ from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, SequentialTrainer, Trainer, TrainJob, TrainResult
 from gossamer.learning.workers import Workers
+from gossamer.messages import Model
 from gossamer.tasks.task import Task
 
 MOMENTUM = SGD(lr=0.1, momentum=0.9)
@@ -226,7 +227,9 @@ def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
     task = images(model)
     asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
     plain = trainer(kind, task)
-    monkeypatch.setattr(plain, "_gradients", plain._make_gradients())
+    monkeypatch.setattr(
+        plain._gradients, "_record", lambda key, arguments: plain._make_gradients()(*arguments)
+    )
     expected = plain.train(asked)
     size = start(task, 0).parameters.numel()
     shared = Workers(workers)
@@ -308,3 +311,81 @@ def test_parameters_whose_gradients_are_the_same_tensor_are_stepped_apart(kind: 
         # x - lr (1 + 0.5 x) for x = 1 and x = 2
         expected = torch.tensor([0.85] * 3 + [1.8] * 3)
         torch.testing.assert_close(result.model.parameters, expected)
+
+
+class Overlapping(nn.Module):
+    """The gradient of c is the whole of what those of a and b are parts of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Parameter(torch.ones(4))
+        self.a, self.b = nn.Parameter(torch.ones(2)), nn.Parameter(2 * torch.ones(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.flatten(1)[:, :4] * 0 + torch.cat([self.a, self.b]) + self.c
+
+
+class Averaging(nn.Module):
+    """Its buffer is assigned, not written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs.flatten(1))
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(0)
+        return outputs - self.mean
+
+
+class Shrinking(nn.Module):
+    """It writes its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.layer.weight.detach().mul_(0.9)
+        outputs: torch.Tensor = self.layer(inputs.flatten(1))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize("model", [Overlapping, Averaging, Shrinking])
+def test_unusual_modules_are_stepped_as_torch_steps_them(kind: type[Trainer], model: type[nn.Module]) -> None:
+    optimizer = SGD(lr=0.1, weight_decay=0.5)
+    task = replace(images("logistic"), model=model)
+    asked = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
+    rows = Rows(start(task, 0).parameters.numel())
+    for node, job in enumerate(asked):  # starts lie in the store, as they do in a run
+        asked[node] = replace(job, start=Model(rows.store(job.start.parameters), job.start.buffers))
+    before = [job.start.parameters.clone() for job in asked]
+    trainer = kind(task, optimizer, rows)
+    for result, job in zip(trainer.train(asked), asked, strict=True):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.seed)
+            module = model()
+        reference = torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.5)
+        for batch in job.batches:
+            reference.zero_grad()
+            task.loss(module(task.train[0][batch]), task.train[1][batch]).backward()  # type: ignore[no-untyped-call]
+            reference.step()
+        expected = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)
+        buffers = [buffer.flatten() for buffer in module.buffers()]
+        if buffers:
+            torch.testing.assert_close(result.model.buffers, torch.cat(buffers), rtol=1e-5, atol=1e-5)
+    trainer.gradient([GradientJob(job.start, job.batches[0], 0) for job in asked])
+    assert all(torch.equal(job.start.parameters, kept) for job, kept in zip(asked, before, strict=True))
+
+
+def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
+    task = images("logistic")
+    inputs, targets = task.train
+    wrong = replace(task, train=(inputs, torch.full_like(targets, -1)))
+    for kind in (SequentialTrainer, BatchedTrainer):
+        with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of bounds"):
+            trainer(kind, wrong).train(jobs(wrong, MOMENTUM, [(1, 6, 0.1)] * 2))

@@ -63,3 +63,12 @@ def test_log_normal_steps_have_their_median_and_spread() -> None:
     assert len(set(drawn.tolist())) == 2000
     assert profile.step_seconds(1, 0, 0) == profile.step_seconds(1, 0, 0) != profile.step_seconds(2, 0, 0)
     assert LogNormal(median_seconds=0.1, sigma=0.0).step_seconds(1, 0, 5) == pytest.approx(0.1)
+
+
+def test_a_subclass_with_latencies_of_its_own_has_none_in_common() -> None:
+    class Far(Uniform):
+        def latency_of(self, source: int, to: int) -> float:
+            return 5.0
+
+    assert Uniform(latency_s=0.5).common_latency() == 0.5
+    assert Far().common_latency() is None

@@ -76,7 +76,10 @@ class BatchedTrainer(Trainer):
         results, flat = self._block(len(jobs))
         parameters = self._stack([job.at.parameters for job in jobs])
         buffers = self._stack([job.at.buffers for job in jobs])
-        _, _, *gradients = self._gradients(parameters, buffers, torch.stack([job.batch for job in jobs]))
+        batches = torch.stack([job.batch for job in jobs])
+        if not self._gradients.only_reads(parameters, buffers, batches):
+            parameters = parameters.clone()
+        _, _, *gradients = self._gradients(parameters, buffers, batches)
         return self.rows.filled(results, self._flatten(gradients, flat))
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -89,13 +92,16 @@ class BatchedTrainer(Trainer):
         steps = len(jobs[0].batches)
         if steps == 0:
             parameters.copy_(start)
+        at = start  # read where it lies if a step is known to only read it
         for step in range(steps):
             batches = torch.stack([job.batches[step] for job in jobs])
-            loss, buffers, *gradients = self._gradients(parameters if step else start, buffers, batches)
-            if step == 0:
-                parameters.copy_(start)  # which is in the cache by now
-            self._optimize(parameters, gradients, state, jobs[0].lr)
+            if at is start and not self._gradients.only_reads(at, buffers, batches):
+                at = parameters.copy_(start)
+            loss, buffers, *gradients = self._gradients(at, buffers, batches)
             losses += loss
+            if at is start:
+                at = parameters.copy_(start)  # which is in the cache by now
+            self._optimize(parameters, gradients, state, jobs[0].lr)
         ended = {name: self.rows.filled(rows, matrix) for name, (rows, matrix) in states.items()}
         empty = jobs[0].start.buffers if buffers.shape[1] == 0 else None
         return [

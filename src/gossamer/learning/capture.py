@@ -5,9 +5,11 @@ and ``vmap`` for every one of them costs as much again, and holds Python's lock 
 The recorded program runs below all that, as one call without the lock. It has the same operations in the same order,
 hence the same bits.
 
-Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values. So a
-function is recorded twice, on different values, while it runs as usual, and the program must be the same both times
-and reproduce the second result to the bit; otherwise the function goes on as usual.
+Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing
+written but what it made itself. So a function is recorded twice, on different values, while it runs as usual; nothing of
+that kind may be seen, and the program must be the same both times and reproduce the second result to the bit. Otherwise
+the function goes on as usual. (Draws from Python's own ``random``, and a counter in Python that matters only later, nobody
+sees.)
 """
 
 from __future__ import annotations
@@ -17,14 +19,22 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Function = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out."""
 
+MOST_SHAPES = 64
+"""Shapes of one function that are recorded; what has more goes on through Python."""
+
+_LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
+_STATISTICS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+"""They write their running statistics, and their schemas don't say so."""
 _COMPILING = threading.Lock()
 
 
@@ -43,7 +53,7 @@ class Program:
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         # Unoptimized, that is with no operations fused, whose bits would differ.
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             result: tuple[Tensor, ...] = self._run(*arguments, *self.constants)
         return result
 
@@ -64,7 +74,7 @@ class Captured:
     def __init__(self, function: Callable[[], Function]) -> None:
         self._function = function
         self._lock = threading.Lock()
-        self._recorded: dict[Hashable, Program | None] = {}
+        self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}
         self._programs: dict[Hashable, Program | None] = {}
 
     @property
@@ -73,11 +83,15 @@ class Captured:
         return [program for program in self._programs.values() if program is not None]
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments)
-        if key not in self._programs:
+        key = _key(arguments)
+        if key not in self._programs and len(self._programs) < MOST_SHAPES:
             return self._record(key, arguments)
-        program = self._programs[key]
+        program = self._programs.get(key)
         return self._function()(*arguments) if program is None else program(*arguments)
+
+    def only_reads(self, *arguments: Tensor) -> bool:
+        """Whether it is known that a call will not write its arguments."""
+        return self._programs.get(_key(arguments)) is not None
 
     def _record(self, key: Hashable, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
@@ -85,21 +99,29 @@ class Captured:
         with self._lock:
             if program is None:
                 self._programs[key] = None
+                self._recorded.pop(key, None)
             elif key not in self._recorded:
-                self._recorded[key] = program
-            elif key not in self._programs:
-                same = program.same(self._recorded[key])  # type: ignore[arg-type]
-                self._programs[key] = program if same and _reproduces(program, before, results) else None
+                self._recorded[key] = program, before
+            elif key not in self._programs and not _equal(before, self._recorded[key][1]):
+                first, _ = self._recorded.pop(key)
+                same = program.same(first) and _reproduces(program, before, results)
+                self._programs[key] = program if same else None
         return results
 
 
 def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Program | None]:
     """Call a function; its results, and the program of what it did (None where it can't be one)."""
-    with _Recorder() as recorder:
-        results = function(*arguments)
+    chance = str(np.random.get_state())
+    recorder, watch = _Recorder(), _Watch()
     try:
-        return results, _write(recorder.calls, arguments, results)
-    except _CannotRecord:
+        with watch, recorder:
+            results = function(*arguments)
+    except Exception:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
+        return function(*arguments), None
+    pure = not (watch.left_torch or recorder.wrote()) and chance == str(np.random.get_state())
+    try:
+        return results, _write(recorder.calls, arguments, results) if pure else None
+    except Exception:  # noqa: BLE001 - whatever can't be written down goes on through Python
         return results, None
 
 
@@ -120,13 +142,52 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         # They hold every tensor, so that no two have the same id.
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._made: set[int] = set()  # storages that the function itself made
+        self._versions: dict[int, tuple[Tensor, int]] = {}  # of the other tensors, as they were first seen
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        kwargs = kwargs or {}
+        for tensor in _tensors((args, kwargs)):
+            if storage_of(tensor) not in self._made:
+                self._versions.setdefault(id(tensor), (tensor, tensor._version))
+        foreign = {storage_of(tensor) for tensor, _ in self._versions.values()}
+        result = func(*args, **kwargs)
+        self._made |= {storage_of(tensor) for tensor in _tensors(result)} - foreign
+        self.calls.append((func, args, kwargs, result))
         return result
+
+    def wrote(self) -> bool:
+        """Whether anything was written that the function did not make: an argument, or a memory of its own."""
+        foreign = {storage_of(tensor) for tensor, _ in self._versions.values()}
+        if any(tensor._version != version for tensor, version in self._versions.values()):
+            return True
+        return any(storage_of(tensor) in foreign for call in self.calls for tensor in _written(*call[:3]))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call writes, by its schema."""
+    written = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            written += _tensors(value)
+    if func._schema.name in _STATISTICS:
+        written += _tensors(args[3:5])
+    return written
+
+
+class _Watch(TorchFunctionMode):
+    """Notices when values leave torch, where nobody sees what becomes of them."""
+
+    left_torch = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.left_torch |= getattr(func, "__name__", "") in _LEAVING
+        return func(*args, **(kwargs or {}))
 
 
 def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[Tensor]) -> Program:
@@ -138,8 +199,6 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
             if id(tensor) not in names:
                 names[id(tensor)] = f"c{len(constants)}"
                 constants.append(tensor)
-        if func._schema.is_mutable and _storage(args[0]) in map(_storage, constants):
-            raise _CannotRecord  # it has a memory of its own
         if func is torch.ops.aten.detach.default:  # another name, where there is no autograd
             names[id(result)] = names[id(args[0])]
             continue
@@ -152,7 +211,8 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
             targets.append(f"v{len(lines)}_{len(targets)}")
             names.setdefault(id(output), targets[-1])
         name = func._schema.name.replace("::", ".")
-        assigned = f"{', '.join(targets)} = " if targets else ""
+        comma = "," if isinstance(result, tuple | list) and len(targets) == 1 else ""
+        assigned = f"{', '.join(targets)}{comma} = " if targets else ""
         lines.append(f"    {assigned}torch.ops.{name}({', '.join(given)})")
     if any(id(tensor) not in names for tensor in results):
         raise _CannotRecord
@@ -185,8 +245,17 @@ def _tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _key(arguments: Sequence[Tensor]) -> Hashable:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments)
+
+
+def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 def _literal(value: Any, names: dict[int, str]) -> str:

@@ -71,7 +71,9 @@ class Evaluator:
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         totals = [0.0] * len(self._measures)
-        parameters, buffers = (vector.to(self._device) for vector in model)
+        parameters, buffers = (
+            vector.to(self._device, copy=True) for vector in model
+        )  # a model may write them
         with torch.no_grad():
             for x, y in _batches(inputs, targets):
                 for number, mean in enumerate(self._means(parameters, buffers, x, y)):

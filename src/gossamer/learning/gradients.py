@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
-from gossamer.learning.capture import Function
+from gossamer.learning.capture import Function, storage_of
 from gossamer.learning.parameters import Field, Layout, flatten_buffers, named_buffers, named_parameters
 from gossamer.tasks.task import Task
 
@@ -34,11 +34,14 @@ def gradient_function(
     frozen = [field for field in layout.parameters if field not in trained]
 
     def node_loss(
-        leaves: dict[str, Tensor], fixed: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
-    ) -> Tensor:
+        leaves: dict[str, Tensor], others: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        tensors = {**leaves, **others}
         with _ForMany() if nodes else nullcontext():
-            outputs: Tensor = functional_call(module, (leaves, fixed, buffers), (x,))
-            return task.loss(outputs, y)
+            outputs: Tensor = functional_call(module, tensors, (x,))
+            loss = task.loss(outputs, y)
+        # Buffers are what the forward pass has made of them, in place or by assignment.
+        return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
     loss_of: Any = vmap(node_loss) if nodes else node_loss
 
@@ -46,16 +49,15 @@ def gradient_function(
         x, y = inputs[batch], targets[batch]
         views = named_parameters(parameters, trained)
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        fixed = named_parameters(parameters, frozen)
-        named = named_buffers(buffers, layout, module)
+        others = named_parameters(parameters, frozen) | named_buffers(buffers, layout, module)
         with torch.enable_grad():
-            losses = loss_of(leaves, fixed, named, x if nodes else channels_last(x), y)
+            losses, after = loss_of(leaves, others, x if nodes else channels_last(x), y)
             # No node's loss depends on another's parameters: the gradient of the sum is all of theirs. A
             # parameter that the loss does not use has a gradient of zeros.
             found = torch.autograd.grad(
                 losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
             )
-        return losses.detach(), flatten_buffers(named, buffers, layout), *_apart(found)
+        return losses.detach(), flatten_buffers(after, buffers, layout), *_apart(found)
 
     return gradients
 
@@ -91,18 +93,21 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """With class numbers as targets, of which -100 does not count. (torch's own form of it under ``vmap`` first loads a
     library for symbolic algebra, which takes half a second.)"""
     counted = targets != -100
-    chosen = F.log_softmax(outputs, -1).gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    classes = torch.where(counted, targets, 0).unsqueeze(-1)
+    chosen = F.log_softmax(outputs, -1).gather(-1, classes).squeeze(-1)
     return -torch.where(counted, chosen, 0.0).sum() / counted.sum()
 
 
 def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
     """Each with a memory of its own, since an optimizer may write it: autograd gives the same tensor to both terms of a
-    sum, and one value that is repeated where all are equal."""
+    sum, parts of one to what was joined, and one value that is repeated where all are equal."""
     apart: list[Tensor] = []
+    seen: set[int] = set()
     for gradient in gradients:
-        shared = any(gradient.data_ptr() == other.data_ptr() for other in apart)
+        memory = storage_of(gradient)
         repeated = gradient.numel() > 1 and 0 in gradient.stride()
-        apart.append(gradient.clone() if shared or repeated else gradient)
+        apart.append(gradient.clone() if memory in seen or repeated else gradient)
+        seen.add(memory)
     return apart
 
 

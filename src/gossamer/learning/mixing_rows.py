@@ -40,6 +40,12 @@ class Sum:
     vectors: Sequence[Tensor]
     weights: Sequence[float]
 
+    def write(self, out: Float[Tensor, " params"]) -> None:
+        """By itself, as :func:`gossamer.learning.mixing.combine` does it."""
+        torch.mul(self.vectors[0], self.weights[0], out=out)
+        for vector, weight in zip(self.vectors[1:], self.weights[1:], strict=True):
+            out.add_(vector, alpha=weight)
+
 
 @dataclass(frozen=True, eq=False)
 class _Terms:

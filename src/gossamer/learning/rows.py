@@ -202,7 +202,8 @@ class Rows:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
         if self._device.type == "cpu":
             return self.number(tensor) is not None
-        return tensor.shape == (self.length,) and tensor.device.type == self._device.type
+        alike = tensor.dtype is torch.float32 and tensor.device.type == self._device.type
+        return alike and tensor.shape == (self.length,)
 
 
 def select(numbers: Int[np.ndarray, " n"]) -> slice | Tensor:

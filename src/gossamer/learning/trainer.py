@@ -172,7 +172,7 @@ class SequentialTrainer(Trainer):
         return results
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
-        at = (vector.to(self._device) for vector in job.at)
+        at = (vector.to(self._device, copy=True) for vector in job.at)  # which a model may write
         _, _, *gradients = function(*at, job.batch)
         return self._flatten(gradients, self.rows.fresh())
 
@@ -185,8 +185,8 @@ class SequentialTrainer(Trainer):
         losses = 0.0
         for batch in job.batches:
             loss, buffers, *gradients = function(parameters, buffers, batch)
+            losses += float(loss)  # now, as it may be a view of what the step writes
             self._optimize(parameters, gradients, state, job.lr)
-            losses += float(loss)
         if parameters is not result:
             result.copy_(parameters)
             for name, value in state.items():

@@ -56,7 +56,7 @@ class Uniform(Network):
         return self.latency_s
 
     def common_latency(self) -> float | None:
-        return self.latency_s
+        return self.latency_s if type(self).latency_of is Uniform.latency_of else None
 
     def uplink_of(self, rank: int) -> float:
         return _bytes_per_second(self.bandwidth_mbps if self.uplink_mbps is None else self.uplink_mbps)

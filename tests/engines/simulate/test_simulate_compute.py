@@ -135,3 +135,19 @@ def test_an_error_of_one_node_is_not_blamed_on_those_that_share_its_batch() -> N
         assert isinstance(results[1], ZeroDivisionError)
 
     scene.play(script)
+
+
+def test_vectors_are_written_before_jobs_are_prepared() -> None:
+    """An optimizer may read the parameters when its state begins."""
+    order: list[str] = []
+    clock = Clock()
+    compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
+    loop = new_loop(clock)
+
+    async def script() -> None:
+        computation = Computation(Kind.TRAIN, 0, 0, 1.0, lambda: order.append("prepare"), lambda result: None)
+        await compute.submit(computation)
+
+    loop.run_until_complete(script())
+    loop.close()
+    assert order == ["settle", "prepare"]

@@ -15,6 +15,7 @@ from gossamer.engines.simulate import mixing as module
 from gossamer.engines.simulate.clock import Clock, new_loop
 from gossamer.engines.simulate.mixing import Mixing
 from gossamer.learning.mixing import Mix, combine
+from gossamer.learning.mixing_rows import Sum
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages import Part
@@ -99,14 +100,33 @@ def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
     version = scene.held[0]._version
     with pytest.MonkeyPatch.context() as patch:
         calls: list[int] = []
-        plain = Mix.run
-        patch.setattr(Mix, "run", lambda mix, fresh: (calls.append(1), plain(mix, fresh))[1])
+        plain = Sum.write
+        patch.setattr(Sum, "write", lambda total, out: (calls.append(1), plain(total, out))[1])
         scene.mixing.settle_for(scene.held[0])
         assert calls == [1]
         scene.mixing.settle_for(scene.held[0])
         assert calls == [1]
     torch.testing.assert_close(scene.held[0], 0.8 * own + 0.2 * neighbour)
     assert scene.held[0]._version == version  # the node did not modify its snapshot
+    scene.loop.close()
+
+
+def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None:
+    scene = Scene(2)
+    inbox, weights = {1: scene.held[1]}, {1: 0.5}
+    expected = 0.5 * scene.held[0] + 0.5 * scene.held[1]
+
+    async def step() -> None:
+        def commit(mixed: torch.Tensor) -> None:
+            scene.held[0] = mixed
+
+        mix = Mix(scene.held[0], inbox, weights, None, "own", {})
+        await scene.mixing.submit(0, lambda: mix, commit, read=False)
+        inbox.clear()
+        weights.clear()
+
+    scene.loop.run_until_complete(step())
+    torch.testing.assert_close(scene.value(0), expected)
     scene.loop.close()
 
 

@@ -36,6 +36,7 @@ class Compute:
         clock: says when results are due.
         seconds: duration of a computation on its node.
         execute: runs jobs of one kind as a batch, results in order.
+        settle: writes all vectors that are not written yet; called before jobs are prepared.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Compute:
         clock: Clock,
         seconds: Callable[[Computation], float],
         execute: Callable[[Kind, Sequence[Any]], list[Any]],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        self._clock, self._seconds, self._execute = clock, seconds, execute
+        self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
         self._queues: dict[int, deque[_Entry]] = {}
         self._under_way: dict[Kind, dict[int, _Entry]] = {kind: {} for kind in Kind}  # not computed yet
         self.batches = 0
@@ -104,6 +106,7 @@ class Compute:
         the order in which they began, since what was made one after the other lies together in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
         entries = list(under_way.values())
+        self._settle()
         self.batches += 1
         self.computations += len(entries)
         jobs = []

@@ -154,7 +154,7 @@ class Simulation:
         )
         self._workers = Workers(options.workers, options.threads)
         self.mixing = Mixing(self.clock, self.rows, self._workers, self._profile)
-        self.compute = Compute(self.clock, self._seconds, self._execute)
+        self.compute = Compute(self.clock, self._seconds, self._execute, self.mixing.settle)
         self._evaluator = Evaluator(
             setup.task, experiment.seed, experiment.evaluation.samples, self.device, self._workers
         )
@@ -297,7 +297,6 @@ class Simulation:
         return float(profile.seconds(seed, computation.rank, computation.first_step, computation.work))
 
     def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
-        self.mixing.settle()
         with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
             if self._to_choose and kind in (Kind.TRAIN, Kind.GRADIENT):
                 self._to_choose = False

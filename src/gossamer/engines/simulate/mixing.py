@@ -38,13 +38,6 @@ class _Request:
     future: asyncio.Future[Any]
 
 
-@dataclass(eq=False, slots=True)
-class _Owed:
-    mix: Mix
-    sum: Sum
-    row: Tensor
-
-
 class Mixing:
     """Carries out mixing steps in the order (rank, order of the calls); each step is indivisible.
 
@@ -59,10 +52,10 @@ class Mixing:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
         self._requests: list[_Request] = []
-        self._owed: list[_Owed] = []
+        self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
         self._reserve: list[Tensor] = []
-        self._whole: dict[int, bool] = {}  # by id, whether a vector that the owed sums hold is a whole row
+        self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
 
     def submit(
         self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
@@ -90,16 +83,16 @@ class Mixing:
         """Compute what is owed."""
         if not self._owed:
             return
-        owed, self._owed = self._owed, []
+        with self._profile.part("mix"):
+            sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
+            together = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
+            if not (together and mix_rows(self._rows, sums, self._workers, rows)):
+                for owed, row in self._owed:
+                    # (Writes by way of .data don't count as the modification of a snapshot.)
+                    owed.write(row.data)
+        self._owed = []
         self._unwritten.clear()
         self._whole.clear()
-        with self._profile.part("mix"):
-            sums, rows = [each.sum for each in owed], [each.row for each in owed]
-            together = sum(len(each.vectors) for each in sums) >= LEAST_TERMS
-            if not (together and mix_rows(self._rows, sums, self._workers, rows)):
-                for each in owed:
-                    # (Writes by way of .data don't count as the modification of a snapshot.)
-                    each.mix.run(lambda _, row=each.row: row.data)  # type: ignore[misc]
 
     def _flush(self) -> None:
         requests, self._requests = self._requests, []
@@ -125,15 +118,11 @@ class Mixing:
         if terms is None:
             return None
         whole = self._whole
-        for vector in terms[0]:
-            known = whole.get(id(vector))
-            if known is None:
-                known = whole[id(vector)] = self._rows.is_row(vector)
-            if not known:
-                del whole[id(vector)]  # nobody holds it
-                return None
+        if not all(id(vector) in whole or self._rows.is_row(vector) for vector in terms[0]):
+            return None
         row = self._fresh()
-        self._owed.append(_Owed(mix, Sum(*terms), row))
+        self._owed.append((Sum(*terms), row))
+        whole.update(map(id, terms[0]))  # which stay theirs, as the sum holds the vectors
         self._unwritten.add(id(row))
         return row
 
