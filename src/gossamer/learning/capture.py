@@ -134,9 +134,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # nothing is compiled here; to say so to the compiler would load it, which takes a second
-        )
+        # Nothing is compiled here; to say so to the compiler would load it, which takes a second.
+        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -131,5 +131,5 @@ def flatten_buffers(
     """The flat form of buffers that a forward pass has written; ``before`` itself where there are none."""
     if not layout.buffers:
         return before
-    values = [named[field.name].reshape(*before.shape[:-1], -1) for field in layout.buffers]
+    values = [named[field.name].detach().reshape(*before.shape[:-1], -1) for field in layout.buffers]
     return torch.cat([value.to(before.dtype) for value in values], dim=-1)
