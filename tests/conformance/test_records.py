@@ -105,7 +105,7 @@ def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
     free = play(tmp_path, **settings, stop={"rounds": 30})
     losses = free.metrics.filter(pl.col("node") > 0, pl.col("round") == 8)["train_loss"].drop_nulls()
     assert losses.max() > losses.min()  # it matters whose loss it is
-    level = float(losses.mean())
+    level = float(losses.mean()) * (1 + 1e-5)  # another trainer's bits are others
     expected = first_below(free, level)
     assert 1 < expected <= 8
     run = play(

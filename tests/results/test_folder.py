@@ -89,13 +89,16 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
     with folder.segment("graphs") as graphs:
         graphs.append({"round": 10, "edges": []})
     compact(folder)
-    folder.write_status("failed", error="node 1: loss is nan", wall_s=2.5, profile={"train": 1.5})
+    folder.write_status(
+        "failed", error="node 1: loss is nan", wall_s=2.5, profile={"train": 1.5}, peak_vectors=12
+    )
     assert json.loads((folder.path / "setup.json").read_text())["graphs"] == {"0": [[0, 1]], "10": []}
     assert json.loads((folder.path / "status.json").read_text()) == {
         "status": "failed",
         "error": "node 1: loss is nan",
         "wall_s": 2.5,
         "profile": {"train": 1.5},
+        "peak_vectors": 12,
     }
 
 
