@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.learning.optimizer import Optimizer, State, correction, counter, decay
+from gossamer.learning.optimizer import Moments, State, correction, counter, decay
 from gossamer.registry import register
 
 
 @register("optimizer", "adamax")
-class Adamax(Optimizer):
+class Adamax(Moments):
     """Adam with the infinity norm in the place of the second moment (Kingma and Ba, 2015, section 7.1), as
     torch.optim.Adamax.
 
@@ -24,13 +22,6 @@ class Adamax(Optimizer):
         eps: added to a gradient's magnitude.
         weight_decay: L2 penalty added to the gradient.
     """
-
-    elementwise: ClassVar[bool] = True
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
 
     def init(self, parameters: Tensor) -> State:
         return {
@@ -50,7 +41,7 @@ class Adamax(Optimizer):
 
 
 @register("optimizer", "nadam")
-class NAdam(Optimizer):
+class NAdam(Moments):
     """Adam with Nesterov's momentum (Dozat, 2016), as torch.optim.NAdam.
 
     Args:
@@ -62,12 +53,6 @@ class NAdam(Optimizer):
         decoupled_weight_decay: decay the parameters instead, as AdamW does.
     """
 
-    elementwise: ClassVar[bool] = True
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
     momentum_decay: float = Field(default=0.004, ge=0)
     decoupled_weight_decay: bool = False
 
@@ -97,7 +82,7 @@ class NAdam(Optimizer):
 
 
 @register("optimizer", "radam")
-class RAdam(Optimizer):
+class RAdam(Moments):
     """Rectified Adam (Liu et al., 2020), as torch.optim.RAdam: momentum alone, until there are steps enough to know the
     second moment by.
 
@@ -109,12 +94,6 @@ class RAdam(Optimizer):
         decoupled_weight_decay: decay the parameters instead, as AdamW does.
     """
 
-    elementwise: ClassVar[bool] = True
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
     decoupled_weight_decay: bool = False
 
     def init(self, parameters: Tensor) -> State:

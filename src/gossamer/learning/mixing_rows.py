@@ -164,11 +164,9 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
     for columns in (64, 80, 128, 1040) if wide else (16, 48):
         table = torch.from_numpy(rng.normal(size=(20 + len(sums), columns))).float()
         expected = torch.empty(len(sums), columns)
-        for out, (which, weights) in zip(expected, sums, strict=True):
-            torch.mul(table[which[0]], weights[0], out=out)
-            for number, weight in zip(which[1:], weights[1:], strict=True):
-                out.add_(table[number], alpha=weight)
         given = [Sum([table[number] for number in which], weights.tolist()) for which, weights in sums]
+        for out, each in zip(expected, given, strict=True):
+            each.write(out)
         with warnings.catch_warnings():
             # Once a process, that torch's sparse matrices may still change.
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
@@ -184,14 +182,18 @@ def _sparse(terms: _Terms) -> _Add:
     starts = terms.starts.int()
     first, last = int(terms.numbers.min()), int(terms.numbers.max())
     near = torch.from_numpy((terms.numbers - first).astype(np.int32))
-    read, places = np.unique(terms.numbers, return_inverse=True)
-    distinct, among = torch.from_numpy(read), torch.from_numpy(places.astype(np.int32))
+
+    @functools.cache
+    def gathered() -> tuple[Tensor, Tensor]:
+        read, places = np.unique(terms.numbers, return_inverse=True)
+        return torch.from_numpy(read), torch.from_numpy(places.astype(np.int32))
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
         if (last - first + 1) * columns.stride(0) <= REACH:
             source, indices = columns[first : last + 1], near
         else:
-            source, indices = columns[distinct], among  # a copy
+            distinct, indices = gathered()
+            source = columns[distinct]  # a copy
         size = (sums, len(source))
         matrix = torch.sparse_csr_tensor(starts, indices, terms.weights, size=size, check_invariants=False)
         out = columns[target] if isinstance(target, slice) else columns.new_empty(sums, columns.shape[1])

@@ -201,8 +201,19 @@ class ASGD(Optimizer):
         state["average"].lerp_(parameters, (1 / (before - self.t0).clamp_(min=1)).to(parameters.dtype))
 
 
+class Moments(Optimizer):
+    """Base of Adam and its descendants: moving averages of the gradient and of its size, with their usual defaults."""
+
+    elementwise: ClassVar[bool] = True
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
 @register("optimizer", "adam")
-class Adam(Optimizer):
+class Adam(Moments):
     """Adam (Kingma and Ba, 2015), as torch.optim.Adam.
 
     Args:
@@ -213,13 +224,8 @@ class Adam(Optimizer):
         amsgrad: divide by the largest second moment so far (Reddi, Kale and Kumar, 2018).
     """
 
-    elementwise: ClassVar[bool] = True
     decoupled: ClassVar[bool] = False
 
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
     amsgrad: bool = False
 
     def init(self, parameters: Tensor) -> State:
