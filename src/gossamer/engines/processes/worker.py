@@ -429,7 +429,8 @@ class _Worker:
             if last and not (self._shaper and moment == "end"):
                 await self._flush()
             computing_s = (self._paced if self._pace else self._busy).seconds()
-            shares = self._usage.shares(time_s, computing_s, None)
+            sending_s = None if self._shaper is None else self._shaper.sending_seconds()
+            shares = self._usage.shares(time_s, computing_s, sending_s)
             row = node_row(node, moment, self.traffic, time_s, time.monotonic() - self._start, shares)
             if self._rank in setup.evaluated:
                 judged = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
