@@ -340,7 +340,7 @@ def keys(
 
     if (nodes is None) == (rank is None):
         raise BadInput("--nodes, --rank: accepted: one of them")
-    ranks = range(nodes) if rank is None else [rank]
+    ranks = list(range(nodes or 0)) if rank is None else [rank]
     addresses = expand_addresses(address or ())
     if addresses and len(addresses) != len(ranks):
         raise BadInput(f"--address: got {len(addresses)}; accepted: {len(ranks)}, one a node")
