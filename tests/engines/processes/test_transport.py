@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.engines.processes import transport as module
+from gossamer.engines.processes import connection as module
 from gossamer.engines.processes.transport import Transport, listen
 from gossamer.engines.processes.wire import (
     ABORT,
