@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gossamer.errors import GossamerError
+from gossamer.checkpoint import Checkpoint
+from gossamer.errors import BadInput, GossamerError
 from gossamer.host import Host
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
@@ -568,6 +569,69 @@ class Node:
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
+
+    # --- checkpoints
+
+    def checkpoint(self, **engine: Payload) -> Checkpoint:
+        """For engines: all that this node needs to go on from here, at a round's end. Its vectors are shared, not copied,
+        but for tensors in ``state`` that are not in the store, which the algorithm may write.
+
+        Args:
+            engine: what the engine keeps of the node beside.
+
+        Raises:
+            TypeError, ValueError: for something in ``state`` that is no payload.
+        """
+        try:
+            state = freeze(self.state, self._host.is_stored)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"node.state: {error}") from None
+        node = {
+            "step": self.step,
+            "lr": self.lr,
+            "reset": self._reset,
+            "index_sets": dict(self._index_sets),  # whose tensors are this node's own
+            "late": [[source, list(prefix), count] for source, prefix, count in self._mailbox.late()],
+            "columns": dict(self.columns),
+            "losses": list(self.losses),
+            "ages": self.ages.saved(),
+        }
+        return Checkpoint(
+            rank=self.rank,
+            round=self.round,
+            time_s=self.now(),
+            model=Model(self._snapshot(), self.buffers),
+            optimizer=self._optimizer_state,
+            state=state,
+            node=node,
+            unread=self._mailbox.unread(),
+            engine=engine,
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """For engines, before :meth:`live`: be the node that was saved. What was on its way to it is the engine's to deliver.
+
+        Raises:
+            BadInput: for the checkpoint of another node, or of another model.
+        """
+        layout = self._setup.layout
+        shapes = [tuple(vector.shape) for vector in saved.model]
+        if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
+            raise BadInput(
+                f"checkpoint: of node {saved.rank}, with {shapes[0]} parameters and {shapes[1]} buffers; accepted: of node"
+                f" {self.rank}, with ({layout.size},) and ({layout.buffer_size},)"
+            )
+        node = saved.node
+        self.round, self.step, self.lr = saved.round, node["step"], node["lr"]
+        self.parameters, self.buffers = saved.model
+        self._optimizer_state = None if saved.optimizer is None else dict(saved.optimizer)
+        self._reset = node["reset"]
+        self.state = freeze(dict(saved.state), lambda tensor: True)
+        self._index_sets = dict(node["index_sets"])
+        self.columns, self.losses = dict(node["columns"]), list(node["losses"])
+        self.ages.restore(node["ages"])
+        late = [(source, tuple(prefix), count) for source, prefix, count in node["late"]]
+        self._mailbox.restore(saved.unread, late)
 
     # --- time, randomness, tasks, records
 
