@@ -120,6 +120,26 @@ class Gather(_Section):
     lost_peer: Literal["fail", "skip"] = "fail"
 
 
+class Failures(_Section):
+    """When a node is taken for dead by its peers.
+
+    Args:
+        heartbeat_s: seconds of silence on a connection after which a sign of life is sent on it; null sends none where a
+            supervisor sees deaths (the engine processes on one machine), and else a fifth of detection_s.
+        detection_s: seconds without a sign of life, or in which it can't be reached, after which a peer is lost. With
+            heartbeats, one that stands still is noticed within detection_s + heartbeat_s / 2 seconds.
+    """
+
+    heartbeat_s: float | None = Field(default=None, gt=0)
+    detection_s: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _beats_in_time(self) -> Failures:
+        if self.heartbeat_s is not None and 2 * self.heartbeat_s > self.detection_s:
+            raise ValueError(f"heartbeat_s: got {self.heartbeat_s}; accepted: at most half of detection_s")
+        return self
+
+
 class Simulate(_Section):
     """Virtual time on this machine.
 
@@ -214,6 +234,7 @@ class Experiment(BaseModel):
     compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
     network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
     gather: Gather = Gather()
+    failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     stop: Stop
     data_root: FilePath | None = None

@@ -54,12 +54,18 @@ class Peer:
     """A transport and all that it reported."""
 
     def __init__(
-        self, rank: int, listener: socket.socket, addresses: list[tuple[str, int]], limit: int
+        self,
+        rank: int,
+        listener: socket.socket,
+        addresses: list[tuple[str, int]],
+        limit: int = LIMIT,
+        **options: Any,
     ) -> None:
         self.address = addresses[rank]
         self.inbox: list[Message] = []
         self.lost: list[tuple[int, str]] = []
         self.events: list[tuple[str, str]] = []
+        self.found: list[int] = []
         self.failures: list[Exception] = []
         self.changed = asyncio.Event()
         clock = itertools.count()
@@ -74,6 +80,8 @@ class Peer:
             event=lambda kind, text: self._note(self.events, (kind, text)),
             now=lambda: float(next(clock)),
             failed=lambda error: self._note(self.failures, error),
+            found=lambda rank: self._note(self.found, rank),
+            **options,
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic
@@ -94,12 +102,12 @@ class Peer:
 
 @asynccontextmanager
 async def network(
-    size: int, *, limit: int = LIMIT, raw_ranks: int = 0
+    size: int, *, limit: int = LIMIT, raw_ranks: int = 0, **options: Any
 ) -> AsyncIterator[tuple[list[Peer], list[Any]]]:
     """Some transports, and after them in rank some listening sockets that the test itself serves."""
     listeners = [listen() for _ in range(size + raw_ranks)]
     addresses = [listener.getsockname()[:2] for listener in listeners]
-    peers = [Peer(rank, listeners[rank], addresses, limit) for rank in range(size)]
+    peers = [Peer(rank, listeners[rank], addresses, limit, **options) for rank in range(size)]
     try:
         for peer in peers:
             await peer.transport.start()
@@ -326,7 +334,7 @@ async def test_bytes_on_the_socket_are_what_wire_bytes_says() -> None:
                 taken += await loop.sock_recv(end.end, 65_536)
             assert len(taken) == due
             greeting, arrived = Decoder(LIMIT).feed(taken)
-            assert greeting == Hello(0, TOKEN)
+            assert greeting == Hello(0, TOKEN, 0, 1, 0)
             assert isinstance(arrived, Arrived)
 
 
@@ -353,10 +361,10 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
             # The sending is over while the last window of it is still unacknowledged.
             while not await is_done(large):
-                uncredited = a.transport._outgoing[1].unacknowledged
+                uncredited = a.transport._contact(1).outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))
                 await end.read()
-            assert 0 < a.transport._outgoing[1].unacknowledged <= WINDOW
+            assert 0 < a.transport._contact(1).outgoing.unacknowledged <= WINDOW
 
 
 @on_loop
@@ -411,7 +419,7 @@ async def test_receiver_discards_a_cancelled_message() -> None:
 @pytest.mark.parametrize("how", ["reset", "close"])
 @on_loop
 async def test_death_of_a_peer_is_reported_once_and_nobody_waits_for_it(how: str) -> None:
-    async with network(2, raw_ranks=1) as ((a, b), (listener,)):
+    async with network(2, raw_ranks=1, detection_s=0.3) as ((a, b), (listener,)):
         sendings = [a.send(2, torch.zeros(100_000), i) for i in range(3)]
         back = await dial(a, hello(2, TOKEN))
         other = a.send(1, "hello", "t")
@@ -435,7 +443,7 @@ async def test_death_of_a_peer_is_reported_once_and_nobody_waits_for_it(how: str
 
 @on_loop
 async def test_a_refused_dial_loses_the_peer() -> None:
-    async with network(1, raw_ranks=1) as ((a,), (listener,)):
+    async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         listener.close()
         await a.send(1, 1, "t")
         assert len(a.lost) == 1
@@ -446,7 +454,7 @@ async def test_a_refused_dial_loses_the_peer() -> None:
 
 @on_loop
 async def test_mark_lost_and_found() -> None:
-    async with network(2) as ((a, b), _):
+    async with network(2, detection_s=0.3) as ((a, b), _):
         await a.send(1, 1, "t")
         await b.receive(1)
         queued = [a.send(1, torch.zeros(100_000), "t") for _ in range(2)]
@@ -466,8 +474,7 @@ async def test_mark_lost_and_found() -> None:
 async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
     async with network(2) as ((a, b), _):
         a.send(1, 1, "t")
-        while not a.transport._dials:
-            await asyncio.sleep(0)
+        assert a.transport._contact(1).dial is not None
         a.transport.mark_lost(1, "gone")
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
@@ -544,7 +551,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, hello(1, TOKEN)) as end:
             await end.until(lambda: end.events)
-            incoming = a.transport._incoming[1]
+            incoming = a.transport._contact(1).incoming
             incoming.pause_writing()  # as if the peer did not read its credit
             await end.say(b"".join(message(0, torch.zeros(100_000))[:5]))
             await a.until(lambda: a.events)
@@ -562,7 +569,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
 )
 @on_loop
 async def test_answers_are_checked_too(answer: bytes, reason: str) -> None:
-    async with network(1, raw_ranks=1) as ((a,), (listener,)):
+    async with network(1, raw_ranks=1, detection_s=0.3) as ((a,), (listener,)):
         sending = a.send(1, torch.zeros(100_000), "t")
         end, _ = await asyncio.get_running_loop().sock_accept(listener)
         end.setblocking(False)

@@ -11,8 +11,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gossamer.engines.processes.contact import Contact
 from gossamer.engines.processes.sending import OwnSending
-from gossamer.engines.processes.wire import Arrived, Credited, Decoder, Event, Hello, credit, hello
+from gossamer.engines.processes.tls import Tls
+from gossamer.engines.processes.wire import (
+    Arrived,
+    Beat,
+    Credited,
+    Decoder,
+    Event,
+    Hello,
+    Left,
+    beat,
+    credit,
+    hello,
+    leave,
+)
 from gossamer.messages import WINDOW, Message
 from gossamer.payload import CHUNK_BYTES, FrameError
 
@@ -20,19 +34,24 @@ if TYPE_CHECKING:
     from gossamer.engines.processes.transport import Transport
 
 HELLO_TIMEOUT_S = 10.0
-"""Seconds that a new connection may take to say who it is."""
+"""Seconds that a new connection may take to say, and prove, who it is."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """What both directions share: reading into the transport's one buffer, and refusing what is wrong."""
+    """What both directions share: reading into the transport's one buffer, heartbeats, and refusing what is wrong."""
 
     link: asyncio.Transport
 
-    def __init__(self, owner: Transport, limit: int | None) -> None:
+    def __init__(self, owner: Transport, limit: int | None, tls: Tls | None) -> None:
         self.owner = owner
         self.decoder = Decoder(limit)
+        self.tls = tls
+        self.contact: Contact | None = None
+        """Who is at the other end, once it has proved that."""
         self.closed = False
         self.writable = True
+        self._spoke = False
+        self._status = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -46,19 +65,70 @@ class Connection(asyncio.BufferedProtocol):
         return self.owner._received
 
     def buffer_updated(self, nbytes: int) -> None:
+        data = self.owner._received[:nbytes]
         try:
-            for event in self.decoder.feed(self.owner._received[:nbytes]):
-                self.handle(event)
-                if self.closed:
-                    return
+            if self.tls is None:
+                self._take(data)
+            else:
+                self._open(self.tls, data)
         except FrameError as error:
             self.refuse(str(error))
 
+    def _open(self, tls: Tls, data: memoryview) -> None:
+        insecure = not tls.secure
+        try:
+            for piece in tls.open(data, self.owner._opened):
+                self._take(piece)
+                if self.closed:
+                    return
+        finally:
+            if not self.closed and (due := tls.due()):
+                self.link.write(due)
+        if insecure and tls.secure:
+            self.secured()
+
+    def _take(self, data: memoryview) -> None:
+        for event in self.decoder.feed(data):
+            if isinstance(event, Beat):
+                if self.contact is not None:
+                    self.owner._heard_status(self.contact, event.status)
+            elif isinstance(event, Left):
+                if self.contact is not None:
+                    self.owner._left(self.contact)
+            else:
+                self.handle(event)
+            if self.closed:
+                return
+        if self.contact is not None:
+            self.contact.silent = 0
+
+    def secured(self) -> None:
+        """The handshake of TLS is done."""
+
     def handle(self, event: Event) -> None:
+        """Take a frame."""
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
+        """Have no more to do with what is at the other end."""
         raise NotImplementedError
+
+    def write(self, frame: bytes) -> None:
+        """Write a frame."""
+        self._spoke = True
+        self.link.write(frame if self.tls is None else self.tls.seal(frame))
+
+    def beat(self, status: bytes, *, always: bool) -> None:
+        """Say how this node is, if that is new; ``always``, that it's alive, if nothing was said since the last time."""
+        if self.writable and (status != self._status or (always and not self._spoke)):
+            self.write(beat(status))
+            self._status = status
+        self._spoke = self._spoke and not always
+
+    def say_goodbye(self) -> None:
+        """Tell a peer that nothing more will come."""
+        if self.contact is not None and not self.closed:
+            self.write(leave())
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -81,8 +151,11 @@ class Incoming(Connection):
     """A connection that a peer dialled: its messages come in, credit goes out."""
 
     def __init__(self, owner: Transport) -> None:
-        super().__init__(owner, owner.limit)
-        self.rank: int | None = None
+        security = owner._security
+        super().__init__(
+            owner, owner.limit, None if security is None else Tls(security.server, server_side=True)
+        )
+        self._host = ""
         self._counted = 0
         self._taken = 0
         self._credited = 0
@@ -90,57 +163,83 @@ class Incoming(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self.closed:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(
-                HELLO_TIMEOUT_S, self.refuse, f"did not say who it is within {HELLO_TIMEOUT_S} s"
-            )
+        if self.closed:
+            return
+        peername = transport.get_extra_info("peername")
+        host = peername[0] if peername else ""
+        too_many = self.owner._guard.enter(host)
+        if too_many is not None:
+            self._host = host
+            self.refuse(too_many)
+            return
+        self._host = host
+        self._deadline = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self.refuse, f"did not say who it is within {HELLO_TIMEOUT_S} s"
+        )
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
+        contact = self.contact
+        if contact is None:
+            return
         self._count()
         if not self.closed:
+            contact.expected = self.decoder.expected
             self._give_credit()
 
     def handle(self, event: Event) -> None:
         if isinstance(event, Hello):
             self._greet(event)
-        elif isinstance(event, Arrived) and self.rank is not None:
-            message = Message(self.rank, event.tag, event.payload, event.sent_at)
+        elif isinstance(event, Arrived) and self.contact is not None:
+            message = Message(self.contact.rank, event.tag, event.payload, event.sent_at)
             self._count(partial(self.owner._arrived, message), ends=True)
         else:
             self._count(ends=True)
 
     def _greet(self, said: Hello) -> None:
-        owner = self.owner
+        owner, rank = self.owner, said.rank
+        if rank >= owner.size or rank == owner.rank:
+            self.refuse(f"says that it is rank {rank} of {owner.size}")
+            return
+        security = owner._security
+        if self.tls and security and not security.belongs_to(self.tls.certificate, rank):
+            self.refuse(f"says that it is rank {rank}, but has not got its key")
+            return
+        contact = owner._contact(rank)
         if not hmac.compare_digest(said.token, owner._token):
-            self.refuse("has the token of another run")
-        elif said.rank >= len(owner._addresses) or said.rank == owner.rank:
-            self.refuse(f"says that it is rank {said.rank} of {len(owner._addresses)}")
-        elif said.rank in owner._incoming:
-            self.refuse(f"says that it is rank {said.rank}, which is connected already")
+            if self.tls is not None:  # it's a peer, and shall know why
+                self.write(hello(owner.rank, owner._token, owner.incarnation, said.connection))
+            self.refuse(
+                f"(rank {rank}) has the token of another run" if self.tls else "has the token of another run"
+            )
+        elif (stale := contact.stale(said.incarnation, said.connection)) is not None:
+            self.refuse(f"says that it is rank {rank}, {stale}")
         else:
-            self._no_deadline()
-            self.rank = said.rank
-            owner._incoming[said.rank] = self
-            self.link.write(hello(owner.rank, owner._token))
+            self._known()
+            owner._meet(contact, said.incarnation)
+            before, contact.incoming, self.contact = contact.incoming, self, contact
+            if before is not None:
+                before.close()
+            contact.answered = said.connection
+            self.decoder.expect(contact.expected)
+            self.write(hello(owner.rank, owner._token, owner.incarnation, said.connection, contact.expected))
+            owner._came(contact)
 
     def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
         """Take what came in since the last time, and deliver the message that it completes."""
         nbytes = self.decoder.frame_bytes - self._counted
         self._counted += nbytes
         shaper = self.owner._shaper
-        if shaper is not None and self.rank is not None and nbytes:
-            shaper.arrive(
-                self.rank, nbytes, partial(self._take, nbytes, self.decoder.chunk_bytes), ends, deliver
-            )
+        if shaper is not None and self.contact is not None and nbytes:
+            taken = partial(self._take_credit, nbytes, self.decoder.chunk_bytes)
+            shaper.arrive(self.contact.rank, nbytes, taken, ends, deliver)
             return
         self.owner.traffic.bytes_received += nbytes
         self._taken = self.decoder.chunk_bytes
         if deliver is not None:
             deliver()
 
-    def _take(self, nbytes: int, chunk_bytes: int) -> None:
+    def _take_credit(self, nbytes: int, chunk_bytes: int) -> None:
         """The network lets some bytes through; with them, so many of chunks are here."""
         self.owner.traffic.bytes_received += nbytes
         self._taken = max(self._taken, chunk_bytes)
@@ -154,35 +253,39 @@ class Incoming(Connection):
             self.refuse(f"sent more than its window of {WINDOW} bytes")
         elif self.writable and (due >= CHUNK_BYTES or (due and self.decoder.idle)):
             self._credited += due
-            self.link.write(credit(due))
+            self.write(credit(due))
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._give_credit()
+        if self.contact is not None:
+            self._give_credit()
 
     def refuse(self, reason: str) -> None:
         self.close()
-        who = f"stranger at {_show(self.link.get_extra_info('peername'))}" if self.rank is None else self.rank
-        self.owner._event("refused", f"{who} {reason}")
-        if self.rank is not None:
-            self.owner._lose(self.rank, f"refused: {reason}")
+        if self.contact is None:
+            who = f"stranger at {_show(self.link.get_extra_info('peername'))}"
+            self.owner._guard.tell(self._host, f"{who} {reason}")
+        else:
+            self.owner._refuse(self.contact, reason)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._no_deadline()
         expected = self.closed
         super().connection_lost(error)
-        if self.rank is not None:
-            if self.owner._incoming.get(self.rank) is self:
-                del self.owner._incoming[self.rank]
-            if not expected:
-                self.owner._lose(self.rank, str(error or "closed its connection"))
+        contact = self.contact
+        if contact is not None:
+            if contact.incoming is self:
+                contact.incoming = None
+                self.owner._gone(contact, str(error or "closed its connection"))
         elif not expected:
             self.refuse("went away without saying who it is")
+        self._known()
 
-    def _no_deadline(self) -> None:
+    def _known(self) -> None:
+        """It has said who it is, or never will."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+            self.owner._guard.leave(self._host)
 
 
 @dataclass(eq=False, slots=True)
@@ -196,14 +299,22 @@ class _Expected:
 
 
 class Outgoing(Connection):
-    """A connection that this node dialled: its messages go out, credit comes in."""
+    """A connection that this node dialled: its messages go out, credit comes in.
 
-    def __init__(self, owner: Transport, to: int) -> None:
-        super().__init__(owner, None)
+    Args:
+        owner: the node's transport.
+        to: whom it dials.
+    """
+
+    def __init__(self, owner: Transport, to: Contact) -> None:
+        security = owner._security
+        super().__init__(owner, None, None if security is None else Tls(security.client, server_side=False))
         self.to = to
-        self.begun = 0
+        self.greeted: asyncio.Future[str | None] = owner._loop.create_future()
+        """Done when the peer has answered, or with why it has not."""
         self.written = 0
         self.unacknowledged = 0
+        self._number = to.dialled
         self._expected: deque[_Expected] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -214,8 +325,25 @@ class Outgoing(Connection):
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, CHUNK_BYTES)
-        if not self.closed:
-            self.link.write(hello(self.owner.rank, self.owner._token))
+        if self.closed:
+            return
+        if self.tls is None:
+            self._say_hello()
+        else:
+            self.link.write(self.tls.begin())
+
+    def secured(self) -> None:
+        security = self.owner._security
+        assert self.tls is not None
+        assert security is not None
+        if security.belongs_to(self.tls.certificate, self.to.rank):
+            self._say_hello()
+        else:
+            self.refuse("answered with another rank's key")
+
+    def _say_hello(self) -> None:
+        owner = self.owner
+        self.write(hello(owner.rank, owner._token, owner.incarnation, self._number))
 
     def room(self, nbytes: int) -> bool:
         """Whether a chunk of so many bytes may be written now."""
@@ -223,15 +351,30 @@ class Outgoing(Connection):
 
     def handle(self, event: Event) -> None:
         if isinstance(event, Hello):
-            if event.rank != self.to or not hmac.compare_digest(event.token, self.owner._token):
-                self.refuse(f"answered as rank {event.rank}, or with the token of another run")
+            self._greet(event)
         elif isinstance(event, Credited):
             if event.nbytes > self.unacknowledged:
                 self.refuse(f"acknowledged {event.nbytes} bytes of {self.unacknowledged}")
                 return
             self.unacknowledged -= event.nbytes
+            self.to.acknowledge(self.written - self.unacknowledged)
             self._accept()
             self.owner._wake.set()
+
+    def _greet(self, said: Hello) -> None:
+        owner, contact = self.owner, self.to
+        if said.rank != contact.rank or not hmac.compare_digest(said.token, owner._token):
+            self.refuse(f"answered as rank {said.rank}, or with the token of another run")
+        elif said.connection != self._number:
+            self.refuse(f"answered connection {said.connection} on connection {self._number}")
+        elif (stale := contact.stale(said.incarnation, None)) is not None:
+            self.refuse(f"answered {stale}")
+        else:
+            owner._meet(contact, said.incarnation)
+            contact.resume(said.expected)
+            self.contact = contact
+            self.greeted.set_result(None)
+            owner._reached(contact, self)
 
     def accept_after(self, nbytes: int, after_s: float, sending: OwnSending) -> None:
         """A message is accepted so many seconds after so many bytes more are acknowledged."""
@@ -251,22 +394,27 @@ class Outgoing(Connection):
 
     def refuse(self, reason: str) -> None:
         self.close()
-        self.owner._event("refused", f"{self.to} {reason}")
-        self.owner._lose(self.to, f"refused: {reason}")
+        if self.contact is None:
+            host, port = self.owner._addresses[self.to.rank][:2]
+            self.owner._guard.tell(host, f"{self.to.rank} (dialled at {host}:{port}) {reason}")
+            self._fail(reason)
+        else:
+            self.owner._refuse(self.contact, reason)
+
+    def _fail(self, why: str) -> None:
+        if not self.greeted.done():
+            self.greeted.set_result(why)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.owner._wake.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        expected = self.closed
         super().connection_lost(error)
-        if self.owner._outgoing.get(self.to) is self:
-            del self.owner._outgoing[self.to]
-        for unacknowledged in self._expected:
-            unacknowledged.sending.accept()
-        if not expected:
-            self.owner._lose(self.to, str(error or "closed the connection"))
+        why = str(error or "closed the connection")
+        self._fail(why)
+        if self.to.outgoing is self:
+            self.owner._broke(self.to, why)
 
 
 def _show(address: Any) -> str:

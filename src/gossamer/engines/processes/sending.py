@@ -20,6 +20,8 @@ class State(enum.Enum):
     QUEUED = enum.auto()
     LEAVING = enum.auto()
     SENT = enum.auto()
+    AGAIN = enum.auto()
+    """It had left, but its connection broke before the peer had acknowledged it."""
     CANCELLED = enum.auto()
     LOST = enum.auto()
 
@@ -41,7 +43,7 @@ class OwnSending(Sending):
     @property
     def over(self) -> bool:
         """Whether no chunk of it is to be sent (any more)."""
-        return self.state not in (State.QUEUED, State.LEAVING)
+        return self.state not in (State.QUEUED, State.LEAVING, State.AGAIN)
 
     def __await__(self) -> Generator[Any, None, None]:
         # Shielded: who waits may be cancelled, and others wait for the same message.

@@ -233,6 +233,9 @@ class Supervisor:
             self._event(child.rank, rest[0], rest[1])
         elif what == "unreachable" and not self._ending:
             self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
+        elif what == "reachable":
+            told = child.rank, rest[0]
+            self._suspects = [suspect for suspect in self._suspects if suspect[1:3] != told]
         elif what == "failed":
             text, round, trace = rest
             where = f"in round {round}" if self._start is not None else "at start"

@@ -5,35 +5,51 @@ credit comes back on it, and the peer's own messages come on a connection that t
 that dial each other at once need no tie-break, and a connection's reader knows which frames may come.
 
 One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink:
-a message is not begun before the one ahead of it was handed to the kernel, whoever its receiver is. At most
+a message is not begun before the one ahead of it was handed to the kernel, whoever its receiver is (only what is for a
+peer that can't be reached just now steps aside). At most
 :data:`~gossamer.messages.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to
 hold little that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a
 chunk. So what was "sent" is at the receiver or within one window of it, and a message can be taken back while
 most of it is still here.
 
-With a :class:`~gossamer.engines.processes.shaping.Shaper`, chunks leave and are acknowledged as a network of an
-experiment lets them.
+A connection that breaks is dialled again, and goes on with the message that the peer expects next; at most a window of
+messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with heartbeats) is
+silent, for ``detection_s``; it is looked for from then on, and found when it answers.
+
+Between hosts, connections are TLS (:mod:`gossamer.engines.processes.security`), and who is not in the peers file gets no
+further than its handshake. With a :class:`~gossamer.engines.processes.shaping.Shaper`, chunks leave and are acknowledged as a
+network of an experiment lets them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gossamer.engines.processes.connection import Connection, Incoming, Outgoing
+from gossamer.engines.processes.contact import Contact, Unacknowledged
+from gossamer.engines.processes.guard import Guard
+from gossamer.engines.processes.security import Security
 from gossamer.engines.processes.sending import OwnSending, State
 from gossamer.engines.processes.shaping import CATCH_UP_S, LATE_S, Departure, Shaper
-from gossamer.engines.processes.wire import TOKEN_BYTES, abort, chunks
-from gossamer.errors import GossamerError
+from gossamer.engines.processes.wire import NUMBERS, TOKEN_BYTES, abort, chunks
+from gossamer.errors import BadInput, GossamerError
 from gossamer.messages import WINDOW, Message, Payload, Sending, Tag, Traffic
 from gossamer.payload import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze, pack_head
 
 DIAL_TIMEOUT_S = 10.0
-"""Seconds after which a peer that does not answer a dial is lost."""
+"""Seconds that a peer has to answer a dial, before it is dialled again."""
+REDIAL_FIRST_S = 0.05
+"""Seconds between a dial that failed and the next one; doubled each time, up to the last."""
+REDIAL_LAST_S = 5.0
+PATIENCE_S = 0.5
+"""Seconds that messages to others wait behind one whose receiver does not answer."""
 _RECEIVE_BYTES = 64 * 1024
 _BACKLOG = 4096
 
@@ -68,16 +84,26 @@ class Transport:
         token: 16 bytes that only this run's nodes know; who has not got them is refused.
         limit: bytes (head and buffers; chunk headers apart) of the largest message that is sent and accepted.
         deliver: called with each message, in the order in which its sender sent it.
-        lost: called with a rank and why, once, when a peer's connection fails, closes or is refused.
+        lost: called with a rank and why, once, when a peer can't be reached or is refused.
         event: called with a kind and a text; the kind is ``"refused"``.
         now: this node's clock in seconds, for ``Message.sent_at``.
         failed: called with what the node did wrong (it modified what it had sent).
         watch: called when a message has left, or was taken back on its way: receiver, when its first chunk and its last
             one were written (seconds of this node's clock), bytes.
         shaper: what the network does to messages; None is nothing. Closed by :meth:`close`.
+        security: keys and certificates; None is for loopback only.
+        insecure: do without ``security`` between hosts all the same: whoever is on the way can read and change everything.
+        incarnation: how often this node was started before.
+        heartbeat_s: seconds of silence on a connection after which a heartbeat is sent; None sends none.
+        detection_s: seconds without a sign of life after which a peer is lost. With heartbeats, one that stands still is
+            noticed within ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled.
+        found: called with a rank when a lost peer is there again, or one was started anew.
+        status: what heartbeats say, at most 4 KiB. A new status is said within half of ``heartbeat_s``.
+        heard: called with a rank and its status when a heartbeat comes in.
 
     Raises:
         ValueError: for a token of another length, or a rank without address.
+        BadInput: for an address that is not loopback without ``security``.
     """
 
     def __init__(
@@ -95,13 +121,25 @@ class Transport:
         failed: Callable[[Exception], None],
         watch: Callable[[int, float, float, int], None] | None = None,
         shaper: Shaper | None = None,
+        security: Security | None = None,
+        insecure: bool = False,
+        incarnation: int = 0,
+        heartbeat_s: float | None = None,
+        detection_s: float = 10.0,
+        found: Callable[[int], None] | None = None,
+        status: Callable[[], bytes] | None = None,
+        heard: Callable[[int, bytes], None] | None = None,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
         if not 0 <= rank < len(addresses):
             raise ValueError(f"rank: {rank}; accepted: 0 to {len(addresses) - 1}, one address each")
+        if security is None and not insecure:
+            _check_loopback([listener.getsockname(), *addresses])
         self.rank = rank
+        self.size = len(addresses)
         self.limit = limit
+        self.incarnation = incarnation
         self.traffic = Traffic()
         self.lost_on_the_way = 0
         """Messages that were sent, and that the network lost."""
@@ -110,21 +148,23 @@ class Transport:
         self._token = token
         self._deliver, self._lost_callback, self._event, self._now = deliver, lost, event, now
         self._failed, self._watch = failed, watch
-        self._shaper = shaper
+        self._shaper, self._security = shaper, security
+        self._heartbeat_s, self._detection_s = heartbeat_s, detection_s
+        self._found, self._status, self._heard = found, status, heard
         self._loop = asyncio.get_running_loop()
+        hosts = [host for host, *_ in addresses]
+        self._guard = Guard(hosts, lambda line: event("refused", line), self._loop.time)
         self._server: asyncio.Server | None = None
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._connections: set[Connection] = set()
-        self._incoming: dict[int, Incoming] = {}
-        self._outgoing: dict[int, Outgoing] = {}
-        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._contacts: dict[int, Contact] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: dict[int, str] = {}
         # What is shaped is read chunk by chunk.
         self._received = memoryview(
             bytearray(_RECEIVE_BYTES if shaper is None else BEGIN_BYTES + CHUNK_BYTES)
         )
+        self._opened = memoryview(bytearray(0 if security is None else len(self._received)))
         self._closing = False
         # Set whenever something changed that the sender, flush() or close() may wait for.
         self._wake = asyncio.Event()
@@ -138,6 +178,33 @@ class Transport:
             lambda: Incoming(self), sock=self._listener, backlog=_BACKLOG
         )
         self._spawn(self._send_all())
+        if self._heartbeat_s is not None:
+            self._spawn(self._beat(self._heartbeat_s / 2))
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """The peers that are connected, in one direction or the other."""
+        return frozenset(rank for rank, contact in self._contacts.items() if contact.connected)
+
+    def incarnation_of(self, rank: int) -> int | None:
+        """How often a peer was started before, as far as it has said so."""
+        return self._contact(rank).incarnation
+
+    def keep(self, ranks: Iterable[int]) -> None:
+        """Be connected with these peers, whether there are messages for them or not; calling it again replaces them."""
+        kept = frozenset(ranks)
+        for contact in self._contacts.values():
+            contact.kept = contact.rank in kept
+        for rank in kept:
+            contact = self._contact(rank)
+            contact.kept = True
+            if contact.outgoing is None:
+                self._dial_on(contact)
+                self._expect(contact)
+
+    def beat(self) -> None:
+        """Send heartbeats at once, to whom the newest status was not sent yet."""
+        self._say_status()
 
     def send(self, to: int, payload: Payload | Encoded, tag: Tag) -> Sending:
         """Queue a message; what becomes of the payload afterwards makes no difference to it.
@@ -166,42 +233,49 @@ class Transport:
             raise ValueError(
                 f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
             )
-        if to in self._lost:
+        contact = self._contact(to)
+        if contact.lost is not None:
             self._give_up(sending)
         else:
             self._queue[sending] = None
+            self._want(contact)
             self._wake.set()
         return sending
 
-    def mark_lost(self, rank: int, why: str) -> None:
+    def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Take a peer for dead: what is queued for it and sent to it later counts as lost and does not wait.
 
-        Its connections are closed; ``lost`` is not called. A message of it that comes on a new connection is
-        still delivered (it was restarted): see :meth:`mark_found`.
+        Its connections are closed; ``lost`` is not called. It is found again when it answers, or :meth:`mark_found`.
+
+        Args:
+            rank: the peer.
+            why: the cause.
+            incarnation: which of its lives is known to be over: it isn't listened to any more, and not looked for.
         """
-        if rank in self._lost:
-            return
-        self._lost[rank] = why
-        for sending in [sending for sending in self._queue if sending.to == rank]:
-            del self._queue[sending]
-            self._give_up(sending)
-        if self._current is not None and self._current.to == rank and not self._current.over:
-            self._give_up(self._current)
-        if rank in self._dials:
-            self._dials.pop(rank).cancel()
-        for connection in (self._incoming.pop(rank, None), self._outgoing.pop(rank, None)):
-            if connection is not None:
-                connection.close()
-        self._wake.set()
+        contact = self._contact(rank)
+        if incarnation is not None:
+            contact.ended = max(contact.ended, incarnation)
+            if contact.incarnation is not None and contact.ended < contact.incarnation:
+                return  # it lives again already
+            self._stop_dial(contact)
+        if contact.lost is None:
+            self._drop(contact, why)
 
     def mark_found(self, rank: int) -> None:
         """Take a lost peer for alive again: the next message to it dials it."""
-        self._lost.pop(rank, None)
+        contact = self._contact(rank)
+        contact.lost, contact.ended = None, -1
+        contact.down = contact.dial is not None
+        contact.hurry.set()
 
     @property
     def busy(self) -> bool:
         """Whether a message is still to be sent."""
-        return bool(self._queue) or self._current is not None
+        return (
+            bool(self._queue)
+            or self._current is not None
+            or any(contact.waiting for contact in self._contacts.values())
+        )
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every message was handed over and acknowledged, was cancelled, or is lost.
@@ -210,9 +284,7 @@ class Transport:
             TimeoutError: after so many seconds.
         """
         async with asyncio.timeout(timeout):
-            while (
-                self._queue or self._current or any(link.unacknowledged for link in self._outgoing.values())
-            ):
+            while self.busy or not all(contact.settled for contact in self._contacts.values()):
                 await self._changed()
 
     async def close(self) -> None:
@@ -224,6 +296,8 @@ class Transport:
             self._listener.close()
         else:
             self._server.close()
+        for connection in self._connections:
+            connection.say_goodbye()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -234,12 +308,17 @@ class Transport:
             await self._changed()
         if self._server is not None:
             await self._server.wait_closed()
-        for sending in [*self._queue, *([self._current] if self._current is not None else [])]:
+        if self._current is not None:
+            self._queue[self._current] = None
+            self._current = None
+        for sending in self._queue:
             if not sending.over:
                 self._give_up(sending)
             sending.release()
         self._queue.clear()
-        self._current = None
+        for contact in self._contacts.values():
+            contact.reached()
+            self._forget(contact)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -259,37 +338,51 @@ class Transport:
         while True:
             while not self._queue:
                 await self._changed()
-            self._current, _ = self._queue.popitem(last=False)
-            await self._transmit(self._current)
-            if self._shaper is None or self._current.state is not State.SENT:
-                self._current.accept()
-            self._current.buffers = ()
+            sending, _ = self._queue.popitem(last=False)
+            contact = self._contact(sending.to)
+            if contact.down:
+                contact.waiting[sending] = None
+                continue
+            self._current = sending
+            await self._transmit(sending, contact)
             self._current = None
+            if not sending.over:
+                place = contact.waiting if contact.down else self._queue
+                place[sending] = None
+                place.move_to_end(sending, last=False)
+            elif self._shaper is None or sending.state is not State.SENT:
+                sending.accept()
             self._wake.set()
 
-    async def _transmit(self, sending: OwnSending) -> None:
-        sending.state = State.LEAVING
+    async def _transmit(self, sending: OwnSending, contact: Contact) -> None:
+        """Send a message; if its connection breaks on the way, it isn't over yet."""
+        again = sending.state is State.AGAIN
+        if not again:
+            sending.state = State.LEAVING
+        link = await self._connect(sending, contact)
+        if sending.over or link is None:
+            return
         departure = None if self._shaper is None else self._shaper.depart(sending.to)
         lost = departure is not None and departure.lost
-        link = None if lost else await self._connect(sending)
-        if sending.over:
-            return
+        if lost:
+            link = None
         if departure is not None:
             self._expect_acceptance(sending, departure, link)
-        number = 0 if link is None else link.begun
+        number, begun = contact.number, False
         free_at = max(sending.queued_at, self._loop.time() - LATE_S)
         start_s, sent_before = self._now(), self.traffic.bytes_sent
         for chunk in chunks(number, sending.head, sending.buffers):
-            while not (sending.over or link is None or link.room(chunk.nbytes)):
+            while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
                 await self._changed()
                 free_at = self._loop.time() - CATCH_UP_S
             if self._shaper is not None:
                 await self._pass_uplink(self._shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
                 if link is not None and not self._shaper.reaches(sending.to):
-                    self._call_off(link, number)
+                    if begun:
+                        self._call_off(link, contact)
                     link, lost = None, True
-            if sending.over:
+            if sending.over or (link is not None and link.closed):
                 break
             if not sending.unchanged():
                 self._failed(
@@ -302,33 +395,34 @@ class Transport:
                 break
             self._write(link, chunk.frame)
             if link is not None:
-                link.begun = number + 1
+                begun = True
                 link.written += chunk.nbytes
                 link.unacknowledged += chunk.nbytes
         else:
             # From here on the receiver will see it: it can't be taken back any more.
             sending.state = State.SENT
-            self.traffic.messages_sent += 1
+            self.traffic.messages_sent += not again
             if lost:
                 self.traffic.messages_lost += 1
                 self.lost_on_the_way += 1
-                sending.accept()
+                sending.release()
+            if link is not None:
+                self._use_number(link, contact, sending)
         if self._watch is not None and (sent := self.traffic.bytes_sent - sent_before):
             self._watch(sending.to, start_s, self._now(), sent)
         if link is not None:
-            if sending.state is State.CANCELLED:
-                self._call_off(link, number)
+            if begun and sending.state is State.CANCELLED:
+                self._call_off(link, contact)
             while not (link.writable or link.closed):
                 await self._changed()
 
-    async def _connect(self, sending: OwnSending) -> Outgoing | None:
-        """The connection to a message's receiver; None if the message needs none any more."""
-        to = sending.to
-        if to not in self._outgoing and to not in self._dials:
-            self._dials[to] = self._spawn(self._dial(to))
-        while not (sending.over or to in self._outgoing):
+    async def _connect(self, sending: OwnSending, contact: Contact) -> Outgoing | None:
+        """The connection to a message's receiver; None if there is none yet, or the message needs none any more."""
+        if contact.outgoing is None:
+            self._want(contact)
+        while not (sending.over or contact.down or contact.outgoing is not None):
             await self._changed()
-        return self._outgoing.get(to)
+        return contact.outgoing
 
     async def _pass_uplink(self, shaper: Shaper, sending: OwnSending, nbytes: int, since: float) -> None:
         """Wait until some bytes of a message have passed the uplink, or needn't any more."""
@@ -348,40 +442,28 @@ class Transport:
         elif link is not None:
             link.accept_after(beyond, departure.round_trip_s, sending)
 
-    def _call_off(self, link: Outgoing, number: int) -> None:
-        """Have the receiver discard what it has of a message."""
-        if link.begun > number and not link.closed:
-            self._write(link, abort(number))
+    def _call_off(self, link: Outgoing, contact: Contact) -> None:
+        """Have the receiver discard what it has of the message that was begun."""
+        if not link.closed:
+            self._write(link, abort(contact.number))
+            self._use_number(link, contact, None)
+
+    def _use_number(self, link: Outgoing, contact: Contact, sending: OwnSending | None) -> None:
+        contact.number = (contact.number + 1) % NUMBERS
+        contact.unacknowledged.append(Unacknowledged(link.written, sending))
 
     def _write(self, link: Outgoing | None, frame: bytes) -> None:
         self.traffic.bytes_sent += len(frame)
         if link is not None:
-            link.link.write(frame)
-
-    async def _dial(self, to: int) -> None:
-        host, port = self._addresses[to]
-        failure = None
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Outgoing(self, to), host, port
-                )
-        except OSError as error:  # of which TimeoutError is one
-            failure = str(error) or f"did not answer within {DIAL_TIMEOUT_S} s"
-        # (Cancelled: mark_lost or close has removed it.)
-        del self._dials[to]
-        if failure is not None:
-            self._lose(to, failure)
-        elif not link.closed:
-            self._outgoing[to] = link
-        self._wake.set()
+            link.write(frame)
 
     def _cancel(self, sending: OwnSending) -> bool:
-        if sending.over:
-            return sending.state is not State.SENT
+        if sending.over or sending.state is State.AGAIN:
+            return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
         self.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
+        self._contact(sending.to).waiting.pop(sending, None)
         sending.release()
         self._wake.set()
         return True
@@ -391,13 +473,218 @@ class Transport:
         self._deliver(message)
 
     def _give_up(self, sending: OwnSending) -> None:
-        sending.state = State.LOST
-        self.traffic.messages_lost += 1
+        if sending.state is State.AGAIN:
+            sending.state = State.SENT
+        else:
+            sending.state = State.LOST
+            self.traffic.messages_lost += 1
         sending.release()
 
-    def _lose(self, rank: int, why: str) -> None:
-        """A connection to or from a peer failed."""
-        if self._closing or rank in self._lost:
+    # --- reaching peers
+
+    def _contact(self, rank: int) -> Contact:
+        if rank not in self._contacts:
+            self._contacts[rank] = Contact(rank)
+        return self._contacts[rank]
+
+    def _want(self, contact: Contact) -> None:
+        """There is a message for a peer."""
+        contact.used = True
+        if contact.outgoing is None:
+            self._dial_on(contact)
+            self._expect(contact)
+
+    def _dial_on(self, contact: Contact) -> None:
+        """Dial a peer until it answers, unless that is done already."""
+        contact.hurry.set()
+        if contact.dial is None and contact.outgoing is None and not self._closing:
+            contact.dial = self._spawn(self._dial(contact))
+
+    def _stop_dial(self, contact: Contact) -> None:
+        if contact.dial is not None:
+            contact.dial.cancel()
+            contact.dial = None
+
+    async def _dial(self, contact: Contact) -> None:
+        delay_s = REDIAL_FIRST_S
+        while contact.outgoing is None and contact.wanted:
+            contact.hurry.clear()
+            failure = await self._try(contact)
+            if failure is None:
+                continue
+            contact.why, contact.failures = failure, contact.failures + 1
+            self._park(contact)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await contact.hurry.wait()
+            delay_s = min(2 * delay_s, REDIAL_LAST_S)
+        contact.dial = None
+
+    async def _try(self, contact: Contact) -> str | None:
+        """Dial a peer once; gives why it failed, or None."""
+        host, port = self._addresses[contact.rank][:2]
+        contact.dialled += 1
+        link = None
+        timeout_s = min(DIAL_TIMEOUT_S, self._detection_s)
+        patience = self._loop.call_later(PATIENCE_S, self._park, contact)
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, link = await self._loop.create_connection(lambda: Outgoing(self, contact), host, port)
+                return await link.greeted
+        except OSError as error:  # of which TimeoutError is one
+            return str(error) or f"did not answer within {timeout_s:g} s"
+        finally:
+            patience.cancel()
+            if link is not None and contact.outgoing is not link:
+                link.close()
+
+    def _park(self, contact: Contact) -> None:
+        """A peer does not answer: messages to it step aside until it does."""
+        contact.down = True
+        self._wake.set()
+
+    def _expect(self, contact: Contact) -> None:
+        """A peer is lost unless it is reached in time."""
+        if contact.timer is None and contact.lost is None and not self._closing:
+            contact.timer = self._loop.call_later(self._detection_s, self._miss, contact)
+
+    def _miss(self, contact: Contact) -> None:
+        contact.timer = None
+        if contact.dial is not None and not contact.failures:  # this process had no time to try
+            contact.timer = self._loop.call_later(REDIAL_FIRST_S, self._miss, contact)
             return
-        self.mark_lost(rank, why)
-        self._lost_callback(rank, why)
+        self._lose(contact, f"could not be reached for {self._detection_s:g} s: {contact.why}")
+
+    def _meet(self, contact: Contact, incarnation: int) -> None:
+        """A peer has shown which of its lives this is, on a new connection."""
+        restarted = contact.incarnation is not None and incarnation > contact.incarnation
+        if incarnation != contact.incarnation:
+            self._disconnect(contact)
+            for sending in [sending for sending in contact.waiting if sending.state is State.AGAIN]:
+                del contact.waiting[sending]
+                self._give_up(sending)
+            contact.begin_life(incarnation)
+        lost, contact.lost = contact.lost, None
+        if (restarted or lost is not None) and self._found is not None:
+            self._found(contact.rank)
+
+    def _came(self, contact: Contact) -> None:
+        """A peer has dialled this node."""
+        contact.silent = 0
+        if contact.wanted:
+            self._dial_on(contact)
+        if contact.outgoing is not None or not contact.wanted:
+            contact.reached()
+
+    def _reached(self, contact: Contact, link: Outgoing) -> None:
+        """A peer has answered this node."""
+        contact.outgoing, contact.down, contact.silent = link, False, 0
+        contact.reached()
+        for sending in reversed(contact.waiting):
+            self._queue[sending] = None
+            self._queue.move_to_end(sending, last=False)
+        contact.waiting.clear()
+        self._wake.set()
+
+    def _gone(self, contact: Contact, why: str) -> None:
+        """A connection that a peer had dialled is gone; it will dial again if it can."""
+        contact.why = why
+        if contact.outgoing is None:
+            self._expect(contact)
+
+    def _broke(self, contact: Contact, why: str) -> None:
+        """A connection to a peer is gone."""
+        contact.outgoing, contact.why = None, why
+        if contact.lost is None:
+            self._park(contact)
+            self._expect(contact)
+            self._dial_on(contact)
+
+    def _left(self, contact: Contact) -> None:
+        self._lose(contact, "closed its connections", ended=True)
+
+    def _refuse(self, contact: Contact, reason: str) -> None:
+        """A peer does what no peer does: there's nothing more to do with it, in this life of it."""
+        self._guard.tell(f"rank {contact.rank}", f"{contact.rank} {reason}")
+        self._lose(contact, f"refused: {reason}", ended=True)
+
+    def _lose(self, contact: Contact, why: str, *, ended: bool = False) -> None:
+        """A peer is gone: for good, or until it is reached again."""
+        if self._closing:
+            return
+        if ended:
+            contact.ended = max(contact.ended, contact.incarnation or 0)
+            self._stop_dial(contact)
+        known = contact.lost is not None
+        self._drop(contact, why)
+        if not ended and contact.wanted:
+            self._dial_on(contact)
+        if not known:
+            self._lost_callback(contact.rank, why)
+
+    def _drop(self, contact: Contact, why: str) -> None:
+        """Let go of all that is for a peer."""
+        contact.lost = contact.lost or why
+        contact.reached()
+        for sending in [sending for sending in self._queue if sending.to == contact.rank]:
+            del self._queue[sending]
+            self._give_up(sending)
+        if self._current is not None and self._current.to == contact.rank and not self._current.over:
+            self._give_up(self._current)
+        self._forget(contact)
+        self._disconnect(contact)
+        self._wake.set()
+
+    def _forget(self, contact: Contact) -> None:
+        for sending in contact.waiting:
+            self._give_up(sending)
+        contact.waiting.clear()
+        contact.forget()
+
+    def _disconnect(self, contact: Contact) -> None:
+        links = contact.incoming, contact.outgoing
+        contact.incoming = contact.outgoing = None
+        for link in links:
+            if link is not None:
+                link.close()
+
+    # --- heartbeats
+
+    async def _beat(self, tick_s: float) -> None:
+        """Say that this node is alive, and notice who doesn't.
+
+        Silence is counted in ticks, not by the clock: a process that was itself stopped for a while blames nobody.
+        """
+        while True:
+            await asyncio.sleep(tick_s)
+            self._say_status(always=True)
+            for contact in [contact for contact in self._contacts.values() if contact.connected]:
+                contact.silent += 1
+                if contact.silent * tick_s > self._detection_s:
+                    self._lose(contact, f"silent for {self._detection_s:g} s")
+
+    def _say_status(self, *, always: bool = False) -> None:
+        status = b"" if self._status is None else self._status()
+        for contact in self._contacts.values():
+            for link in (contact.incoming, contact.outgoing):
+                if link is not None and not link.closed:
+                    link.beat(status, always=always)
+
+    def _heard_status(self, contact: Contact, status: bytes) -> None:
+        if self._heard is not None:
+            self._heard(contact.rank, status)
+
+
+def _check_loopback(addresses: Iterable[tuple[Any, ...]]) -> None:
+    for host, port, *_ in addresses:
+        if not _is_loopback(host):
+            raise BadInput(
+                f"address {host}:{port}: not loopback; accepted: with keys and a peers file, or insecure on purpose"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

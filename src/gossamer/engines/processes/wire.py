@@ -2,17 +2,24 @@
 
 ::
 
-    HELLO   magic (4 bytes), version u16, rank u32, run token (16 bytes)    first on a connection, both ways
+    HELLO   magic (4 bytes), version u16, rank u32, run token (16 bytes),   first on a connection, both ways
+            incarnation u32, connection u32, expected u32
     BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
     DATA    2, message u32, length u16, length bytes                        each later chunk
     ABORT   3, message u32                                                  the message won't be completed
     CREDIT  4, bytes u32                                                    so much more may be sent
+    BEAT    5, length u16, length bytes (a status)                          still alive
+    LEAVE   6                                                               won't come back in this life
 
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.payload`), one after the
-other, cut every :data:`~gossamer.payload.CHUNK_BYTES`; only its last chunk is shorter. Messages are numbered
-from 0 and come one after the other. Credit counts the bytes in chunks, headers apart.
+other, cut every :data:`~gossamer.payload.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
+chunks, headers apart.
 
-Messages go from the side that dialled to the side that was dialled; only HELLO and CREDIT go back.
+The incarnation says how often a node was started before; the connection, which one of that life this is to that peer, from 1
+on; its answer repeats the number. Messages between two nodes are numbered from 0 in each life of either, over all their
+connections, and come one after the other; the answer says which one is expected, and there the messages go on.
+
+Messages go from the side that dialled to the side that was dialled; only HELLO, CREDIT, BEAT and LEAVE go back.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,17 +47,22 @@ from gossamer.payload import (
 )
 
 MAGIC = b"gsmr"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
 
-HELLO = struct.Struct("<4sHI16s")
+HELLO = struct.Struct("<4sHI16sIII")
 BEGIN = struct.Struct("<BIHQI")
 DATA = struct.Struct("<BIH")
 ABORT = struct.Struct("<BI")
 CREDIT = struct.Struct("<BI")
-_BEGIN, _DATA, _ABORT, _CREDIT = 1, 2, 3, 4
-_HEADERS = {_BEGIN: BEGIN, _DATA: DATA, _ABORT: ABORT, _CREDIT: CREDIT}
-_NUMBERS = 2**32
+BEAT = struct.Struct("<BH")
+LEAVE = struct.Struct("<B")
+_BEGIN, _DATA, _ABORT, _CREDIT, _BEAT, _LEAVE = 1, 2, 3, 4, 5, 6
+_HEADERS = {_BEGIN: BEGIN, _DATA: DATA, _ABORT: ABORT, _CREDIT: CREDIT, _BEAT: BEAT, _LEAVE: LEAVE}
+NUMBERS = 2**32
+"""Message numbers go up to here, and then begin again."""
+STATUS_BYTES = 4096
+"""Bytes of the largest status in a heartbeat."""
 
 assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what payload.wire_bytes charges
 
@@ -60,6 +72,9 @@ class Hello(NamedTuple):
 
     rank: int
     token: bytes
+    incarnation: int
+    connection: int
+    expected: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,22 +98,56 @@ class Credited(NamedTuple):
     nbytes: int
 
 
-Event = Hello | Arrived | Aborted | Credited
+class Beat(NamedTuple):
+    """The peer is alive, and says how it is."""
+
+    status: bytes
 
 
-def hello(rank: int, token: bytes) -> bytes:
-    """The frame that opens a connection; the token (16 bytes) is the run's."""
-    return HELLO.pack(MAGIC, VERSION, rank, token)
+class Left(NamedTuple):
+    """The peer won't come back in this life."""
+
+
+Event = Hello | Arrived | Aborted | Credited | Beat | Left
+
+
+def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
+    """The frame that opens a connection.
+
+    Args:
+        rank: who says it.
+        token: the run's, 16 bytes.
+        incarnation: how often that node was started before.
+        connection: which one of that life this is to that peer, from 1 on; in an answer, what was asked with.
+        expected: in an answer, the number of the message that is to come next.
+    """
+    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected % NUMBERS)
 
 
 def abort(message: int) -> bytes:
     """The frame that takes back the message under way."""
-    return ABORT.pack(_ABORT, message % _NUMBERS)
+    return ABORT.pack(_ABORT, message % NUMBERS)
 
 
 def credit(nbytes: int) -> bytes:
     """The frame that acknowledges bytes of chunks."""
     return CREDIT.pack(_CREDIT, nbytes)
+
+
+def beat(status: bytes = b"") -> bytes:
+    """The frame that says that a node is alive, and how it is.
+
+    Raises:
+        ValueError: for a status of more than 4 KiB.
+    """
+    if len(status) > STATUS_BYTES:
+        raise ValueError(f"a status of {len(status)} bytes; accepted: at most {STATUS_BYTES}")
+    return BEAT.pack(_BEAT, len(status)) + status
+
+
+def leave() -> bytes:
+    """The frame that says that a node closes its connections for good."""
+    return LEAVE.pack(_LEAVE)
 
 
 class Chunk(NamedTuple):
@@ -120,7 +169,7 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
     left = total = sum(source.nbytes for source in sources)
     while left:
         length = min(CHUNK_BYTES, left)
-        number = message % _NUMBERS
+        number = message % NUMBERS
         pieces: list[bytes | memoryview]
         if left == total:
             pieces = [BEGIN.pack(_BEGIN, number, length, total, len(head))]
@@ -186,7 +235,7 @@ def _allocate(spec: BufferSpec) -> Tensor:
 class Decoder:
     """Reads one direction of a connection, in whatever pieces it comes.
 
-    Holds at most one message, of at most ``limit`` bytes (and the Python objects that its structure is made
+    Holds at most one message, of at most ``limit`` bytes, and one status (and the Python objects that its structure is made
     of, whose number :mod:`gossamer.payload` limits); nothing is allocated before its size was checked. After
     an error the decoder is of no more use.
 
@@ -197,21 +246,32 @@ class Decoder:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._accepted = (_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT)
+        self._accepted = (_BEAT, _LEAVE, *((_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT)))
         self._header = bytearray()
         self._greeted = False
         self._number = -1
         self._message: _Message | None = None
         self._chunk_left = 0
+        self._status: bytearray | None = None
+        self._status_left = 0
         self.frame_bytes = 0
         """Bytes taken so far of chunks, headers included, and of aborts."""
         self.chunk_bytes = 0
         """Bytes taken so far of chunks, headers apart: what credit counts."""
 
     @property
+    def expected(self) -> int:
+        """The number of the message that is to come next, or must come again if the stream ends here."""
+        return (self._number + (self._message is None)) % NUMBERS
+
+    def expect(self, number: int) -> None:
+        """Messages go on with this number, as the peer was told before it sent one."""
+        self._number = number - 1
+
+    @property
     def idle(self) -> bool:
         """Whether the stream may end here: between two frames, with no message under way."""
-        return not self._header and self._message is None
+        return not self._header and self._message is None and self._status is None
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
         """Take bytes and give what they complete; iterate it to its end, for bytes are taken on the way.
@@ -223,10 +283,12 @@ class Decoder:
         """
         view = memoryview(data)
         while view:
-            if self._chunk_left == 0:
-                view, event = self._take_header(view)
-            else:
+            if self._chunk_left:
                 view, event = self._take_chunk(view)
+            elif self._status is not None:
+                view, event = self._take_status(view, self._status)
+            else:
+                view, event = self._take_header(view)
             if event is not None:
                 yield event
 
@@ -246,6 +308,15 @@ class Decoder:
         except FrameError as error:
             raise FrameError(f"sent a bad message: {error}") from None
 
+    def _take_status(self, view: memoryview, status: bytearray) -> tuple[memoryview, Event | None]:
+        count = min(self._status_left, view.nbytes)
+        status += view[:count]
+        self._status_left -= count
+        if self._status_left:
+            return view[count:], None
+        self._status = None
+        return view[count:], Beat(bytes(status))
+
     def _take_header(self, view: memoryview) -> tuple[memoryview, Event | None]:
         if self._greeted:
             kind = self._header[0] if self._header else view[0]
@@ -264,17 +335,21 @@ class Decoder:
         self._header.clear()
         return view[count:], self._frame(fields) if self._greeted else self._hello(fields)
 
-    def _hello(self, fields: tuple[bytes, int, int, bytes]) -> Hello:
-        _, version, rank, token = fields
+    def _hello(self, fields: tuple[Any, ...]) -> Hello:
+        _, version, *said = fields
         if version != VERSION:
             raise FrameError(f"speaks version {version} of the protocol; accepted: {VERSION}")
         self._greeted = True
-        return Hello(rank, token)
+        return Hello(*said)
 
     def _frame(self, fields: tuple[int, ...]) -> Event | None:
         kind, *values = fields
         if kind == _CREDIT:
             return Credited(values[0])
+        if kind == _LEAVE:
+            return Left()
+        if kind == _BEAT:
+            return self._begin_status(values[0])
         self.frame_bytes += _HEADERS[kind].size
         if kind == _BEGIN:
             number, length, total, head = values
@@ -294,10 +369,18 @@ class Decoder:
         self._chunk_left = length
         return None
 
+    def _begin_status(self, length: int) -> Beat | None:
+        if length > STATUS_BYTES:
+            raise FrameError(f"announced a status of {length} bytes, limit {STATUS_BYTES}")
+        if length == 0:
+            return Beat(b"")
+        self._status, self._status_left = bytearray(), length
+        return None
+
     def _begin(self, number: int, total: int, head: int) -> None:
         if self._message is not None:
             raise FrameError(f"began message {number} before the end of message {self._number}")
-        if number != (self._number + 1) % _NUMBERS:
+        if number != (self._number + 1) % NUMBERS:
             raise FrameError(f"began message {number} after message {self._number}")
         if self._limit is None or total > self._limit:
             raise FrameError(f"announced {total} bytes, limit {self._limit}")

@@ -180,6 +180,9 @@ class _Worker:
             failed=self._node.fail,
             watch=None if self._timeline is None else partial(self._timeline.sent, self._rank),
             shaper=self._shaper,
+            heartbeat_s=experiment.failures.heartbeat_s,
+            detection_s=experiment.failures.detection_s,
+            found=lambda rank: self._channel.send("reachable", rank),
         )
         try:
             await self._transport.start()

@@ -1,0 +1,87 @@
+"""What strangers may cost: so many connections that have not said who they are, and so many lines about them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+
+STRANGERS = 128
+"""Connections that may be here without having said who they are, beside one a node."""
+STRANGERS_EACH = 16
+"""The same from one address, beside one for each node that the peers file has there."""
+LINES = 8
+"""Lines a minute about one address, or one rank."""
+ALL_LINES = 64
+"""Lines a minute about all of them."""
+MINUTE_S = 60.0
+_REMEMBERED = 1024
+
+
+class Guard:
+    """Counts strangers, and reports them without letting them fill the record.
+
+    Args:
+        hosts: where the nodes are, one entry a node.
+        report: called with a line.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, hosts: Iterable[str], report: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._at = Counter(map(place_of, hosts))
+        self._most = STRANGERS + self._at.total()
+        self._report, self._clock = report, clock
+        self._here: Counter[str] = Counter()
+        self._lines: OrderedDict[str, tuple[float, int]] = (
+            OrderedDict()
+        )  # minute's start, and lines asked for
+        self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
+
+    def enter(self, host: str) -> str | None:
+        """A connection comes in; gives why it may not stay, or None if it may, until :meth:`leave`."""
+        place = place_of(host)
+        if self._here[place] >= STRANGERS_EACH + self._at[place] or self._here.total() >= self._most:
+            return f"is one of too many that did not say who they are ({self._here[place]} from there)"
+        self._here[place] += 1
+        return None
+
+    def leave(self, host: str) -> None:
+        """A connection has said who it is, or is gone."""
+        place = place_of(host)
+        self._here[place] -= 1
+        if not self._here[place]:
+            del self._here[place]
+
+    def tell(self, host: str, line: str) -> None:
+        """Report a line about an address or a rank, unless there were too many; these are counted with the next one."""
+        now, who = self._clock(), place_of(host)
+        if now - self._minute >= MINUTE_S:
+            self._minute, self._written = now, 0
+        since, count = self._lines.pop(who, (now, 0))
+        if now - since >= MINUTE_S:
+            since, count = now, 0
+        self._lines[who] = since, count + 1
+        if len(self._lines) > _REMEMBERED:
+            self._lines.popitem(last=False)
+        if count >= LINES or self._written >= ALL_LINES:
+            self._left_out += 1
+            return
+        self._written += 1
+        more = f" (and {self._left_out} refusals that are not shown)" if self._left_out else ""
+        self._left_out = 0
+        self._report(line + more)
+
+
+def place_of(host: str) -> str:
+    """What counts as one address: a host, or the network of 64 bits that one host has under IPv6."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return "loopback" if address.is_loopback else str(address)
