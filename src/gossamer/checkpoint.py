@@ -50,8 +50,8 @@ _DTYPES = {
 }
 """safetensors' names; what it has none for is written as bytes."""
 
-Allocate = Callable[[BufferSpec], Tensor]
-"""Gives a new, contiguous CPU tensor of a dtype and shape."""
+Place = Callable[[Tensor], Tensor]
+"""Puts a tensor that was read where its node keeps such ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,20 +189,20 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
             file.write(raw(buffers[name]))
 
 
-def read(path: Path, experiment: str | None = None, allocate: Allocate | None = None) -> Checkpoint:
+def read(path: Path, experiment: str | None = None, place: Place | None = None) -> Checkpoint:
     """Read a checkpoint's file, and check all of it.
 
     Args:
         path: the file.
         experiment: what it has to have been written for; None is any.
-        allocate: where its tensors come to lie; None is torch's memory.
+        place: where its tensors come to lie; None leaves them where they are read to.
 
     Raises:
         BadInput: for a file that is missing, damaged, or of another experiment.
     """
     try:
         with path.open("rb") as file:
-            return _read(file, path.stat().st_size, experiment, allocate or _allocate)
+            return _read(file, path.stat().st_size, experiment, place)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; accepted: a checkpoint") from None
     except (
@@ -218,7 +218,7 @@ def read(path: Path, experiment: str | None = None, allocate: Allocate | None = 
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
 
-def _read(file: BinaryIO, size: int, experiment: str | None, allocate: Allocate) -> Checkpoint:
+def _read(file: BinaryIO, size: int, experiment: str | None, place: Place | None) -> Checkpoint:
     start = _LENGTH.size
     length = _LENGTH.unpack(file.read(start))[0] if size >= start else size
     if length > min(size - start, _MOST_HEADER):
@@ -244,10 +244,11 @@ def _read(file: BinaryIO, size: int, experiment: str | None, allocate: Allocate)
         raise ValueError("it is not whole, or its tensors are others than its structures say")
     found, tensors = _crc(metadata), {}
     for name in table:
-        tensor = tensors[name] = allocate(specs[name])
+        tensor = torch.empty(specs[name].shape, dtype=specs[name].dtype)
         if (memory := raw(tensor)).nbytes and file.readinto(memory) != memory.nbytes:  # type: ignore[attr-defined]
             raise ValueError("it is not whole")
         found = zlib.crc32(memory, found)
+        tensors[name] = tensor if place is None else place(tensor)
     if found != crc:
         raise ValueError("its checksum does not fit: it is damaged")
     sections = {
@@ -255,10 +256,6 @@ def _read(file: BinaryIO, size: int, experiment: str | None, allocate: Allocate)
         for name, structure in structures.items()
     }
     return Checkpoint.of(sections)
-
-
-def _allocate(spec: BufferSpec) -> Tensor:
-    return torch.empty(spec.shape, dtype=spec.dtype)
 
 
 def _table(specs: Mapping[str, BufferSpec]) -> dict[str, Any]:

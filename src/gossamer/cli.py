@@ -8,7 +8,7 @@ import re
 import resource
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 
 if TYPE_CHECKING:
     from gossamer.experiment import Experiment
+    from gossamer.progress import Watcher
     from gossamer.results.frames import Final
     from gossamer.results.groups import Group
     from gossamer.results.run import Run
@@ -84,6 +85,13 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Say where the time went, and the peak of memory.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest unfinished run of this very experiment, if it has a checkpoint.",
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -92,12 +100,64 @@ def run(
     from gossamer.experiment import Experiment
 
     experiment = Experiment.load(file, overrides or (), engine)
+    from gossamer.api import resume as resume_run
     from gossamer.api import run as run_experiment
+    from gossamer.api import unfinished
+
+    left = unfinished(experiment, out) if resume else None
+
+    def carry_out(watcher: Watcher) -> Run:
+        if left is not None:
+            return resume_run(left, observer=watcher)
+        return run_experiment(experiment, out, observer=watcher)
+
+    _watch(experiment, carry_out, report, profile, quiet, as_json)
+
+
+@app.command("resume", epilog=EXIT_CODES)
+def resume_(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=VALUE", help="Override a field of stop or checkpoint. May be repeated."
+        ),
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
+    _log_errors_only(quiet)
+    from gossamer.api import resume as resume_run
+    from gossamer.experiment import Experiment
+    from gossamer.results.folder import RunFolder
+
+    experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
+    _watch(
+        experiment,
+        lambda watcher: resume_run(folder, overrides or (), observer=watcher),
+        report,
+        False,
+        quiet,
+        as_json,
+    )
+
+
+def _watch(
+    experiment: Experiment,
+    carry_out: Callable[[Watcher], Run],
+    report: bool,
+    profile: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Carry a run out, with a display, and say what came of it."""
     from gossamer.progress import watching
 
     with watching(experiment, quiet=quiet or as_json) as watcher:
         try:
-            done = run_experiment(experiment, out, observer=watcher)
+            done = carry_out(watcher)
         except KeyboardInterrupt:
             typer.echo("error: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None

@@ -19,6 +19,7 @@ or not at all.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -126,6 +127,23 @@ class RunFolder:
         """
         self.segments.mkdir(exist_ok=True)
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Write to it alone; the lock ends with its holder, however that ends.
+
+        Raises:
+            BadInput: while another process does.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"{self.path}: the run is going on; accepted: one that has ended") from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def write_setup(self, setup: Mapping[str, Any]) -> None:
         """Write ``setup.json``, what the engine knows at the start and the report draws.

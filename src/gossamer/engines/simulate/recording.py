@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import polars as pl
+
 from gossamer.engines.outcome import describe_failure
 from gossamer.engines.profile import Profile
 from gossamer.engines.recording import (
@@ -16,6 +18,7 @@ from gossamer.engines.recording import (
     Usage,
     node_row,
     reporters,
+    resume_rows,
     stopwatch,
 )
 from gossamer.engines.setup import Setup
@@ -24,6 +27,7 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
+from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 
 
@@ -63,6 +67,16 @@ class Recording:
         self._usage = [Usage() for _ in range(setup.experiment.nodes)]
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self.wall = stopwatch()
+
+    def usage(self, rank: int) -> Usage:
+        """How a node spent its time until its last row."""
+        return self._usage[rank]
+
+    def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
+        """Go on with a record that reaches until a checkpoint."""
+        self.wall = stopwatch(cut.wall_s)
+        self._graph_log.resume(max(cut.rounds.values()))
+        resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
 
     def take(
         self, node: Node, traffic: Traffic, computing_s: float, sending_s: float | None, moment: Moment
