@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -21,6 +21,7 @@ TAG = "~sampler"
 """The first part of the tags of what samplers say to each other, and the key of a view in ``node.state``."""
 
 
+@runtime_checkable
 class Place(Protocol):
     """What a sampler needs of its node's engine; a :class:`~gossamer.host.Host` has it."""
 
@@ -33,6 +34,7 @@ class Place(Protocol):
         """Call after some seconds; gives something with ``cancel``."""
 
 
+@runtime_checkable
 class Member(Protocol):
     """What a sampler needs of its node."""
 

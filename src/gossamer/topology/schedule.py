@@ -138,7 +138,7 @@ class TopologySchedule:
     def check(self) -> None:
         """Find what is wrong before any work starts: parameters, connectivity and weights of round 0.
 
-        A directed graph has to be strongly connected. Of a topology that changes by a rule
+        A directed graph has to be strongly connected; of views to start with, the graph of who knows whom. Of a topology that changes by a rule
         (one-peer-exponential), the union over one cycle has to be connected. Later draws of a random
         topology are connected by construction.
 
@@ -148,6 +148,8 @@ class TopologySchedule:
         for layer in self._layers.values():
             layer.check()
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
+        if self.sampled:
+            graph = Graph(self.nodes, graph.edges())  # who is asked gets to know who asks
         components = 1 if self.topology.allow_disconnected else graph.components()
         if components > 1:
             raise BadInput(
