@@ -356,6 +356,11 @@ def topology(
 
     schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
+    if schedule.sampled and round_ > 0:
+        raise BadInput(
+            f"--round: {round_} of {experiment.topology.name_of()}, whose nodes find their neighbours themselves; accepted:"
+            " 0, what they start with"
+        )
     measures = describe(schedule, round_)
     if png is not None:
         from gossamer.results.plots import draw_graph
@@ -559,6 +564,11 @@ def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> I
     name = experiment.algorithm.name_of()
     if name in _WITHOUT_TOPOLOGY:
         yield f"{name} does not use the topology: the figures say nothing about this experiment's run"
+    if schedule.sampled:
+        yield (
+            "the figures are of the views that the nodes start with; later ones depend on who hears from whom and when, and"
+            " are recorded with the run"
+        )
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _LOOKED_AT, _LOOKED_AT)
     if any(schedule.graph(r) is not graph for r in range(rounds)):
         yield f"the graph changes during the run: the figures are of round {round_} alone"

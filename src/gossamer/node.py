@@ -27,6 +27,7 @@ from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as
 from gossamer.payload import freeze
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.topology import Graph, TopologySchedule
+from gossamer.topology.sampler import TAG as SAMPLER
 from gossamer.wrapper import NodeWrapper
 
 T = TypeVar("T")
@@ -112,8 +113,11 @@ class Node:
         self._index_sets: dict[str, Tensor] = {}
         self._mailbox = Mailbox(self._drop)
         self.ages = Ages()
+        self._sampler = setup.topology.sampler(self, host)
+        self._sampling: asyncio.Task[None] | None = None
+        self._receive_own = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
         #: For engines: a message has arrived. What a wrapper raises is the node's failure.
-        self.deliver = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
+        self.deliver = self._receive_own if self._sampler is None else self._deliver_sampled
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
@@ -388,7 +392,7 @@ class Node:
             TypeError: for a payload or tag that can't travel.
         """
         self._check_peer(to)
-        name = as_tag(tag)
+        name = self._own_tag(tag)
         for wrapper in self._setup.wrappers:
             payload = wrapper.outgoing(self, to, payload, name)
         return self._host.send((to,), freeze(payload, self._host.is_stored), name)[0]
@@ -403,7 +407,15 @@ class Node:
                 self._check_peer(rank)
         # (Its own parameters, by far the most frequent payload, lie in the store.)
         frozen = payload if payload is self._parameters else freeze(payload, self._host.is_stored)
-        return self._host.send(ranks, frozen, as_tag(tag))
+        return self._host.send(ranks, frozen, self._own_tag(tag))
+
+    def _own_tag(self, tag: Tag) -> tuple[str | int, ...]:
+        name = as_tag(tag)
+        if self._sampler is not None and name[:1] == (SAMPLER,):
+            raise ValueError(
+                f"tag {tag!r}: {SAMPLER!r} is for the peer sampler; accepted: any other first part"
+            )
+        return name
 
     def _check_peer(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
@@ -536,6 +548,13 @@ class Node:
         if changed is not None:
             self._mailbox.deliver(changed)
 
+    def _deliver_sampled(self, message: Message) -> None:
+        assert self._sampler is not None
+        if message.tag[:1] == (SAMPLER,):
+            self._sampler.deliver(message)
+        else:
+            self._receive_own(message)
+
     def peer_lost(self) -> None:
         """For engines: ``host.lost`` has grown."""
         self._mailbox.wake_all()
@@ -554,18 +573,43 @@ class Node:
     ) -> tuple[int, ...]:
         """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending.
 
-        For a directed graph the direction must be named: "in" (who sends to this node) or "out".
+        For a directed graph the direction must be named: "in" (who sends to this node) or "out". Where neighbours are
+        sampled, this is the node's view at the moment, and there is no "in".
         """
+        if self._sampler is not None and layer is None:
+            return self._sampler.neighbors(self._round(r), direction)
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
-        node's own."""
+        node's own.
+
+        Raises:
+            ValueError: where neighbours are sampled: nobody knows who will send to it.
+        """
+        self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
-        """The whole graph of round ``r``: an oracle, which no node of a real deployment has."""
+        """The whole graph of round ``r``: an oracle, which no node of a real deployment has.
+
+        Raises:
+            ValueError: where neighbours are sampled: there is none.
+        """
+        self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
+
+    @property
+    def view(self) -> tuple[int, ...] | None:
+        """The ranks that a node with a peer sampler knows at the moment, ascending; None where there is a graph."""
+        return None if self._sampler is None else self._sampler.view
+
+    def _check_graph(self, call: str, instead: str) -> None:
+        if self._sampler is not None:
+            name = self._setup.topology.topology.name_of()
+            raise ValueError(
+                f"node.{call} on the topology {name}, whose graph no node knows; accepted there: {instead}"
+            )
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -693,6 +737,8 @@ class Node:
         self.round = r + 1
         if self._setup.optimizer.schedule is not None:
             self.lr = self._setup.optimizer.lr_at(self.round)
+        if self._sampler is not None:
+            self._sampler.round_ended(self.round)
         await self._host.end_round()
 
     @property
@@ -739,6 +785,8 @@ class Node:
         self._failure = asyncio.get_running_loop().create_future()
         if self._failed is not None:  # by a message that came before the start
             self._failure.set_result(self._failed)
+        if self._sampler is not None:
+            self._sampling = self.spawn(self._sampler.run())
         main = self.spawn(protocol)
         await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
@@ -751,7 +799,7 @@ class Node:
 
     def _retire(self) -> None:
         """A node whose protocol has returned, and that has no task left, reads no messages: they'd pile up."""
-        if self._over and not self._tasks:
+        if self._over and all(task is self._sampling for task in self._tasks):
             self._mailbox.retire()
 
     async def failure(self) -> BaseException:

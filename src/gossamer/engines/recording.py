@@ -215,6 +215,45 @@ class GraphLog:
             self._segment.append({"round": rounds, "edges": edges(graph)})
 
 
+class ViewLog:
+    """Records the graph of all nodes' views where neighbours are sampled: at each moment at which every node was recorded,
+    an edge from a node to each that it knew. The moment's round is that of the node that was least far.
+
+    Args:
+        nodes: number of nodes.
+        segment: where it is recorded.
+    """
+
+    def __init__(self, nodes: int, segment: Segment) -> None:
+        self._known, self._segment = set(range(nodes)), segment
+        self._pending: dict[Moment, dict[int, tuple[int, Sequence[int]]]] = {}
+        self._rounds = 0
+
+    def add(self, moment: Moment, rank: int, rounds: int, view: Sequence[int]) -> None:
+        """A node is recorded, with so many rounds completed and these ranks in its view."""
+        self._pending.setdefault(moment, {})[rank] = (rounds, view)
+        if len(self._pending) > MOST_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._complete(moment)
+
+    def without(self, rank: int) -> None:
+        """A node is gone for good."""
+        self._known.discard(rank)
+        for moment in list(self._pending):
+            self._complete(moment)
+
+    def _complete(self, moment: Moment) -> None:
+        views = self._pending.get(moment, {})
+        if self._known - views.keys():
+            return
+        del self._pending[moment]
+        rounds = min((views[rank][0] for rank in self._known), default=0)
+        if rounds > self._rounds:
+            self._rounds = rounds
+            graph = [[rank, other] for rank in sorted(views) for other in views[rank][1]]
+            self._segment.append({"round": rounds, "edges": graph})
+
+
 class TargetWatch:
     """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation.
 

@@ -31,7 +31,7 @@ from gossamer.engines.processes.memory import FINAL, SharedModels
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
-from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, reporters
+from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, ViewLog, reporters
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
@@ -108,7 +108,9 @@ class Supervisor:
             self._fork()
             self._metrics = self._folder.segment("metrics", self._nodes)
             self._events = self._folder.segment("events")
-            self._graphs = GraphLog(self._setup.topology, self._folder.segment("graphs"))
+            graphs = self._folder.segment("graphs")
+            self._graphs = GraphLog(self._setup.topology, graphs)
+            self._views = ViewLog(self._nodes, graphs)
             self._selector.register(self._launcher, selectors.EVENT_READ, None)
             for message in self._launcher.pending():
                 self._hear_launcher(message)
@@ -222,6 +224,9 @@ class Supervisor:
             raise Ended("time")
         elif what == "row":
             self._record(child, *rest)
+        elif what == "view":
+            moment, rounds, view = rest
+            self._views.add(_moment(moment), child.rank, rounds, view)
         elif what == "done":
             child.done, child.round = True, rest[0]
         elif what == "final":
@@ -264,6 +269,7 @@ class Supervisor:
             raise Ended("failed", message=f"every node died; the last one: {text}")
         self._tell_all("lost", child.rank, text)
         self._target.without(child.rank)
+        self._views.without(child.rank)
         # What it ended with is not known; nobody shall take zeros for a model.
         lost = Model(
             *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
@@ -300,7 +306,7 @@ class Supervisor:
     # --- recording
 
     def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
-        key = tuple(moment) if isinstance(moment, list) else moment
+        key = _moment(moment)
         self._graphs.completed(row["round"])
         self._launcher.send("row", row)
         if self._target.reached(key, row):
@@ -366,6 +372,11 @@ class Supervisor:
         for rank in self._alive:
             os.waitpid(self._children[rank].pid, 0)
         self._alive.clear()
+
+
+def _moment(said: Any) -> Moment:
+    """A moment as it was before it went through a channel."""
+    return tuple(said) if isinstance(said, list) else said
 
 
 def _forget_sockets(others: list[socket.socket]) -> None:

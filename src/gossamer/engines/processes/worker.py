@@ -314,8 +314,8 @@ class _Worker:
         now = self._pauses[0] if self._pauses else time.monotonic()
         return now - self._start - self._paused_s
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> _Timer:
-        return _Timer(self._timers, seconds, call)
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> _Timer:
+        return _Timer(set() if background else self._timers, seconds, call)
 
     def store(self, vector: Tensor) -> Tensor:
         return self._rows.store(vector)
@@ -442,6 +442,8 @@ class _Worker:
             slot = await self._slot(last) if self._rank in setup.judged else None
         if slot is not None:
             self._models.write(slot, self._rank, model)
+        if (view := node.view) is not None:
+            self._channel.send("view", moment, node.round, view)
         self._channel.send("row", moment, row, slot)
 
     async def _flush(self) -> None:

@@ -75,8 +75,8 @@ class _Host:
     def now(self) -> float:
         return self._engine.clock.now()
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> Any:
-        return self._engine.clock.after(seconds, Order.TIMER, self._rank, call)
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
+        return self._engine.clock.after(seconds, Order.TIMER, self._rank, call, background=background)
 
     def store(self, vector: Tensor) -> Tensor:
         return self._engine.rows.store(vector)

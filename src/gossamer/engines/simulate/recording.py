@@ -16,6 +16,7 @@ from gossamer.engines.recording import (
     Observer,
     TargetWatch,
     Usage,
+    ViewLog,
     node_row,
     reporters,
     resume_rows,
@@ -62,6 +63,7 @@ class Recording:
         self._evaluator, self._workers, self._profile = evaluator, workers, profile
         self._clock, self._reached = clock, reached
         self._graph_log = GraphLog(setup.topology, graphs)
+        self._view_log = ViewLog(setup.experiment.nodes, graphs)
         self._network_rows = NetworkRows(setup, evaluator)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         self._usage = [Usage() for _ in range(setup.experiment.nodes)]
@@ -86,6 +88,8 @@ class Recording:
         if node.rank not in self._setup.judged and node.round == 0 and self._setup.parts[node.rank].size == 0:
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
+        if (view := node.view) is not None:
+            self._view_log.add(moment, node.rank, node.round, view)
         model = model_of(node)
         if not self._pending:
             self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
