@@ -58,6 +58,7 @@ class _Child:
     done: bool = False
     final: bool = False
     round: int = 0
+    private: int | None = None  # bytes of its memory at its end
     idle: tuple[int, int, list[str]] | None = None  # messages sent and received, and what it waits for
     idle_reports: int = 0
 
@@ -225,7 +226,7 @@ class Supervisor:
         elif what == "done":
             child.done, child.round = True, rest[0]
         elif what == "final":
-            child.final, child.round = True, rest[0]
+            child.final, child.round, child.private = True, rest[0], rest[1]
         elif what == "idle":
             child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
             child.idle_reports = child.idle_reports + 1 if child.idle else 0
@@ -350,6 +351,11 @@ class Supervisor:
                 return other
         return end
 
+    def private_bytes(self) -> dict[str, float] | None:
+        """What nodes had to themselves at their end, as far as they said."""
+        said = [child.private for child in self._children.values() if child.private is not None]
+        return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self._alive):
             self._send_to(self._children[rank], *message)
@@ -398,7 +404,9 @@ def main() -> None:
     answer = launcher.receive()
     if answer is None:
         return
-    end = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory).run()
+    supervisor = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory)
+    end = supervisor.run()
+    launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.engines.processes.channel import AsyncChannel
-from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of
+from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of, private_bytes
 from gossamer.engines.processes.shaping import Shaper
 from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import Moment, Usage, is_due, node_row
@@ -231,7 +231,7 @@ class _Worker:
             )
             self._channel.send("event", "slow", text)
         self._models.write(FINAL, self._rank, self._node.model)
-        self._channel.send("final", self._node.round)
+        self._channel.send("final", self._node.round, private_bytes())
 
     async def _say_alive(self) -> None:
         """The last evaluation may take long; the supervisor is to know that it goes on."""
