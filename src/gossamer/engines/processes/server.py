@@ -28,6 +28,7 @@ from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
+from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
@@ -35,7 +36,6 @@ from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatc
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
-from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Model
 from gossamer.results.folder import RunFolder
@@ -89,8 +89,8 @@ class Supervisor:
         self._options = experiment.engine
         self._nodes = experiment.nodes
         self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
-        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
-        self._rows = NetworkRows(setup, self._evaluator)
+        self._stage = Stage(setup)
+        self._rows = NetworkRows(setup, self._stage.evaluator)
         self._target = TargetWatch(experiment.stop.target, reporters(setup))
         self._children: dict[int, _Child] = {}
         self._alive: set[int] = set()
@@ -126,6 +126,7 @@ class Supervisor:
     # --- starting
 
     def _fork(self) -> None:
+        self._stage.rehearse()
         _raise_descriptor_limit()
         listeners = [listen() for _ in range(self._nodes)]
         addresses = [listener.getsockname()[:2] for listener in listeners]
@@ -155,7 +156,7 @@ class Supervisor:
         code = 1
         try:
             die_with(parent)
-            code = worker_main(rank, self._setup, place, self._folder)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
