@@ -205,4 +205,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None
         wall_s=outcome.wall_s,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
+        private_bytes=outcome.private_bytes,
     )

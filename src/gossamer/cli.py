@@ -511,8 +511,11 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
         clock: f"{summary.time_s or 0:.4g} s",
         "wall time": f"{summary.wall_s or 0:.1f} s",
         "sent": megabytes(summary.bytes_sent or 0),
-        "run": str(done.path),
     }
+    if done.private_bytes is not None:
+        mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
+        lines["private memory"] = f"{mean:.1f} MiB a node, {most:.1f} at most"
+    lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
     for name, text in lines.items():

@@ -178,6 +178,7 @@ class RunFolder:
         wall_s: float | None = None,
         profile: Mapping[str, float] | None = None,
         peak_vectors: int | None = None,
+        private_bytes: Mapping[str, float] | None = None,
     ) -> None:
         """Write ``status.json``: the last thing a run does.
 
@@ -187,6 +188,7 @@ class RunFolder:
             wall_s: real seconds from start to end.
             profile: real seconds by part of the work.
             peak_vectors: the most parameter vectors that were alive at once.
+            private_bytes: memory that a node's process had to itself at its end, "mean" and "max" over the nodes.
         """
         said = {
             "status": status,
@@ -194,6 +196,7 @@ class RunFolder:
             "wall_s": wall_s,
             "profile": dict(profile or {}),
             "peak_vectors": peak_vectors,
+            "private_bytes": None if private_bytes is None else dict(private_bytes),
         }
         write_json(self.path / "status.json", said)
 

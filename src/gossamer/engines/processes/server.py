@@ -28,6 +28,7 @@ from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
+from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
@@ -35,7 +36,6 @@ from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatc
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
-from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Model
 from gossamer.results.folder import RunFolder
@@ -58,6 +58,7 @@ class _Child:
     done: bool = False
     final: bool = False
     round: int = 0
+    private: int | None = None  # bytes of its memory at its end
     idle: tuple[int, int, list[str]] | None = None  # messages sent and received, and what it waits for
     idle_reports: int = 0
 
@@ -88,8 +89,8 @@ class Supervisor:
         self._options = experiment.engine
         self._nodes = experiment.nodes
         self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
-        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
-        self._rows = NetworkRows(setup, self._evaluator)
+        self._stage = Stage(setup)
+        self._rows = NetworkRows(setup, self._stage.evaluator)
         self._target = TargetWatch(experiment.stop.target, reporters(setup))
         self._children: dict[int, _Child] = {}
         self._alive: set[int] = set()
@@ -127,6 +128,7 @@ class Supervisor:
     # --- starting
 
     def _fork(self) -> None:
+        self._stage.rehearse()
         _raise_descriptor_limit()
         listeners = [listen() for _ in range(self._nodes)]
         addresses = [listener.getsockname()[:2] for listener in listeners]
@@ -156,7 +158,7 @@ class Supervisor:
         code = 1
         try:
             die_with(parent)
-            code = worker_main(rank, self._setup, place, self._folder)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
@@ -230,7 +232,7 @@ class Supervisor:
         elif what == "done":
             child.done, child.round = True, rest[0]
         elif what == "final":
-            child.final, child.round = True, rest[0]
+            child.final, child.round, child.private = True, rest[0], rest[1]
         elif what == "idle":
             child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
             child.idle_reports = child.idle_reports + 1 if child.idle else 0
@@ -359,6 +361,11 @@ class Supervisor:
                 return other
         return end
 
+    def private_bytes(self) -> dict[str, float] | None:
+        """What nodes had to themselves at their end, as far as they said."""
+        said = [child.private for child in self._children.values() if child.private is not None]
+        return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self._alive):
             self._send_to(self._children[rank], *message)
@@ -412,7 +419,9 @@ def main() -> None:
     answer = launcher.receive()
     if answer is None:
         return
-    end = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory).run()
+    supervisor = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory)
+    end = supervisor.run()
+    launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
 
 
