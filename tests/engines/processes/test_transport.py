@@ -3,202 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
-import socket
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable
 
 import pytest
 import torch
+from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
 from gossamer.engines.processes import connection as module
 from gossamer.engines.processes.transport import Transport, listen
-from gossamer.engines.processes.wire import (
-    ABORT,
-    BEGIN,
-    Aborted,
-    Arrived,
-    Decoder,
-    Event,
-    Hello,
-    chunks,
-    credit,
-    hello,
-)
-from gossamer.messages import WINDOW, Message, Model, Part, Sending
-from gossamer.payload import CHUNK_BYTES, DTYPES, encode, pack_head, raw, wire_bytes
-
-TOKEN = b"the run's token."
-LIMIT = 4_000_000
+from gossamer.engines.processes.wire import ABORT, BEGIN, Aborted, Arrived, Decoder, Hello, credit, hello
+from gossamer.messages import WINDOW, Model, Part, Sending
+from gossamer.payload import CHUNK_BYTES, DTYPES, encode, raw, wire_bytes
 
 
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in an event loop; fail if it hangs, or leaves a task behind."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(30):
-                await test(*args, **kwargs)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(main())
-
-    return run
-
-
-class Peer:
-    """A transport and all that it reported."""
-
-    def __init__(
-        self,
-        rank: int,
-        listener: socket.socket,
-        addresses: list[tuple[str, int]],
-        limit: int = LIMIT,
-        **options: Any,
-    ) -> None:
-        self.address = addresses[rank]
-        self.inbox: list[Message] = []
-        self.lost: list[tuple[int, str]] = []
-        self.events: list[tuple[str, str]] = []
-        self.found: list[int] = []
-        self.failures: list[Exception] = []
-        self.changed = asyncio.Event()
-        clock = itertools.count()
-        self.transport = Transport(
-            rank,
-            listener,
-            addresses,
-            TOKEN,
-            limit=limit,
-            deliver=lambda message: self._note(self.inbox, message),
-            lost=lambda rank, why: self._note(self.lost, (rank, why)),
-            event=lambda kind, text: self._note(self.events, (kind, text)),
-            now=lambda: float(next(clock)),
-            failed=lambda error: self._note(self.failures, error),
-            found=lambda rank: self._note(self.found, rank),
-            **options,
-        )
-        self.send = self.transport.send
-        self.traffic = self.transport.traffic
-
-    def _note(self, notes: list[Any], item: Any) -> None:
-        notes.append(item)
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
-
-    async def receive(self, count: int) -> list[Message]:
-        await self.until(lambda: len(self.inbox) >= count)
-        return self.inbox
-
-
-@asynccontextmanager
-async def network(
-    size: int, *, limit: int = LIMIT, raw_ranks: int = 0, **options: Any
-) -> AsyncIterator[tuple[list[Peer], list[Any]]]:
-    """Some transports, and after them in rank some listening sockets that the test itself serves."""
-    listeners = [listen() for _ in range(size + raw_ranks)]
-    addresses = [listener.getsockname()[:2] for listener in listeners]
-    peers = [Peer(rank, listeners[rank], addresses, limit, **options) for rank in range(size)]
-    try:
-        for peer in peers:
-            await peer.transport.start()
-        yield peers, listeners[size:]
-    finally:
-        for peer in peers:
-            await peer.transport.close()
-        for listener in listeners:
-            listener.close()
-
-
-class RawEnd:
-    """A socket in the test's hands."""
-
-    def __init__(self, end: socket.socket, limit: int | None = LIMIT) -> None:
-        self.end = end
-        self.decoder = Decoder(limit)
-        self.events: list[Event] = []
-        self.eof = False
-
-    async def __aenter__(self) -> RawEnd:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.end.close()
-
-    async def say(self, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self.end, data)
-
-    async def read(self) -> None:
-        try:
-            data = await asyncio.get_running_loop().sock_recv(self.end, 65_536)
-        except ConnectionError:
-            data = b""
-        self.eof = not data
-        self.events.extend(self.decoder.feed(data))
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        while not condition():
-            assert not self.eof, "the connection was closed"
-            await self.read()
-
-    async def until_closed(self) -> None:
-        while not self.eof:
-            await self.read()
-
-    def reset(self) -> None:
-        self.end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.end.close()
-
-
-async def accept(listener: socket.socket, rank: int) -> RawEnd:
-    end, _ = await asyncio.get_running_loop().sock_accept(listener)
-    end.setblocking(False)
-    peer = RawEnd(end)
-    await peer.say(hello(rank, TOKEN))
-    return peer
-
-
-async def dial(peer: Peer, first: bytes) -> RawEnd:
-    end = socket.socket()
-    end.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(end, peer.address)
-    dialled = RawEnd(end, None)
-    await dialled.say(first)
-    return dialled
-
-
-async def settle() -> None:
-    """Let everything run that is ready (no time passes)."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-async def is_done(sending: Sending) -> bool:
-    async def wait() -> None:
-        await sending
-
-    task = asyncio.ensure_future(wait())
-    await settle()
-    done = task.done()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return done
-
-
-def message(number: int, payload: Any, tag: str = "t") -> list[bytes]:
-    encoded = encode(payload)
-    return [chunk.frame for chunk in chunks(number, pack_head(tag, 0.0, encoded.structure), encoded.buffers)]
-
-
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_messages_of_a_sender_arrive_in_order_and_whole() -> None:
     async with network(3) as ((a, b, c), _):
@@ -213,6 +32,7 @@ async def test_messages_of_a_sender_arrive_in_order_and_whole() -> None:
         assert [got.sent_at for got in inbox if got.source == 1] == [float(i) for i in range(20)]
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_every_kind_of_payload_arrives_bit_for_bit() -> None:
     tensors = []
@@ -238,6 +58,7 @@ async def test_every_kind_of_payload_arrives_bit_for_bit() -> None:
     assert isinstance(got.payload["m"], Model)
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_a_payload_changed_after_send_was_sent_as_it_was() -> None:
     tensor = torch.zeros(100_000)
@@ -277,6 +98,7 @@ async def test_writing_what_was_handed_over_uncopied_is_reported_and_not_sent() 
             assert sending.cancel()
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_writing_a_small_message_before_it_left_is_reported_too() -> None:
     tensor = torch.zeros(3)
@@ -289,6 +111,7 @@ async def test_writing_a_small_message_before_it_left_is_reported_too() -> None:
         assert len(a.failures) == 1
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_what_is_written_after_it_left_is_nobodys_business() -> None:
     tensor = torch.zeros(100_000)
@@ -302,6 +125,7 @@ async def test_what_is_written_after_it_left_is_nobodys_business() -> None:
         assert a.failures == []
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_traffic_is_what_wire_bytes_says_and_both_sides_agree() -> None:
     payloads = [
@@ -367,6 +191,7 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert 0 < a.transport._contact(1).outgoing.unacknowledged <= WINDOW
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_cancel_while_queued_sends_nothing() -> None:
     async with network(2) as ((a, b), _):
@@ -402,6 +227,7 @@ async def test_cancel_in_flight_stops_at_the_next_chunk() -> None:
             assert a.traffic.messages_lost == 0
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_receiver_discards_a_cancelled_message() -> None:
     async with network(2) as ((a, b), _):
@@ -452,6 +278,7 @@ async def test_a_refused_dial_loses_the_peer() -> None:
         assert a.traffic.bytes_sent == 0
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_mark_lost_and_found() -> None:
     async with network(2, detection_s=0.3) as ((a, b), _):
@@ -470,6 +297,7 @@ async def test_mark_lost_and_found() -> None:
         assert [got.payload for got in await b.receive(2)] == [1, 2]
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
     async with network(2) as ((a, b), _):
@@ -481,6 +309,7 @@ async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
         assert [got.payload for got in await b.receive(1)] == [2]
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_larger_messages_than_the_limit_are_not_sent() -> None:
     async with network(2, limit=1000) as ((a, b), _):
@@ -616,6 +445,7 @@ async def test_close_releases_who_waits() -> None:
             a.send(1, 1, "t")
 
 
+@pytest.mark.usefixtures("wire")
 @on_loop
 async def test_closing_while_connections_come_in() -> None:
     async with network(3) as ((a, b, c), _):

@@ -391,6 +391,8 @@ class Transport:
                         " a message is immutable: compute a new vector"
                     )
                 )
+                if again:
+                    sending.state = State.QUEUED  # what had left of it, the peer has not got
                 self._cancel(sending)
                 break
             self._write(link, chunk.frame)
