@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
