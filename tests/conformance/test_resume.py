@@ -126,9 +126,22 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
     killed = as_left_by_a_kill(whole, int(draw.integers(1, ROUNDS)), tmp_path / "killed")
     assert_same(gossamer.resume(killed), whole)
 
-    rows = int(draw.integers(5, whole.metrics.height - 6))
+    rows = int(draw.integers(2, max(whole.metrics.height - 6, 4)))
     stopped = play(tmp_path / "stopped", described, Stopper(rows))
     assert stopped.status == "stopped"
     resumed = gossamer.resume(stopped.path)
     assert_same(resumed, whole)
     assert resumed.events["event"].to_list() == ["resumed"]
+
+
+@pytest.mark.parametrize("name", ["d-psgd", "fedavg", "sgp-overlapped"])
+def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
+    described = {**settings(name), "engine": PROCESSES, "network": "uniform"}
+    whole = play(tmp_path, described)
+    draw = np.random.default_rng(list(name.encode()))
+    killed = as_left_by_a_kill(whole, int(draw.integers(1, ROUNDS)), tmp_path / "killed")
+    assert_same(gossamer.resume(killed), whole, but=REAL)
+    rows = int(draw.integers(2, max(whole.metrics.height - 6, 4)))
+    stopped = play(tmp_path / "stopped", described, Stopper(rows))
+    assert stopped.status == "stopped"
+    assert_same(gossamer.resume(stopped.path), whole, but=REAL)
