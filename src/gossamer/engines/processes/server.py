@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from gossamer.engines.outcome import describe_waits
+from gossamer.engines.processes.assembly import Assembly
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
@@ -32,13 +33,23 @@ from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
-from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, ViewLog, reporters
+from gossamer.engines.recording import (
+    GraphLog,
+    Moment,
+    NetworkRows,
+    TargetWatch,
+    ViewLog,
+    reporters,
+    resume_rows,
+)
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Model
+from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import read_metrics
 
 END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
@@ -80,9 +91,12 @@ class Supervisor:
         folder: where rows are recorded.
         launcher: the channel to the launcher.
         memory: descriptor of the file that all processes share.
+        cut: the checkpoint from which it goes on; None is the start.
     """
 
-    def __init__(self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int) -> None:
+    def __init__(
+        self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int, cut: Cut | None = None
+    ) -> None:
         experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._folder, self._launcher, self._memory = setup, folder, launcher, memory
@@ -102,6 +116,8 @@ class Supervisor:
         self._ending = False
         self._heard = 0.0
         self._skips = 0
+        self._cut = cut
+        self._assembly = Assembly(setup.experiment, folder, cut, self._tell_one)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
@@ -112,6 +128,8 @@ class Supervisor:
             graphs = self._folder.segment("graphs")
             self._graphs = GraphLog(self._setup.topology, graphs)
             self._views = ViewLog(self._nodes, graphs)
+            if self._cut is not None:
+                self._resume(self._cut)
             self._selector.register(self._launcher, selectors.EVENT_READ, None)
             for message in self._launcher.pending():
                 self._hear_launcher(message)
@@ -127,6 +145,13 @@ class Supervisor:
 
     # --- starting
 
+    def _resume(self, cut: Cut) -> None:
+        self._time_s = max(cut.times_s.values())
+        self._graphs.resume(max(cut.rounds.values()))
+        for rank in set(range(self._nodes)) - cut.rounds.keys():
+            self._without(rank)
+        resume_rows(self._setup, cut, read_metrics(self._folder.path), self._rows, self._target)
+
     def _fork(self) -> None:
         self._stage.rehearse()
         _raise_descriptor_limit()
@@ -138,6 +163,8 @@ class Supervisor:
         gc.collect()
         gc.freeze()  # so that the collector does not write to, and so copy, what all share
         for rank, listener in enumerate(listeners):
+            if self._cut is not None and rank not in self._cut.rounds:
+                continue  # it was lost before
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
@@ -158,7 +185,7 @@ class Supervisor:
         code = 1
         try:
             die_with(parent)
-            code = worker_main(rank, self._setup, place, self._stage, self._folder)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
@@ -179,6 +206,9 @@ class Supervisor:
             self._poll(0.5)
         self._start = time.monotonic()
         self._tell_all("go", self._start)
+        for rank in sorted(set(range(self._nodes)) - self._children.keys()):
+            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed")
+        self._assembly.begin(self._alive, self._start)
 
     # --- watching
 
@@ -231,6 +261,11 @@ class Supervisor:
             self._views.add(_moment(moment), child.rank, rounds, view)
         elif what == "done":
             child.done, child.round = True, rest[0]
+            self._assembly.done(child.rank)
+        elif what == "marked":
+            self._assembly.marked(child.rank, *rest)
+        elif what == "saved":
+            self._assembly.saved(child.rank, *rest)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
         elif what == "idle":
@@ -270,14 +305,19 @@ class Supervisor:
         if not self._alive:
             raise Ended("failed", message=f"every node died; the last one: {text}")
         self._tell_all("lost", child.rank, text)
-        self._target.without(child.rank)
-        self._views.without(child.rank)
+        self._assembly.lost(child.rank)
+        self._without(child.rank)
+
+    def _without(self, rank: int) -> None:
+        """A node is gone for good."""
+        self._target.without(rank)
+        self._views.without(rank)
         # What it ended with is not known; nobody shall take zeros for a model.
         lost = Model(
             *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
         )
-        self._models.write(FINAL, child.rank, lost)
-        for moment, row in self._rows.without(child.rank).items():
+        self._models.write(FINAL, rank, lost)
+        for moment, row in self._rows.without(rank).items():
             self._append(moment, row)
 
     def _look_at_suspects(self) -> None:
@@ -339,6 +379,7 @@ class Supervisor:
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         wall_s = 0.0 if self._start is None else time.monotonic() - self._start
+        wall_s += 0.0 if self._cut is None else self._cut.wall_s
         self._events.append(
             {"time_s": self._time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
         )
@@ -348,7 +389,7 @@ class Supervisor:
     def _finish(self, end: Ended) -> Ended:
         """Have every node write its last row and its model; gives how it went."""
         self._ending = True
-        self._tell_all("finish", end.reason)
+        self._tell_all("finish", end.reason, self._assembly.last())
         self._heard = time.monotonic()
         try:
             while any(not self._children[rank].final for rank in self._alive):
@@ -369,6 +410,9 @@ class Supervisor:
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self._alive):
             self._send_to(self._children[rank], *message)
+
+    def _tell_one(self, rank: int, *message: Any) -> None:
+        self._send_to(self._children[rank], *message)
 
     def _send_to(self, child: _Child, *message: Any) -> None:
         child.channel.send(*message)  # a child that is gone is noticed by its closed channel
@@ -419,7 +463,9 @@ def main() -> None:
     answer = launcher.receive()
     if answer is None:
         return
-    supervisor = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory)
+    folder = RunFolder.open(answer[1])
+    cut = newest(folder.checkpoints) if answer[2] else None
+    supervisor = Supervisor(setup, folder, launcher, memory, cut)
     end = supervisor.run()
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
