@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages import Model
+from gossamer.payload import raw
 
 SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
@@ -83,7 +84,7 @@ def _transfer(
     move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, place: int
 ) -> None:
     """Write or read a whole contiguous tensor; the system may do it in parts."""
-    left = memoryview(tensor.detach().numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    left = raw(tensor)
     while left:
         count = move(descriptor, left, place)
         if count == 0:
@@ -93,6 +94,22 @@ def _transfer(
 
 def _pread(descriptor: int, into: memoryview, place: int) -> int:
     return os.preadv(descriptor, [into], place)
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that may still be taken, on this machine and in its control group; None where the system doesn't
+    say."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
 
 
 def private_bytes(pid: int | None = None) -> int | None:
