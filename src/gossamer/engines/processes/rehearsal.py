@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import torch
 
-from gossamer.engines.processes.memory import available_bytes, private_bytes
+from gossamer.engines.processes.memory import available_bytes, for_forks, private_bytes
 from gossamer.engines.setup import Setup
 from gossamer.experiment import Processes
 from gossamer.learning.batches import BatchStream
@@ -25,6 +26,21 @@ from gossamer.learning.workers import cores
 from gossamer.messages import Model
 
 log = logging.getLogger("gossamer")
+
+PAGE_TABLES_BYTES = 256 * 2**20
+"""All forks' page tables of the data may take so much before it is laid out anew."""
+_ENTRY_BYTES, _PAGE_BYTES = 8, 4096
+
+
+def with_data_for_forks(setup: Setup) -> Setup:
+    """The same, with data that is cheap to fork, where there are so many nodes that it matters."""
+    task, nodes = setup.task, setup.experiment.nodes
+    tensors = (*task.train, *task.test)
+    tables = sum(tensor.nbytes for tensor in tensors) * nodes // _PAGE_BYTES * _ENTRY_BYTES
+    if tables < PAGE_TABLES_BYTES or any(tensor.device.type != "cpu" for tensor in tensors):
+        return setup
+    train, test = ((for_forks(inputs), for_forks(targets)) for inputs, targets in (task.train, task.test))
+    return replace(setup, task=replace(task, train=train, test=test))
 
 
 class Stage:
@@ -87,6 +103,7 @@ class Stage:
             return
         batches = BatchStream(experiment.seed, rank, setup.parts[rank], experiment.batch_size)
         model = initial = self.initial(rank)
+        trim()
         before = private_bytes()
         for number in range(2):
             state = experiment.optimizer.init(model.parameters)

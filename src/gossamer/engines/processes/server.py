@@ -28,7 +28,7 @@ from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
-from gossamer.engines.processes.rehearsal import Stage
+from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
@@ -420,7 +420,7 @@ def main() -> None:
     if hello is None:
         return
     try:
-        setup = prepare(Experiment.parse(hello[1]))
+        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
         raise_descriptor_limit(setup)
     except BadInput as error:
         launcher.send("bad-input", list(error.problems))
