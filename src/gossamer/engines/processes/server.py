@@ -29,7 +29,7 @@ from gossamer.engines.processes.assembly import Assembly
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
-from gossamer.engines.processes.rehearsal import Stage
+from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
@@ -46,6 +46,7 @@ from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.workers import cores
 from gossamer.messages import Model
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
@@ -53,6 +54,8 @@ from gossamer.results.recorder import read_metrics
 
 END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
+SPARE_DESCRIPTORS = 64
+"""Open files that are neither channels nor connections."""
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 PROGRESS_S = 0.1
@@ -154,11 +157,13 @@ class Supervisor:
 
     def _fork(self) -> None:
         self._stage.rehearse()
-        _raise_descriptor_limit()
-        listeners = [listen() for _ in range(self._nodes)]
+        try:
+            listeners = [listen() for _ in range(self._nodes)]
+        except OSError as error:
+            raise Ended("failed", message=f"no port for each of {self._nodes} nodes: {error}") from None
         addresses = [listener.getsockname()[:2] for listener in listeners]
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        at_once, token = self._options.train_at_once or cores, secrets.token_bytes(16)
+        at_once, token = self._options.train_at_once or cores(), secrets.token_bytes(16)
+        trims = self._stage.trims()
         parent = os.getpid()
         gc.collect()
         gc.freeze()  # so that the collector does not write to, and so copy, what all share
@@ -166,19 +171,22 @@ class Supervisor:
             if self._cut is not None and rank not in self._cut.rounds:
                 continue  # it was lost before
             ours, theirs = socket.socketpair()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                text = f"no process for node {rank} of {self._nodes}: {error}; see ulimit -u"
+                raise Ended("failed", message=text) from None
             if pid == 0:
                 keep = {listener.fileno(), theirs.fileno(), self._memory}
-                _forget_sockets([other for other in listeners if other is not listener])
+                _forget_sockets(listeners[rank + 1 :])
                 close_all_but(keep)
-                place = Place(listener, theirs, addresses, token, self._memory, at_once, self._nodes > cores)
+                place = Place(listener, theirs, addresses, token, self._memory, at_once, trims)
                 self._become_node(rank, parent, place)
             theirs.close()
+            listener.close()
             self._children[rank] = _Child(rank, pid, Channel(ours))
             self._alive.add(rank)
             self._selector.register(self._children[rank].channel, selectors.EVENT_READ, self._children[rank])
-        for listener in listeners:
-            listener.close()
 
     def _become_node(self, rank: int, parent: int, place: Place) -> None:
         """In the child: live as a node, and leave without the parent's clean-up."""
@@ -336,11 +344,13 @@ class Supervisor:
 
     def _look_for_deadlock(self) -> None:
         """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever."""
-        nodes = [child for _, child in sorted(self._children.items())]
         if self._setup.experiment.stop.time_s is not None or len(self._alive) < self._nodes:
             return
-        states = [child.idle for child in nodes if child.idle is not None and child.idle_reports >= 2]
-        if len(states) < len(nodes) or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+        if any(child.idle is None or child.idle_reports < 2 for child in self._children.values()):
+            return
+        nodes = [child for _, child in sorted(self._children.items())]
+        states = [child.idle for child in nodes if child.idle is not None]
+        if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
             return
         waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
         raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
@@ -437,9 +447,22 @@ def _forget_sockets(others: list[socket.socket]) -> None:
         other.detach()
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit(setup: Setup) -> None:
+    """Let this process and its nodes open as many files as the system allows.
+
+    Raises:
+        BadInput: if that is fewer than a channel to each node, or than two connections of a node to each neighbour.
+    """
+    nodes, graph = setup.experiment.nodes, setup.topology.graph(0)
+    links = max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
+    needed = max(nodes, links) + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise BadInput(
+            f"nodes: {nodes} processes with up to {links} connections each need {needed} open files in one process;"
+            f" accepted: what fits into the hard limit, {hard} (ulimit -Hn), or a higher limit"
+        )
+    if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -455,7 +478,8 @@ def main() -> None:
     if hello is None:
         return
     try:
-        setup = prepare(Experiment.parse(hello[1]))
+        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
+        raise_descriptor_limit(setup)
     except BadInput as error:
         launcher.send("bad-input", list(error.problems))
         return

@@ -45,6 +45,8 @@ PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
 ALIVE_S = 1.0
 """Seconds between two signs of life of a node that waits, or judges its last model."""
+NODES_HEARD_A_SECOND = 256
+"""How many waiting nodes may say so in a second."""
 SHORTEST_S = 0.001
 """Seconds that a node sleeps at least: its clock may stand still meanwhile."""
 LAST_CUT_S = 20.0
@@ -64,7 +66,7 @@ class Place:
         token: what the nodes of this run know each other by.
         memory: descriptor of the shared file: models, and the places to compute in.
         at_once: how many nodes may compute at the same time.
-        trims: hand memory back after computing (nodes outnumber cores).
+        trims: hand memory back after computing.
     """
 
     listener: socket.socket
@@ -335,8 +337,10 @@ class _Worker:
     async def _watch(self) -> None:
         """Tell the supervisor when nothing but a message could wake this node, and what it waits for."""
         before = None
+        # A thousand nodes that say every second that they wait would keep a core busy.
+        every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
-            await asyncio.sleep(ALIVE_S)
+            await asyncio.sleep(every_s)
             traffic = self._transport.traffic
             counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
             idle = not (self._computing or self._timers or self._pauses or self._transport.busy)
@@ -486,7 +490,7 @@ class _Worker:
         before_s = self._busy.seconds()
         with one_of(self._place.memory, self._place.at_once, self._rank), self._busy:
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
-        if self._place.trims and os.environ.get("TRIM","1")=="1":
+        if self._place.trims:
             trim()
         return result, self._busy.seconds() - before_s
 
