@@ -143,12 +143,6 @@ class Roster:
         self._put(rank, known._replace(state=State.LOST))
         return True
 
-    def find(self, rank: int, incarnation: int) -> None:
-        """This node is connected with another one, whose process is the ``incarnation``-th."""
-        known = self._entries.get(rank)
-        if known is None or incarnation > known.incarnation:
-            self._put(rank, Entry(incarnation, 0, State.RUNNING, 0))
-
     def take(self, report: Report) -> dict[int, State]:
         """Take in what another one knows; gives those who are doing otherwise than was known."""
         changed = {}

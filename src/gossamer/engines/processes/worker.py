@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -48,34 +48,51 @@ FLUSH_S = 5.0
 """Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
 
 
+class Overseer(Protocol):
+    """Whom a node's process tells how it is doing, and who tells it what to do: the supervisor, through a channel, or
+    what does without one (standalone.py)."""
+
+    def send(self, *message: Any) -> None:
+        """Take a message: what it is about, and what there is to say."""
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where a node's process finds what it shares with the others.
 
     Args:
         listener: its listening socket.
-        channel: its end of the channel to the supervisor.
+        channel: its end of the channel to the supervisor, if it has one.
         addresses: (host, port) of every rank.
         token: what the nodes of this run know each other by.
         memory: descriptor of the shared file: models, and the places to compute in.
         at_once: how many nodes may compute at the same time.
         trims: hand memory back after computing (nodes outnumber cores).
+        oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
+        connect: makes the node's transport.
     """
 
     listener: socket.socket
-    channel: socket.socket
+    channel: socket.socket | None
     addresses: Sequence[tuple[str, int]]
     token: bytes
     memory: int
     at_once: int
     trims: bool
+    oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
+    connect: Callable[..., Transport] = Transport
 
 
 def main(rank: int, setup: Setup, place: Place, folder: RunFolder) -> int:
     """A node's whole life, in a process that was just forked; gives its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(_Worker(rank, setup, place, folder).live())
+    return asyncio.run(live(rank, setup, place, folder))
+
+
+async def live(rank: int, setup: Setup, place: Place, folder: RunFolder) -> int:
+    """A node's whole life; gives the exit code of its process."""
+    return await _Worker(rank, setup, place, folder).live()
 
 
 class _Timer:
@@ -155,7 +172,7 @@ class _Worker:
         self._paced = _Busy(self.now)  # computations that take the compute profile's time
         self._usage = Usage()
         self._transport: Transport
-        self._channel: AsyncChannel
+        self._channel: Overseer
         self._go: asyncio.Future[None]
         self._finish: asyncio.Future[str]
 
@@ -164,10 +181,14 @@ class _Worker:
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
         self._go, self._finish = loop.create_future(), loop.create_future()
-        self._channel = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
+        if self._place.oversee is not None:
+            self._channel = self._place.oversee(self._hear)
+        else:
+            assert self._place.channel is not None
+            self._channel = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
         experiment = self._setup.experiment
         self._shaper = Shaper.of(self._rank, experiment.network, experiment.nodes, experiment.seed, loop)
-        self._transport = Transport(
+        self._transport = self._place.connect(
             self._rank,
             self._place.listener,
             self._place.addresses,
@@ -295,6 +316,9 @@ class _Worker:
             self.lost.add(rest[0])
             self._transport.mark_lost(rest[0], rest[1])
             self._node.peer_lost()
+        elif what == "found":
+            self.lost.discard(rest[0])
+            self._transport.mark_found(rest[0])
         elif what == "consumed":
             self._consumed += 1
             self._freed.set()
