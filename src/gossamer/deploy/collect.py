@@ -147,7 +147,9 @@ def _rows(own: list[Part]) -> pl.DataFrame:
     return pl.concat(kept, how="diagonal_relaxed")
 
 
-def _models(nodes: int, newest: dict[int, Part], setup: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+def _models(
+    nodes: int, newest: dict[int, Part], setup: dict[str, Any]
+) -> tuple[Tensor, Tensor | None] | None:
     """All nodes' parameters [nodes, P] and buffers [nodes, B], NaN where there are none; None where nobody has any."""
     found: dict[int, dict[str, Tensor]] = {}
     for rank, part in newest.items():
@@ -177,7 +179,11 @@ def _models(nodes: int, newest: dict[int, Part], setup: dict[str, Any]) -> tuple
 def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) -> pl.DataFrame:
     """How far the models are apart at the end, of the nodes that got there."""
     there = [rank for rank in judged if not parameters[rank].isnan().any()]
-    last = rows.filter(pl.col("node").is_in(there)).group_by("node").agg(pl.col("round", "time_s", "wall_s").max())
+    last = (
+        rows.filter(pl.col("node").is_in(there))
+        .group_by("node")
+        .agg(pl.col("round", "time_s", "wall_s").max())
+    )
     if not there or not len(last):
         return pl.DataFrame(schema={"node": pl.Int32, "round": pl.Int64})
     moments = rows.filter(pl.col("node").is_in(there))["moment"].drop_nulls()
@@ -192,13 +198,13 @@ def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) 
     return pl.DataFrame([row]).cast({"node": pl.Int32})
 
 
-def _events(
-    parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str]
-) -> pl.DataFrame:
+def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str]) -> pl.DataFrame:
     """What all nodes saw. That a node was lost is an event of the first who noticed it; of one that has completed its
     rounds all the same, it is "unreachable"."""
     tables = [part.run.events for own in parts.values() for part in own]
-    events = pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
+    events = (
+        pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
+    )
     whole = [rank for rank in parts if rank not in incomplete]
     kind = pl.when((pl.col("event") == "lost") & pl.col("node").is_in(whole)).then(pl.lit("unreachable"))
     events = events.with_columns(event=kind.otherwise(pl.col("event")))
@@ -206,7 +212,7 @@ def _events(
     once = events.filter(seen).unique(["node", "event"], keep="first", maintain_order=True)
     events = pl.concat([events.filter(~seen), once]).sort("time_s", nulls_last=True, maintain_order=True)
     noticed = set(events.filter(pl.col("event") == "lost")["node"])
-    unnoticed = {rank: "has left no record" for rank in missing} | {
+    unnoticed = dict.fromkeys(missing, "has left no record") | {
         rank: how for rank, how in incomplete.items() if how.startswith("was killed")
     }
     rows = [

@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place, live
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
-from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.errors import BadInput, cause
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.results.folder import RunFolder, environment
@@ -80,7 +79,7 @@ def run_node(
     try:
         listener = listen(*(listen_at or peers.addresses[rank]))
     except OSError as error:
-        where = "%s:%d" % (listen_at or peers.addresses[rank])
+        where = ":".join(map(str, listen_at or peers.addresses[rank]))
         raise BadInput(
             f"node {rank}: {where}: {error.strerror or error}; accepted: an address of this machine that is free"
             " (--listen, where it is not the one that the others dial)"
@@ -97,17 +96,21 @@ def run_node(
     folder.write_setup(setup.description())
     record = NodeRecord(rank, experiment.nodes, incarnation, said.hex())
     record.write(folder)
+
+    def began() -> None:
+        record.started().write(folder)
+        observer.start(setup.description())
+
     standalone = Standalone(
         rank,
         setup,
         Roster(rank, experiment.nodes, incarnation, said),
         folder,
         observer,
-        began=lambda: record.started().write(folder),
+        began=began,
         security=security,
         insecure=security is None,
     )
-    observer.start(setup.description())
     return _record(_Process(rank, setup, standalone, folder, listener, peers, said, attached), folder)
 
 
@@ -125,7 +128,9 @@ def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bo
     experiment = experiment.override(**changes) if changes else experiment
     problems = []
     if experiment.stop.target is not None:
-        problems.append("stop.target: nobody sees all nodes' metrics here; accepted: stop.rounds or stop.time_s")
+        problems.append(
+            "stop.target: nobody sees all nodes' metrics here; accepted: stop.rounds or stop.time_s"
+        )
     if experiment.evaluation.nodes == "average":
         problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
     if peers is not None and len(peers) != experiment.nodes:
@@ -223,5 +228,3 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-

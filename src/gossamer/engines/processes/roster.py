@@ -132,7 +132,8 @@ class Roster:
         """This node is doing otherwise."""
         changes = {"state": state, "round": round}
         self._put(
-            self._rank, self.own._replace(**{key: value for key, value in changes.items() if value is not None})
+            self._rank,
+            self.own._replace(**{key: value for key, value in changes.items() if value is not None}),
         )
 
     def lose(self, rank: int) -> bool:

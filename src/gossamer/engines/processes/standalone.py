@@ -165,7 +165,9 @@ class Standalone:
         while late := self._not_up():
             left = deadline - time.monotonic()
             if left <= 0:
-                said = "; ".join(f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8])
+                said = "; ".join(
+                    f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8]
+                )
                 more = f"; and {len(late) - 8} more" if len(late) > 8 else ""
                 self._fail(
                     f"nodes {late} were not up within engine.start_timeout_s = {self._start_timeout_s} ({said}{more})"
