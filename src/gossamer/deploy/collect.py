@@ -22,7 +22,7 @@ from gossamer.results.folder import RunFolder, Status, write_json, write_text
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.run import Run, load_run
 
-_DEEP = 4
+_DEEP = 6
 """Levels below a folder at which records are looked for."""
 
 
@@ -208,9 +208,11 @@ def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: di
     whole = [rank for rank in parts if rank not in incomplete]
     kind = pl.when((pl.col("event") == "lost") & pl.col("node").is_in(whole)).then(pl.lit("unreachable"))
     events = events.with_columns(event=kind.otherwise(pl.col("event")))
-    seen = pl.col("event").is_in(["lost", "leave", "found"])
-    once = events.filter(seen).unique(["node", "event"], keep="first", maintain_order=True)
-    events = pl.concat([events.filter(~seen), once]).sort("time_s", nulls_last=True, maintain_order=True)
+    # Many have noticed each loss and each return: the first of those who follow one another says it all.
+    shared = pl.col("event").is_in(["lost", "leave", "found"])
+    again = pl.col("event") == pl.col("event").shift().over("node")
+    noted = events.filter(shared).filter(again.fill_null(False).not_())
+    events = pl.concat([events.filter(~shared), noted]).sort("time_s", nulls_last=True, maintain_order=True)
     noticed = set(events.filter(pl.col("event") == "lost")["node"])
     unnoticed = dict.fromkeys(missing, "has left no record") | {
         rank: how for rank, how in incomplete.items() if how.startswith("was killed")

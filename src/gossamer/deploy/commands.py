@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 # What needs torch is imported inside the commands: help must not wait for it.
 
-EXIT_CODES = "Exit codes: 0 done or stopped, 1 failed, 2 bad input."
+EXIT_CODES = (
+    "Exit codes: 0 done, or stopped in order, 1 failed, 2 bad input, 130 launch was interrupted (Ctrl-C)."
+)
+INTERRUPTED = 130
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
 Overrides = Annotated[
@@ -155,6 +158,8 @@ def launch(
 
         write_report([collected.run], collected.run.path / "report.html")
     _print_collected(collected, quiet=quiet)
+    if collected.run.status == "stopped":
+        raise typer.Exit(INTERRUPTED)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -207,11 +207,16 @@ class _Launcher:
 
     async def _tidy_up(self, *, keep: bool) -> None:
         """Leave nothing behind, but records that could not be brought home."""
+        if keep:
+            self._observer.say(f"what the nodes recorded stays where it is, in .../{self._id}/runs")
         jobs = []
         for host, remote in self._hosts:
             folder = self._folder(host)
-            what = f"{folder}/{KEYS}" if keep or host.name in self._unfetched else folder
-            jobs.append(remote.do(f"rm -rf {what}"))
+            if keep or host.name in self._unfetched:
+                command = f"rm -rf {folder}/{KEYS}"
+            else:  # (the folder of all runs goes with its last one)
+                command = f"rm -rf {folder}; rmdir {shlex.quote(host.workdir)} 2>/dev/null; true"
+            jobs.append(remote.do(command))
         for problem in await asyncio.gather(*jobs, return_exceptions=True):
             if isinstance(problem, BaseException):
                 self._observer.say(str(problem))
@@ -265,6 +270,8 @@ class _Launcher:
                 self._observer.progress(sum(self._rounds.values()), time_s)
             case {"said": str(text)}:
                 self._observer.say(f"{node.name}: {text}")
+            case {"status": str(status)}:
+                self._observer.say(f"{node.name} is {status}")
             case _:
                 self._observer.say(f"{node.name}: {said}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import resource
 import signal
@@ -22,6 +23,7 @@ from gossamer.engines.processes.roster import Roster
 from gossamer.engines.processes.security import Security, key_file
 from gossamer.engines.processes.standalone import Standalone
 from gossamer.engines.processes.transport import listen
+from gossamer.engines.processes.wire import TOKEN_BYTES
 from gossamer.engines.processes.worker import Place, live
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
@@ -31,6 +33,9 @@ from gossamer.learning.memory import keep_freed_memory
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run, load_run
+
+TOKEN = hashlib.sha256(b"gossamer node").digest()[:TOKEN_BYTES]
+"""What is said instead of a supervisor's secret: certificates tell who is who, and reports who is of which run."""
 
 
 def run_node(
@@ -111,7 +116,7 @@ def run_node(
         security=security,
         insecure=security is None,
     )
-    return _record(_Process(rank, setup, standalone, folder, listener, peers, said, attached), folder)
+    return _record(_Process(rank, setup, standalone, folder, listener, peers, attached), folder)
 
 
 def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bool = False) -> Experiment:
@@ -151,7 +156,6 @@ class _Process:
         folder: RunFolder,
         listener: Any,
         peers: Peers,
-        said: bytes,
         attached: bool,
     ) -> None:
         self.rank, self.setup, self.standalone, self.folder = rank, setup, standalone, folder
@@ -163,7 +167,7 @@ class _Process:
             listener,
             None,
             peers.addresses,
-            said,
+            TOKEN,
             memory,
             at_once=1,
             trims=False,

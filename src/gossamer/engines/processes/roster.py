@@ -130,11 +130,9 @@ class Roster:
 
     def say(self, *, state: State | None = None, round: int | None = None) -> None:
         """This node is doing otherwise."""
-        changes = {"state": state, "round": round}
-        self._put(
-            self._rank,
-            self.own._replace(**{key: value for key, value in changes.items() if value is not None}),
-        )
+        own = self.own
+        state = own.state if state is None else state
+        self._put(self._rank, own._replace(state=state, round=own.round if round is None else round))
 
     def lose(self, rank: int) -> bool:
         """This node can't reach another one; whether that is news."""

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from gossamer.engines.processes._shim import Transport
 from gossamer.engines.processes.roster import Report, Roster, State
-from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import GraphLog, Observer
 from gossamer.engines.setup import Setup
 from gossamer.errors import RunFailed
@@ -72,7 +72,9 @@ class Standalone:
         self._loss_fails = experiment.gather.lost_peer == "fail"
         self._began, self._options = began, transport
         self._events = folder.segment("events", rank)
-        self._graphs = GraphLog(setup.topology, folder.segment("graphs", rank))
+        graphs = folder.segment("graphs", rank)
+        self._graphs = GraphLog(setup.topology, graphs)
+        self._segments = (self._events, graphs)
         self._start: float | None = None
         self._first: set[int] = set()  # neighbours in the first round
         self._reports: dict[int, Report] = {}  # the last one of each that this node is connected with
@@ -110,8 +112,8 @@ class Standalone:
 
     def close(self) -> None:
         """Close what it writes."""
-        self._events.close()
-        self._graphs.close()
+        for segment in self._segments:
+            segment.close()
 
     def stop(self) -> None:
         """The node was asked to stop. Where a run does not bear a loss, that ends it for all nodes."""
@@ -158,8 +160,10 @@ class Standalone:
 
     async def _await_others(self) -> None:
         graph = self._setup.topology.graph(0)
-        both = ("in", "out") if graph.directed else ("both",)
-        self._first = {peer for direction in both for peer in graph.neighbors(self._rank, direction)}
+        self._first = {
+            *graph.neighbors(self._rank, "in" if graph.directed else "both"),
+            *graph.neighbors(self._rank, "out" if graph.directed else "both"),
+        }
         deadline = time.monotonic() + self._start_timeout_s
         self._look_around()
         while late := self._not_up():
