@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gossamer.engines.processes._shim import Transport
+from gossamer.engines.processes.transport import Transport
 from gossamer.engines.processes.roster import Report, Roster, State
 from gossamer.engines.recording import GraphLog, Observer
 from gossamer.engines.setup import Setup
@@ -183,6 +183,8 @@ class Standalone:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+        for rank in self._reasons:  # they have been heard of since
+            self._transport.mark_found(rank)
         self._start = time.monotonic()
         self._began()
         self._hear(["go", self._start])
@@ -194,8 +196,9 @@ class Standalone:
         return sorted({*self._roster.unheard(), *unconnected})
 
     def _retry(self, rank: int) -> None:
-        self._transport.mark_found(rank)
-        self._look_around()
+        if self._start is None:
+            self._transport.mark_found(rank)
+            self._look_around()
 
     # --- what the others say
 
@@ -250,7 +253,7 @@ class Standalone:
         self._unreached.add(rank)
         entry = self._roster[rank]
         if entry is not None and entry.state in (State.DONE, State.LEFT):
-            self._hear(["lost", rank, why])
+            self._hear(["lost", rank, None])
         else:
             self._roster.lose(rank)
             self._take_for_lost(rank, "lost", f"node {rank} can't be reached: {why}")
@@ -270,7 +273,7 @@ class Standalone:
         if self._loss_fails and self._start is not None:
             self._fail(text)
             return
-        self._hear(["lost", rank, text])
+        self._hear(["lost", rank, None])
 
     def _take_for_found(self, rank: int) -> None:
         self._away.discard(rank)
@@ -286,13 +289,13 @@ class Standalone:
             self._push = asyncio.get_running_loop().call_later(PUSH_S, self._report)
         following = self._roster.next_living(self._unreached)
         watched = set() if following is None else {following}
-        self._transport.keep(watched if self._start is not None else watched | self._first)
+        self._transport.reach(watched if self._start is not None else watched | self._first)
         if self._roster.over() or self._roster.end is not None:
             self._end(self._roster.end or "rounds")
 
     def _report(self) -> None:
         self._push = None
-        self._transport.beat()
+        self._transport.tell()
 
     def _end(self, reason: str) -> None:
         """The run is over, for all."""

@@ -314,7 +314,8 @@ class _Worker:
             self._freed.set()
         elif what == "lost":
             self.lost.add(rest[0])
-            self._transport.mark_lost(rest[0], rest[1])
+            if rest[1] is not None:  # else the transport knows, and looks for it
+                self._transport.mark_lost(rest[0], rest[1])
             self._node.peer_lost()
         elif what == "found":
             self.lost.discard(rest[0])
