@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gossamer.engines.processes.transport import Transport
 from gossamer.engines.processes.roster import Report, Roster, State
+from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import GraphLog, Observer
 from gossamer.engines.setup import Setup
 from gossamer.errors import RunFailed
@@ -29,8 +29,6 @@ PUSH_S = 0.05
 """Seconds in which changes are collected before they are reported."""
 FAREWELL_S = 5.0
 """Seconds that a node waits at its end for those it is connected with to have heard of it."""
-REDIAL_S = 1.0
-"""Seconds until a peer that was not up is tried again, before the start."""
 _WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
 
 Hear = Callable[[list[Any]], None]
@@ -99,15 +97,10 @@ class Standalone:
 
     def connect(self, *arguments: Any, **options: Any) -> Transport:
         """Make the node's transport."""
-        self._transport = Transport(
-            *arguments,
-            **options,
-            **self._options,
-            status=self._status,
-            heard=self._heard,
-            found=self._found,
-            incarnation=self._roster.own.incarnation,
-        )
+        options["heartbeat_s"] = options["heartbeat_s"] or options["detection_s"] / 5
+        options |= {"status": self._status, "heard": self._heard, **self._options}
+        make: Callable[..., Transport] = Transport
+        self._transport = make(*arguments, **options, incarnation=self._roster.own.incarnation)
         return self._transport
 
     def close(self) -> None:
@@ -150,6 +143,8 @@ class Standalone:
                 self._event(self._rank, kind, text)
             case "unreachable", (rank, why):
                 self._lose(rank, why)
+            case "reachable", (rank,):
+                self._found(rank)
             case "failed", (text, round, trace):
                 where = f"in round {round}" if self._start is not None else "at start"
                 self._fail(f"node {self._rank} failed {where}: {text}", trace)
@@ -183,8 +178,6 @@ class Standalone:
                     await self._changed.wait()
             except TimeoutError:
                 continue
-        for rank in self._reasons:  # they have been heard of since
-            self._transport.mark_found(rank)
         self._start = time.monotonic()
         self._began()
         self._hear(["go", self._start])
@@ -194,11 +187,6 @@ class Standalone:
         ended = self._roster.of_state(State.LOST, State.LEFT, State.DONE)
         unconnected = self._first - self._reports.keys() - set(ended)
         return sorted({*self._roster.unheard(), *unconnected})
-
-    def _retry(self, rank: int) -> None:
-        if self._start is None:
-            self._transport.mark_found(rank)
-            self._look_around()
 
     # --- what the others say
 
@@ -246,9 +234,8 @@ class Standalone:
     def _lose(self, rank: int, why: str) -> None:
         """A connection with a peer could not be made, or has failed for good."""
         self._reports.pop(rank, None)
-        if self._start is None:
+        if self._start is None:  # the transport goes on trying
             self._reasons.setdefault(rank, why)
-            asyncio.get_running_loop().call_later(REDIAL_S, self._retry, rank)
             return
         self._unreached.add(rank)
         entry = self._roster[rank]
@@ -289,13 +276,13 @@ class Standalone:
             self._push = asyncio.get_running_loop().call_later(PUSH_S, self._report)
         following = self._roster.next_living(self._unreached)
         watched = set() if following is None else {following}
-        self._transport.reach(watched if self._start is not None else watched | self._first)
+        self._transport.keep(watched if self._start is not None else watched | self._first)
         if self._roster.over() or self._roster.end is not None:
             self._end(self._roster.end or "rounds")
 
     def _report(self) -> None:
         self._push = None
-        self._transport.tell()
+        self._transport.beat()
 
     def _end(self, reason: str) -> None:
         """The run is over, for all."""
