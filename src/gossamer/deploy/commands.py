@@ -14,6 +14,7 @@ from gossamer.errors import BadInput
 if TYPE_CHECKING:
     from gossamer.deploy.collect import Collected
     from gossamer.engines.recording import Observer
+    from gossamer.experiment import Experiment
 
 # What needs torch is imported inside the commands: help must not wait for it.
 
@@ -162,10 +163,91 @@ def launch(
         raise typer.Exit(INTERRUPTED)
 
 
+files = typer.Typer(
+    help="Write what other programs need to run an experiment on several machines.", no_args_is_help=True
+)
+
+
+@files.command(epilog=EXIT_CODES)
+def slurm(
+    file: File,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The script; default: <name>.slurm.")
+    ] = None,
+    directives: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", help="A further #SBATCH line, e.g. --partition=long."),
+    ] = None,
+    command: Annotated[str, typer.Option(help="How gossamer is called on the machines.")] = "gossamer",
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Of the first node on a machine.")] = 29_600,
+) -> None:
+    """Write a batch script for Slurm: one task is one node. Keys are made when the job starts."""
+    experiment = _deployed(file, overrides)
+    from gossamer.deploy.slurm import slurm_script
+
+    place = out or Path(f"{experiment.name}.slurm")
+    said = slurm_script(
+        experiment,
+        file.resolve(),
+        overrides=overrides or (),
+        directives=tuple(directives or ()),
+        command=command,
+        port=port,
+    )
+    place.write_text(said, encoding="utf-8")
+    typer.echo(f"{place}: sbatch {place}")
+
+
+@files.command(epilog=EXIT_CODES)
+def compose(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to make.")],
+    overrides: Overrides = None,
+    more: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="PATH", help="Put this into the nodes' folder too. May be repeated."),
+    ] = None,
+    subnet: Annotated[str, typer.Option(help="Of the containers, IPv4.")] = "172.28.0.0/16",
+) -> None:
+    """Make a folder for Docker Compose: one container is one node, its link shaped like the experiment's network."""
+    experiment = _deployed(file, overrides)
+    from gossamer.deploy.compose import write_compose
+
+    for path in write_compose(experiment, out, subnet=subnet, more=more or ()):
+        typer.echo(path)
+
+
+@files.command(epilog=EXIT_CODES)
+def kollaps(
+    file: File,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The topology file to write.")],
+    overrides: Overrides = None,
+    image: Annotated[str, typer.Option(help="Of the services' containers.")] = "gossamer",
+) -> None:
+    """Write the experiment's network as a topology file of Kollaps."""
+    experiment = _deployed(file, overrides)
+    from gossamer.deploy.kollaps import kollaps_xml
+
+    out.write_text(kollaps_xml(experiment, image), encoding="utf-8")
+    typer.echo(out)
+
+
+def _deployed(file: Path, overrides: list[str] | None) -> Experiment:
+    """The experiment with its network as it stands in the file, and refused where a deployment can't carry it out."""
+    from gossamer.experiment import Experiment
+
+    experiment = Experiment.load(file, overrides or (), "processes")
+    from gossamer.deploy.node import as_deployed
+
+    return as_deployed(experiment, shape=True)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (node, collect, launch):
         app.command(epilog=EXIT_CODES)(command)
+    app.add_typer(files, name="deploy")
 
 
 def _print_collected(collected: Collected, *, quiet: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from gossamer.experiment import Experiment
@@ -46,7 +47,7 @@ def slurm_script(
     experiment: Experiment,
     file: str | Path,
     *,
-    options: str = "",
+    overrides: Sequence[str] = (),
     directives: tuple[str, ...] = (),
     command: str = "gossamer",
     port: int = 29_600,
@@ -56,7 +57,7 @@ def slurm_script(
     Args:
         experiment: what is run.
         file: the experiment file, as a path where the script runs.
-        options: further options of ``gossamer node``, as a shell reads them.
+        overrides: of its fields, as ``--set`` takes them.
         directives: further options of ``sbatch``, such as "--partition=long".
         command: how gossamer is called, as a shell reads it.
         port: of the first node on a machine; the others count on from there.
@@ -66,7 +67,7 @@ def slurm_script(
         nodes=experiment.nodes,
         directives="".join(f"#SBATCH {each}\n" for each in directives),
         experiment=shlex.quote(str(file)),
-        options=f"{options} " if options else "",
+        options="".join(f"--set {shlex.quote(each)} " for each in overrides),
         command=command,
         port=port,
     )

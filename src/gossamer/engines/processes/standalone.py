@@ -88,7 +88,7 @@ class Standalone:
         self.failure: RunFailed | None = None
         self.reason = "failed"
         self.rounds = 0
-        self.time_s = 0.0
+        self._now: Callable[[], float] = lambda: 0.0
 
     def oversee(self, hear: Hear) -> Standalone:
         """Begin to tell the node, through a function, what to do."""
@@ -99,6 +99,7 @@ class Standalone:
         """Make the node's transport."""
         options["heartbeat_s"] = options["heartbeat_s"] or options["detection_s"] / 5
         options |= {"status": self._status, "heard": self._heard, **self._options}
+        self._now = options["now"]
         make: Callable[..., Transport] = Transport
         self._transport = make(*arguments, **options, incarnation=self._roster.own.incarnation)
         return self._transport
@@ -124,7 +125,7 @@ class Standalone:
             case "ready", ():
                 self._spawn(self._await_others())
             case "progress", (round, time_s):
-                self.rounds, self.time_s = round, time_s
+                self.rounds = round
                 self._roster.say(round=round)
                 self._observer.progress(round, time_s)
             case "row", (_, row, slot):
@@ -319,10 +320,10 @@ class Standalone:
             self._hear(["finish", "failed"])
 
     def _event(self, rank: int, kind: str, text: str) -> None:
-        wall_s = 0.0 if self._start is None else time.monotonic() - self._start
-        self._events.append(
-            {"time_s": self.time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
-        )
+        time_s, wall_s = 0.0, 0.0
+        if self._start is not None:
+            time_s, wall_s = self._now(), time.monotonic() - self._start
+        self._events.append({"time_s": time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text})
         self._observer.say(text)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
