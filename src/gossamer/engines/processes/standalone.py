@@ -275,9 +275,10 @@ class Standalone:
         self._changed.set()
         if self._push is None:
             self._push = asyncio.get_running_loop().call_later(PUSH_S, self._report)
-        following = self._roster.next_living(self._unreached)
-        watched = set() if following is None else {following}
-        self._transport.keep(watched if self._start is not None else watched | self._first)
+        if not self._ending:
+            following = self._roster.next_living(self._unreached)
+            watched = set() if following is None else {following}
+            self._transport.keep(watched if self._start is not None else watched | self._first)
         if self._roster.over() or self._roster.end is not None:
             self._end(self._roster.end or "rounds")
 
