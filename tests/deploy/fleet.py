@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from gossamer import Experiment
+from gossamer.engines.processes.keys import make_keys
+from gossamer.engines.processes.peers import Peer, Peers
+from gossamer.engines.processes.transport import listen
 
 FORKER = """
 import ctypes, json, os, sys, traceback
@@ -57,31 +61,64 @@ for line in sys.stdin:
 
 LIMIT_S = 90.0
 
+SETTINGS: dict[str, Any] = {
+    "name": "deployed",
+    "nodes": 4,
+    "seed": 3,
+    "task": {"name": "digits", "model": "mlp", "hidden": [16]},
+    "topology": "ring",
+    "algorithm": {"name": "d-psgd", "local_steps": 1},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    "evaluation": {"every_rounds": 2, "samples": 50},
+    "stop": {"rounds": 6},
+    "failures": {"heartbeat_s": 0.2, "detection_s": 1.0},
+    "engine": "processes",
+}
+
+
+class Forker:
+    """The process that all others are forked from."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **order: Any) -> int:
+        """Have it fork, or wait for one that it has forked; gives a process id, or an exit code."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
 
 class Fleet:
     """Starts ``gossamer`` with some arguments, and ends what it started.
 
     Args:
-        folder: where the processes work, and what they print is kept.
+        forker: forks the processes.
+        folder: where they work, and what they print is kept.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, forker: Forker, folder: Path) -> None:
         self.folder = folder
-        self._forker = subprocess.Popen(
-            [sys.executable, "-c", FORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._forker = forker
         self.pids: dict[str, int] = {}
         self.codes: dict[str, int] = {}
 
     def start(self, name: str, *arguments: Any, space: str = "") -> None:
         """Start a process under a name, in a network namespace if one is named."""
-        order = {
-            "arguments": [str(each) for each in arguments],
-            "space": space,
-            "output": str(self.folder / f"{name}.out"),
-            "folder": str(self.folder),
-        }
-        self.pids[name] = int(self._ask(order))
+        self.pids[name] = self._forker.ask(
+            arguments=[str(each) for each in arguments],
+            space=space,
+            output=str(self.folder / f"{name}.out"),
+            folder=str(self.folder),
+        )
 
     def said(self, name: str) -> str:
         """What a process has printed by now."""
@@ -98,7 +135,7 @@ class Fleet:
     def wait(self, name: str) -> int:
         """The exit code of a process, negative for the signal that killed it."""
         if name not in self.codes:
-            self.codes[name] = int(self._ask({"wait": self.pids[name]}))
+            self.codes[name] = self._forker.ask(wait=self.pids[name])
         return self.codes[name]
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -111,29 +148,29 @@ class Fleet:
             if name not in self.codes:
                 os.kill(pid, signal.SIGKILL)
                 self.wait(name)
-        self._forker.communicate()
-
-    def _ask(self, order: dict[str, Any]) -> str:
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
-        self._forker.stdin.write(json.dumps(order) + "\n")
-        self._forker.stdin.flush()
-        return self._forker.stdout.readline()
-
-
-@contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
-    """A fleet; nothing of it is left afterwards."""
-    made = Fleet(folder)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def nodes(made: Fleet, ranks: Sequence[int], *more: Any, experiment: str = "experiment.yaml") -> None:
     """Start nodes, as the documentation says; their files are in the fleet's folder."""
     for rank in ranks:
-        made.start(
-            f"node-{rank}", "node", experiment, "--rank", rank, "--peers", "keys/peers.yaml", *more
-        )
+        made.start(f"node-{rank}", "node", experiment, "--rank", rank, "--peers", "keys/peers.yaml", *more)
+
+
+def free_addresses(count: int) -> list[str]:
+    listeners = [listen() for _ in range(count)]
+    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return addresses
+
+
+def prepare(folder: Path, **changes: Any) -> Experiment:
+    """An experiment file, keys and a peers file."""
+    experiment = Experiment.of({**SETTINGS, **changes})
+    experiment.save(folder / "experiment.yaml")
+    certificates = make_keys(folder / "keys", range(experiment.nodes))
+    addresses = free_addresses(experiment.nodes)
+    Peers(Peer.of(rank, addresses[rank], der) for rank, der in certificates.items()).save(
+        folder / "keys" / "peers.yaml"
+    )
+    return experiment

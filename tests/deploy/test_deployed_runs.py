@@ -3,62 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
-import yaml
-from fleet import Fleet, fleet, nodes
+from fleet import Fleet, nodes, prepare
 
 import gossamer
-from gossamer import Experiment
 from gossamer.deploy.collect import collect
-from gossamer.engines.processes.keys import make_keys
-from gossamer.engines.processes.peers import Peer, Peers
-from gossamer.engines.processes.transport import listen
 from gossamer.results.report import write_report
-
-SETTINGS: dict[str, Any] = {
-    "name": "deployed",
-    "nodes": 4,
-    "seed": 3,
-    "task": {"name": "digits", "model": "mlp", "hidden": [16]},
-    "topology": "ring",
-    "algorithm": {"name": "d-psgd", "local_steps": 1},
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-    "evaluation": {"every_rounds": 2, "samples": 50},
-    "stop": {"rounds": 6},
-    "failures": {"heartbeat_s": 0.2, "detection_s": 2.0},
-    "engine": "processes",
-}
-
-
-def free_addresses(count: int) -> list[str]:
-    listeners = [listen() for _ in range(count)]
-    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return addresses
-
-
-def prepare(folder: Path, **changes: Any) -> Experiment:
-    """An experiment file, keys and a peers file."""
-    experiment = Experiment.of({**SETTINGS, **changes})
-    experiment.save(folder / "experiment.yaml")
-    certificates = make_keys(folder / "keys", range(experiment.nodes))
-    addresses = free_addresses(experiment.nodes)
-    Peers(Peer.of(rank, addresses[rank], der) for rank, der in certificates.items()).save(
-        folder / "keys" / "peers.yaml"
-    )
-    return experiment
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Fleet]:
-    with fleet(tmp_path) as made:
-        yield made
 
 
 def test_a_run_over_tls_ends_with_the_bits_of_the_engine_processes(made: Fleet, tmp_path: Path) -> None:
@@ -74,7 +26,9 @@ def test_a_run_over_tls_ends_with_the_bits_of_the_engine_processes(made: Fleet, 
     columns = ["round", "node", "step", "train_loss", "test_loss", "test_accuracy"]
     rows = [run.metrics.filter(run.metrics["node"] >= 0).select(columns) for run in (whole, engine)]
     assert rows[0].equals(rows[1])
-    last = [run.metrics.filter(run.metrics["node"] == -1)["consensus_distance"][-1] for run in (whole, engine)]
+    last = [
+        run.metrics.filter(run.metrics["node"] == -1)["consensus_distance"][-1] for run in (whole, engine)
+    ]
     assert last[0] == last[1]
     assert whole.status == "done"
     assert whole.events.is_empty()
@@ -136,7 +90,9 @@ def test_nodes_of_different_experiments_refuse_each_other(made: Fleet, tmp_path:
     for rank in range(2):
         lines = [line for line in made.said(f"node-{rank}").splitlines() if "another experiment" in line]
         assert lines[0].startswith(f"node {1 - rank} runs another experiment ("), lines
-        assert lines[1].startswith(f"error: nodes [{1 - rank}] were not up within engine.start_timeout_s = 2.0"), lines
+        assert lines[1].startswith(
+            f"error: nodes [{1 - rank}] were not up within engine.start_timeout_s = 2.0"
+        ), lines
         assert len(lines) == 2
 
 
@@ -148,7 +104,12 @@ def test_who_is_not_up_in_time_is_named(made: Fleet, tmp_path: Path) -> None:
 
 
 def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
-    prepare(tmp_path, nodes=3, stop={"time_s": 1.0}, evaluation={"every_rounds": None, "every_s": 0.5, "samples": 50})
+    prepare(
+        tmp_path,
+        nodes=3,
+        stop={"time_s": 1.0},
+        evaluation={"every_rounds": None, "every_s": 0.5, "samples": 50},
+    )
     nodes(made, range(3), "--insecure")
     assert [made.wait(f"node-{rank}") for rank in range(3)] == [0] * 3, made.said("node-0")
     run = collect([tmp_path / "runs"], tmp_path / "whole").run
