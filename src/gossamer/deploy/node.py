@@ -99,7 +99,7 @@ def run_node(
         of=f"node-{rank}",
     )
     folder.write_setup(setup.description())
-    record = NodeRecord(rank, experiment.nodes, incarnation, said.hex())
+    record = NodeRecord(rank=rank, nodes=experiment.nodes, incarnation=incarnation, digest=said.hex())
     record.write(folder)
 
     def began() -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, write_json
+from gossamer.validation import bad_input
 
 FILE = "node.json"
 
 
-@dataclass(frozen=True)
-class NodeRecord:
+class NodeRecord(BaseModel):
     """Whose record a folder is.
 
     Args:
@@ -25,19 +25,27 @@ class NodeRecord:
         start_unix_s: when the node went, by its machine's clock, seconds since 1970; None before.
     """
 
-    rank: int
-    nodes: int
-    incarnation: int
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    rank: int = Field(ge=0)
+    nodes: int = Field(ge=1)
+    incarnation: int = Field(ge=0)
     digest: str
     start_unix_s: float | None = None
 
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> NodeRecord:
+        if self.rank >= self.nodes:
+            raise ValueError(f"rank: {self.rank} of {self.nodes} nodes")
+        return self
+
     def started(self) -> NodeRecord:
         """The record of a node that goes now."""
-        return replace(self, start_unix_s=time.time())
+        return self.model_copy(update={"start_unix_s": time.time()})
 
     def write(self, folder: RunFolder) -> None:
         """Put it into a run folder."""
-        write_json(folder.path / FILE, asdict(self))
+        write_json(folder.path / FILE, self.model_dump())
 
     @classmethod
     def read(cls, folder: Path) -> NodeRecord:
@@ -48,17 +56,8 @@ class NodeRecord:
         """
         path = folder / FILE
         try:
-            record = cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}; accepted: the record of a node") from None
-        except (ValueError, TypeError) as error:
-            raise BadInput(f"{path}: {error}; accepted: what gossamer node has written") from None
-        kinds = {"rank": int, "nodes": int, "incarnation": int, "digest": str}
-        for name, kind in kinds.items():
-            if type(getattr(record, name)) is not kind:
-                raise BadInput(
-                    f"{path}: {name}: got {getattr(record, name)!r}; accepted: what gossamer node has written"
-                )
-        if not 0 <= record.rank < record.nodes:
-            raise BadInput(f"{path}: rank: got {record.rank}; accepted: 0 to {record.nodes - 1}")
-        return record
+        except ValidationError as error:
+            raise bad_input(error, cls, str(path)) from None
