@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench clean help
+.PHONY: demo test test-all lint bench bench-processes clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -30,6 +30,9 @@ lint: $(READY)   ## ruff, mypy, import-linter
 
 bench: $(READY)  ## benchmarks, as ratios within one run
 	$(BIN)/python benchmarks/run.py
+
+bench-processes: $(READY)  ## the engine processes: start-up, speed, memory, traffic
+	$(BIN)/python benchmarks/processes.py
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

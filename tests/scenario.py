@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -31,6 +31,8 @@ _scripts: list[tuple[Script, dict[int, Any]]] = []
 
 class Scripted(Algorithm):
     """Runs a test's coroutine function on every node, and keeps what it returns."""
+
+    bears_sampling: ClassVar[bool] = True
 
     script: int
     limit: int = 2**40

@@ -254,7 +254,11 @@ def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.M
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("gossamer.api.run", run)
-    code, out, err = cli("run", "small.yaml")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts beside ignores it
+    try:
+        code, out, err = cli("run", "small.yaml")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, out, err) == (130, "", "error: interrupted\n")
 
 

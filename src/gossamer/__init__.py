@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
-    from gossamer.api import run
+    from gossamer.api import resume, run
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.experiment import Experiment
     from gossamer.messages import Message, Model, Part
@@ -37,6 +37,7 @@ _HOMES = {
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
     "load_run": "gossamer.results.run",
+    "resume": "gossamer.api",
     "run": "gossamer.api",
     "run_sweep": "gossamer.sweep.execute",
 }
@@ -57,6 +58,7 @@ __all__ = [
     "Sweep",
     "Task",
     "load_run",
+    "resume",
     "run",
     "run_sweep",
 ]

@@ -1,20 +1,22 @@
-"""Run an experiment."""
+"""Run an experiment, and go on with a run."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
-from gossamer.errors import cause
+from gossamer.errors import BadInput, cause
 from gossamer.experiment import Experiment, Simulate
+from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, Status, environment, write_text
 from gossamer.results.recorder import compact
+from gossamer.results.rewind import NETWORK, rewind
 from gossamer.results.run import Run, load_run
 
 log = logging.getLogger("gossamer")
@@ -71,13 +73,103 @@ def run(
             environment=environment(sys.argv if command is None else command),
         )
         folder.write_setup(engine.description)
-        try:
-            outcome = engine.run(folder, observer)
-        except BaseException as error:
-            status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            folder.write_status(status, error=cause(error))
-            compact(folder)
-            raise
+        with folder.locked():
+            return _carry_out(engine, experiment, folder, observer)
+
+
+def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observer | None = None) -> Run:
+    """Go on with a run from its newest complete checkpoint, in its folder: one that was killed or stopped, or that failed, or
+    one that is done and gets another end.
+
+    Args:
+        path: the run's folder.
+        overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
+        observer: told of progress.
+
+    Returns:
+        The recorded run.
+
+    Raises:
+        BadInput: if there is nothing to go on from, if the run is done or still going on, or if its experiment was edited.
+        RunFailed: as for :func:`run`.
+    """
+    folder, observer = RunFolder.open(Path(path)), observer or Silent()
+    overrides = list(overrides)
+    for each in overrides:
+        if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
+            raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
+    with folder.locked():
+        before = Experiment.load(folder.path / "experiment.yaml")
+        experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
+        if load_run(folder.path).status == "done" and experiment.stop == before.stop:
+            raise BadInput(
+                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200"
+            )
+        cut = newest(folder.checkpoints)
+        if cut is None:
+            raise BadInput(
+                f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
+            )
+        cut.check(experiment)
+        cut.verify()
+        trained = experiment
+        if cut.trainer is not None and experiment.engine.trainer == "auto":
+            trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
+        with _engine(trained) as engine:
+            write_text(folder.path / "experiment.yaml", experiment.to_yaml())
+            rewind(folder, cut, engine.description["judged"])
+            with folder.segment("events") as events:
+                events.append(_resumed(cut))
+            return _carry_out(engine, trained, folder, observer, cut)
+
+
+def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
+    """The newest run of an experiment that is not done and has a checkpoint, for :func:`resume`; None where there is none.
+
+    Args:
+        experiment: the very same one.
+        out: the folder of all runs.
+    """
+    for folder in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
+        found = load_run(folder.parent)
+        if (
+            found.status != "done"
+            and _same(found.experiment, experiment)
+            and newest(folder.parent / "checkpoints")
+        ):
+            return folder.parent
+    return None
+
+
+def _same(found: Mapping[str, Any], experiment: Experiment) -> bool:
+    said = experiment.model_dump(mode="json")
+    if experiment.engine.trainer == "auto":  # of which a record names what was chosen
+        found = {**found, "engine": {**found.get("engine", {}), "trainer": "auto"}}
+    return found == said
+
+
+def _resumed(cut: Cut) -> dict[str, Any]:
+    least, most = min(cut.rounds.values()), max(cut.rounds.values())
+    rounds = f"round {most}" if least == most else f"rounds {least} to {most}"
+    return {
+        "time_s": min(cut.times_s.values()),
+        "wall_s": cut.wall_s,
+        "node": NETWORK,
+        "event": "resumed",
+        "detail": f"from checkpoint {cut.number}, {rounds}",
+    }
+
+
+def _carry_out(
+    engine: Engine, experiment: Experiment, folder: RunFolder, observer: Observer, cut: Cut | None = None
+) -> Run:
+    try:
+        outcome = engine.run(folder, observer, cut)
+    except BaseException as error:
+        status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        folder.write_status(status, error=cause(error))
+        compact(folder)
+        raise
     _finish(folder, experiment, outcome)
     if outcome.failure is not None:
         outcome.failure.folder = folder.path
@@ -113,4 +205,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None
         wall_s=outcome.wall_s,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
+        private_bytes=outcome.private_bytes,
     )

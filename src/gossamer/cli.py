@@ -8,7 +8,7 @@ import re
 import resource
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 
 if TYPE_CHECKING:
     from gossamer.experiment import Experiment
+    from gossamer.progress import Watcher
     from gossamer.results.frames import Final
     from gossamer.results.groups import Group
     from gossamer.results.run import Run
@@ -85,6 +86,13 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Say where the time went, and the peak of memory.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest unfinished run of this very experiment, if it has a checkpoint.",
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -93,12 +101,64 @@ def run(
     from gossamer.experiment import Experiment
 
     experiment = Experiment.load(file, overrides or (), engine)
+    from gossamer.api import resume as resume_run
     from gossamer.api import run as run_experiment
+    from gossamer.api import unfinished
+
+    left = unfinished(experiment, out) if resume else None
+
+    def carry_out(watcher: Watcher) -> Run:
+        if left is not None:
+            return resume_run(left, observer=watcher)
+        return run_experiment(experiment, out, observer=watcher)
+
+    _watch(experiment, carry_out, report, profile, quiet, as_json)
+
+
+@app.command("resume", epilog=EXIT_CODES)
+def resume_(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=VALUE", help="Override a field of stop or checkpoint. May be repeated."
+        ),
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
+    _log_errors_only(quiet)
+    from gossamer.api import resume as resume_run
+    from gossamer.experiment import Experiment
+    from gossamer.results.folder import RunFolder
+
+    experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
+    _watch(
+        experiment,
+        lambda watcher: resume_run(folder, overrides or (), observer=watcher),
+        report,
+        False,
+        quiet,
+        as_json,
+    )
+
+
+def _watch(
+    experiment: Experiment,
+    carry_out: Callable[[Watcher], Run],
+    report: bool,
+    profile: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Carry a run out, with a display, and say what came of it."""
     from gossamer.progress import watching
 
     with watching(experiment, quiet=quiet or as_json) as watcher:
         try:
-            done = run_experiment(experiment, out, observer=watcher)
+            done = carry_out(watcher)
         except KeyboardInterrupt:
             typer.echo("error: interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -297,6 +357,11 @@ def topology(
 
     schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
+    if schedule.sampled and round_ > 0:
+        raise BadInput(
+            f"--round: {round_} of {experiment.topology.name_of()}, whose nodes find their neighbours themselves; accepted:"
+            " 0, what they start with"
+        )
     measures = describe(schedule, round_)
     if png is not None:
         from gossamer.results.plots import draw_graph
@@ -450,8 +515,11 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
         clock: f"{summary.time_s or 0:.4g} s",
         "wall time": f"{summary.wall_s or 0:.1f} s",
         "sent": megabytes(summary.bytes_sent or 0),
-        "run": str(done.path),
     }
+    if done.private_bytes is not None:
+        mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
+        lines["private memory"] = f"{mean:.1f} MiB a node, {most:.1f} at most"
+    lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
     for name, text in lines.items():
@@ -503,6 +571,11 @@ def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> I
     name = experiment.algorithm.name_of()
     if name in _WITHOUT_TOPOLOGY:
         yield f"{name} does not use the topology: the figures say nothing about this experiment's run"
+    if schedule.sampled:
+        yield (
+            "the figures are of the views that the nodes start with; later ones depend on who hears from whom and when, and"
+            " are recorded with the run"
+        )
     graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _LOOKED_AT, _LOOKED_AT)
     if any(schedule.graph(r) is not graph for r in range(rounds)):
         yield f"the graph changes during the run: the figures are of round {round_} alone"

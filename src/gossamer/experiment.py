@@ -140,6 +140,31 @@ class Failures(_Section):
         return self
 
 
+class Checkpoints(_Section):
+    """When a run is saved, so that it can be resumed. A node is saved at the end of one of its rounds.
+
+    Args:
+        every_rounds: after every so many rounds of each node; null is off.
+        every_s: after the first round that ends after every so many seconds of the node's clock; null is off.
+        keep: the newest so many complete checkpoints are kept.
+    """
+
+    every_rounds: Count | None = None
+    every_s: float | None = Field(default=None, gt=0)
+    keep: Count = 2
+
+    @property
+    def on(self) -> bool:
+        """Whether there are checkpoints; then there is one at the end too."""
+        return self.every_rounds is not None or self.every_s is not None
+
+    def due(self, rounds: int, time_s: float) -> int:
+        """How many checkpoints a node has made that has completed some rounds by a time, if it makes one now where one is
+        due."""
+        by_rounds = 0 if self.every_rounds is None else rounds // self.every_rounds
+        return by_rounds + (0 if self.every_s is None else int(time_s / self.every_s))
+
+
 class Simulate(_Section):
     """Virtual time on this machine.
 
@@ -237,6 +262,7 @@ class Experiment(BaseModel):
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     stop: Stop
+    checkpoint: Checkpoints = Checkpoints()
     data_root: FilePath | None = None
     engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
 

@@ -40,8 +40,9 @@ class Host(Protocol):
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Call after some seconds, and after every delivery of that instant."""
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
+        """Call after some seconds, and after every delivery of that instant. A call in the background is nothing that the
+        algorithm waits for."""
 
     def store(self, vector: Tensor) -> Tensor:
         """An immutable vector of these values; the same object if it is one already."""

@@ -52,6 +52,15 @@ class Ages:
         self._count, self._total, self._largest = 0, 0.0, -math.inf
         return mean, largest
 
+    def saved(self) -> list[int | float]:
+        """What :meth:`restore` takes."""
+        return [self._count, self._total, self._largest]
+
+    def restore(self, saved: Iterable[int | float]) -> None:
+        """Go on from what was saved."""
+        count, self._total, self._largest = saved
+        self._count = int(count)
+
 
 class Waiter:
     """One task that waits for messages.
@@ -140,6 +149,25 @@ class Mailbox:
                 waiter.seen.add(source)
                 if len(waiter.seen) >= waiter.wanted:
                     waiter.wake()
+
+    def unread(self) -> list[Message]:
+        """The messages that are here, oldest first."""
+        return list(self._messages)
+
+    def late(self) -> list[tuple[int, Prefix, int]]:
+        """Who will be too late: (source, prefix, how many messages under it will be dropped)."""
+        return [
+            (source, prefix, count)
+            for source, counts in self._late.items()
+            for prefix, count in counts.items()
+        ]
+
+    def restore(self, unread: Iterable[Message], late: Iterable[tuple[int, Prefix, int]]) -> None:
+        """Hold what :meth:`unread` and :meth:`late` gave; for a mailbox that nothing came into yet."""
+        self._messages = list(unread)
+        for source, prefix, count in late:
+            self._late.setdefault(source, Counter())[prefix] += count
+            self._picky = True
 
     def _refuses(self, message: Message) -> bool:
         if self._retired:

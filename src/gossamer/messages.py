@@ -47,13 +47,15 @@ class Part:
 @dataclass(frozen=True, eq=False, slots=True)
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
-    Tensors in the payload are immutable: compute new ones."""
+    Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the engine's
+    checkpoints; -1 where nobody counts."""
 
     source: int
     tag: tuple[str | int, ...]
     payload: Payload
     sent_at: float
     versions: tuple[tuple[Tensor, int], ...] = ()
+    number: int = -1
 
     def unchanged(self) -> bool:
         """Whether nobody has written the tensors in it, which receivers of one broadcast may share."""

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gossamer.errors import GossamerError
+from gossamer.checkpoint import Checkpoint
+from gossamer.errors import BadInput, GossamerError
 from gossamer.host import Host
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
@@ -26,6 +27,7 @@ from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as
 from gossamer.payload import freeze
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.topology import Graph, TopologySchedule
+from gossamer.topology.sampler import TAG as SAMPLER
 from gossamer.wrapper import NodeWrapper
 
 T = TypeVar("T")
@@ -111,8 +113,11 @@ class Node:
         self._index_sets: dict[str, Tensor] = {}
         self._mailbox = Mailbox(self._drop)
         self.ages = Ages()
+        self._sampler = setup.topology.sampler(self, host)
+        self._sampling: asyncio.Task[None] | None = None
+        self._receive_own = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
         #: For engines: a message has arrived. What a wrapper raises is the node's failure.
-        self.deliver = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
+        self.deliver = self._receive_own if self._sampler is None else self._deliver_sampled
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
@@ -387,7 +392,7 @@ class Node:
             TypeError: for a payload or tag that can't travel.
         """
         self._check_peer(to)
-        name = as_tag(tag)
+        name = self._own_tag(tag)
         for wrapper in self._setup.wrappers:
             payload = wrapper.outgoing(self, to, payload, name)
         return self._host.send((to,), freeze(payload, self._host.is_stored), name)[0]
@@ -402,7 +407,15 @@ class Node:
                 self._check_peer(rank)
         # (Its own parameters, by far the most frequent payload, lie in the store.)
         frozen = payload if payload is self._parameters else freeze(payload, self._host.is_stored)
-        return self._host.send(ranks, frozen, as_tag(tag))
+        return self._host.send(ranks, frozen, self._own_tag(tag))
+
+    def _own_tag(self, tag: Tag) -> tuple[str | int, ...]:
+        name = as_tag(tag)
+        if self._sampler is not None and name[:1] == (SAMPLER,):
+            raise ValueError(
+                f"tag {tag!r}: {SAMPLER!r} is for the peer sampler; accepted: any other first part"
+            )
+        return name
 
     def _check_peer(self, rank: int) -> None:
         if rank == self.rank or not 0 <= rank < self.size:
@@ -535,6 +548,13 @@ class Node:
         if changed is not None:
             self._mailbox.deliver(changed)
 
+    def _deliver_sampled(self, message: Message) -> None:
+        assert self._sampler is not None
+        if message.tag[:1] == (SAMPLER,):
+            self._sampler.deliver(message)
+        else:
+            self._receive_own(message)
+
     def peer_lost(self) -> None:
         """For engines: ``host.lost`` has grown."""
         self._mailbox.wake_all()
@@ -553,21 +573,109 @@ class Node:
     ) -> tuple[int, ...]:
         """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending.
 
-        For a directed graph the direction must be named: "in" (who sends to this node) or "out".
+        For a directed graph the direction must be named: "in" (who sends to this node) or "out". Where neighbours are
+        sampled, this is the node's view at the moment, and there is no "in".
         """
+        if self._sampler is not None and layer is None:
+            return self._sampler.neighbors(self._round(r), direction)
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
-        node's own."""
+        node's own.
+
+        Raises:
+            ValueError: where neighbours are sampled: nobody knows who will send to it.
+        """
+        self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
-        """The whole graph of round ``r``: an oracle, which no node of a real deployment has."""
+        """The whole graph of round ``r``: an oracle, which no node of a real deployment has.
+
+        Raises:
+            ValueError: where neighbours are sampled: there is none.
+        """
+        self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
+
+    @property
+    def view(self) -> tuple[int, ...] | None:
+        """The ranks that a node with a peer sampler knows at the moment, ascending; None where there is a graph."""
+        return None if self._sampler is None else self._sampler.view
+
+    def _check_graph(self, call: str, instead: str) -> None:
+        if self._sampler is not None:
+            name = self._setup.topology.topology.name_of()
+            raise ValueError(
+                f"node.{call} on the topology {name}, whose graph no node knows; accepted there: {instead}"
+            )
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
+
+    # --- checkpoints
+
+    def checkpoint(self, **engine: Payload) -> Checkpoint:
+        """For engines: all that this node needs to go on from here, at a round's end. Its vectors are shared, not copied,
+        but for tensors in ``state`` that are not in the store, which the algorithm may write.
+
+        Args:
+            engine: what the engine keeps of the node beside.
+
+        Raises:
+            TypeError, ValueError: for something in ``state`` that is no payload.
+        """
+        try:
+            state = freeze(self.state, self._host.is_stored)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"node.state: {error}") from None
+        node = {
+            "step": self.step,
+            "lr": self.lr,
+            "reset": self._reset,
+            "index_sets": dict(self._index_sets),  # whose tensors are this node's own
+            "late": [[source, list(prefix), count] for source, prefix, count in self._mailbox.late()],
+            "columns": dict(self.columns),
+            "losses": list(self.losses),
+            "ages": self.ages.saved(),
+        }
+        return Checkpoint(
+            rank=self.rank,
+            round=self.round,
+            time_s=self.now(),
+            model=Model(self._snapshot(), self.buffers),
+            optimizer=self._optimizer_state,
+            state=state,
+            node=node,
+            unread=self._mailbox.unread(),
+            engine=engine,
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """For engines, before :meth:`live`: be the node that was saved. What was on its way to it is the engine's to deliver.
+
+        Raises:
+            BadInput: for the checkpoint of another node, or of another model.
+        """
+        layout = self._setup.layout
+        shapes = [tuple(vector.shape) for vector in saved.model]
+        if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
+            raise BadInput(
+                f"checkpoint: of node {saved.rank}, with {shapes[0]} parameters and {shapes[1]} buffers; accepted: of node"
+                f" {self.rank}, with ({layout.size},) and ({layout.buffer_size},)"
+            )
+        node = saved.node
+        self.round, self.step, self.lr = saved.round, node["step"], node["lr"]
+        self.parameters, self.buffers = saved.model
+        self._optimizer_state = None if saved.optimizer is None else dict(saved.optimizer)
+        self._reset = node["reset"]
+        self.state = freeze(dict(saved.state), lambda tensor: True)
+        self._index_sets = dict(node["index_sets"])
+        self.columns, self.losses = dict(node["columns"]), list(node["losses"])
+        self.ages.restore(node["ages"])
+        late = [(source, tuple(prefix), count) for source, prefix, count in node["late"]]
+        self._mailbox.restore(saved.unread, late)
 
     # --- time, randomness, tasks, records
 
@@ -629,6 +737,8 @@ class Node:
         self.round = r + 1
         if self._setup.optimizer.schedule is not None:
             self.lr = self._setup.optimizer.lr_at(self.round)
+        if self._sampler is not None:
+            self._sampler.round_ended(self.round)
         await self._host.end_round()
 
     @property
@@ -675,6 +785,8 @@ class Node:
         self._failure = asyncio.get_running_loop().create_future()
         if self._failed is not None:  # by a message that came before the start
             self._failure.set_result(self._failed)
+        if self._sampler is not None:
+            self._sampling = self.spawn(self._sampler.run())
         main = self.spawn(protocol)
         await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if self._failure.done():
@@ -687,7 +799,7 @@ class Node:
 
     def _retire(self) -> None:
         """A node whose protocol has returned, and that has no task left, reads no messages: they'd pile up."""
-        if self._over and not self._tasks:
+        if self._over and all(task is self._sampling for task in self._tasks):
             self._mailbox.retire()
 
     async def failure(self) -> BaseException:

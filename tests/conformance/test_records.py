@@ -164,7 +164,7 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
         tmp_path,
         nodes=3,
         algorithm="d-psgd",
-        network={"name": "uniform", "bandwidth_mbps": 1.0} if engine == "simulate" else "uniform",
+        network={"name": "uniform", "bandwidth_mbps": 1.0},
         evaluation={"every_rounds": 1, "timeline": {"to_s": 1e6, "nodes": [0, 2]}},
         engine={"name": engine},
     )
@@ -176,7 +176,8 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
     assert rows["idle_share"].min() < 1.0
     assert rows.select("staleness_s", "staleness_max_s").null_count().row(0) == (0, 0)
     assert (rows["staleness_s"] <= rows["staleness_max_s"]).all()
-    assert rows["uplink_share"].null_count() == (0 if engine == "simulate" else len(rows))
+    assert rows["uplink_share"].is_between(0.0, 1.0).all()
+    assert rows["uplink_share"].max() > 0.0
     timeline = run.timeline
     assert set(timeline["node"]) == {0, 2}
     # A round is one step and a message to each neighbour. (A real node may end before its last ones are on record.)

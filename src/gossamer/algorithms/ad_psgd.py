@@ -42,7 +42,8 @@ class ADPSGD(Algorithm):
 
     Who is active follows from the graph of the first round (:func:`active_ranks`), which need not be bipartite: edges
     between two active or two passive nodes are not used. A round is ``local_steps`` steps; beside them an active node
-    averages with one passive neighbour, drawn for the round.
+    averages with one passive neighbour, drawn for the round. Where neighbours are sampled (``cyclon``), every node is both:
+    answering waits for nothing, so that still no circle can form; two nodes that ask each other at once swap their models.
 
     Args:
         local_steps: mini-batch steps a round, and so to one averaging of an active node.
@@ -54,12 +55,15 @@ class ADPSGD(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    bears_sampling: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     wait_free: bool = False
     timeout_s: float = Field(default=30.0, gt=0)
 
     def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+        if topology.sampled:
+            return
         graph = topology.graph(0)
         if graph.directed:
             raise BadInput("topology: a directed graph for ad-psgd; accepted: an undirected one")
@@ -72,12 +76,14 @@ class ADPSGD(Algorithm):
                 )
 
     async def run(self, node: Node) -> None:
-        active = active_ranks(node.topology(0))
+        sampled = node.view is not None
+        active = frozenset[int]() if sampled else active_ranks(node.topology(0))
         if node.rank not in active:
             node.spawn(self._answer(node))
+        asks = sampled or node.rank in active
         averaging = None
         async for r in node.rounds():
-            if node.rank in active and (averaging is None or averaging.done()):
+            if asks and (averaging is None or averaging.done()):
                 averaging = node.spawn(self._average(node, r, active))
             await node.train(self.local_steps)
             if averaging is not None and not self.wait_free:
@@ -89,7 +95,7 @@ class ADPSGD(Algorithm):
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
         """An active node's part of one averaging."""
         self._take_late(node)
-        passive = [rank for rank in await node.neighbors(r) if rank not in active]
+        passive = [rank for rank in await node.neighbors(r, "out") if rank not in active]
         if not passive:  # in a round of a graph that changes
             return
         partner = passive[int(node.rng("partner", r).integers(len(passive)))]

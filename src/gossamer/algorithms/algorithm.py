@@ -25,10 +25,13 @@ class Algorithm(Component):
         gathers: whether it waits for its neighbours with :meth:`Node.gather`, as is the default; where messages can be
             lost it needs ``gather.timeout_s`` then.
         bears_loss: whether it may run on a network that loses messages, as is the default.
+        bears_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
+            neither for weights nor for the graph. Not the default.
     """
 
     gathers: ClassVar[bool] = True
     bears_loss: ClassVar[bool] = True
+    bears_sampling: ClassVar[bool] = False
 
     @abstractmethod
     async def run(self, node: Node) -> None:

@@ -31,9 +31,11 @@ from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, left, shared_model
 from gossamer.errors import BadInput
+from gossamer.learning.optimizer import Optimizer
 from gossamer.messages import Message, Model, Payload, Sending
 from gossamer.node import Node
 from gossamer.registry import register
+from gossamer.topology import TopologySchedule
 
 
 @register("algorithm", "divshare")
@@ -59,6 +61,7 @@ class DivShare(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    bears_sampling: ClassVar[bool] = True
 
     fraction: float = Field(default=0.1, gt=0, le=1)
     recipients: int | None = Field(default=None, ge=1)
@@ -73,6 +76,13 @@ class DivShare(Algorithm):
                 f"algorithm.recipients: {self.recipients} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
             )
         return super().data_ranks(nodes)
+
+    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+        if topology.sampled and self.recipients_from == "all":
+            raise BadInput(
+                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}, which is there to be asked; accepted:'
+                ' "neighbors"'
+            )
 
     async def run(self, node: Node) -> None:
         fragments = Fragments(node, int(1 / self.fraction + 1e-9))  # 1 / (1/49) is 49

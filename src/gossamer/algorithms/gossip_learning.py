@@ -40,6 +40,7 @@ class GossipLearning(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    bears_sampling: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     merge: Literal["each", "all"] = "each"

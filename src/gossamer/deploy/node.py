@@ -19,6 +19,7 @@ from gossamer.deploy.record import NodeRecord
 from gossamer.engines.processes.agreement import digest
 from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
 from gossamer.engines.processes.peers import Peers
+from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.roster import Roster
 from gossamer.engines.processes.security import Security, key_file
 from gossamer.engines.processes.standalone import Standalone
@@ -181,7 +182,7 @@ class _Process:
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        life = asyncio.ensure_future(live(self.rank, self.setup, self._place, self.folder))
+        life = asyncio.ensure_future(live(self.rank, self.setup, self._place, Stage(self.setup), self.folder))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, loop)
         if self._attached:

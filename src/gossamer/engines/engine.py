@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
+from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 
 
@@ -17,8 +18,8 @@ class Engine(Protocol):
     description: dict[str, Any]
     """What the record keeps of the start; see ``Setup.description``."""
 
-    def run(self, folder: RunFolder, observer: Observer) -> Outcome:
-        """Run to the end, recording into a folder."""
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+        """Run to the end, recording into a folder; from a checkpoint on, to which its record is rewound, if one is given."""
 
     def __enter__(self) -> Engine: ...
 

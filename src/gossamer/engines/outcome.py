@@ -27,6 +27,8 @@ class Outcome:
         profile: where the real time went, seconds by part ("train", "mix", "evaluate", "record"); what is left of
             ``wall_s`` are events. Empty where it is not measured.
         peak_vectors: the most parameter vectors that were alive at once; None where they are not counted.
+        private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes;
+            None where nodes are no processes, or the system doesn't say.
     """
 
     reason: str
@@ -38,6 +40,7 @@ class Outcome:
     trainer: str
     profile: Mapping[str, float] = field(default_factory=dict)
     peak_vectors: int | None = None
+    private_bytes: Mapping[str, float] | None = None
 
 
 def describe_waits(waits: Mapping[int, list[str]]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from gossamer.experiment import Target
 from gossamer.learning.evaluate import Evaluator
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
+from gossamer.results.checkpoints import Cut
 from gossamer.results.frames import lower_is_better
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.segment import Segment
@@ -65,6 +67,14 @@ class Usage:
 
     def __init__(self) -> None:
         self._time_s = self._computing_s = self._sending_s = 0.0
+
+    def saved(self) -> list[float]:
+        """What :meth:`restore` takes."""
+        return [self._time_s, self._computing_s, self._sending_s]
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Go on from what was saved."""
+        self._time_s, self._computing_s, self._sending_s = saved
 
     def shares(self, time_s: float, computing_s: float, sending_s: float | None) -> dict[str, float | None]:
         """The columns ``idle_share`` and ``uplink_share`` of a row; None where no time has passed since the last one.
@@ -189,6 +199,11 @@ class GraphLog:
         self._topology, self._segment = topology, segment
         self._graph, self._rounds = topology.graph(0), 0
 
+    def resume(self, rounds: int) -> None:
+        """So many rounds are on record already."""
+        self._rounds = rounds
+        self._graph = self._topology.graph(max(rounds - 1, 0))
+
     def completed(self, rounds: int) -> None:
         """Some node has completed this many rounds and is recorded."""
         if rounds <= self._rounds:
@@ -198,6 +213,45 @@ class GraphLog:
         if graph is not self._graph:
             self._graph = graph
             self._segment.append({"round": rounds, "edges": edges(graph)})
+
+
+class ViewLog:
+    """Records the graph of all nodes' views where neighbours are sampled: at each moment at which every node was recorded,
+    an edge from a node to each that it knew. The moment's round is that of the node that was least far.
+
+    Args:
+        nodes: number of nodes.
+        segment: where it is recorded.
+    """
+
+    def __init__(self, nodes: int, segment: Segment) -> None:
+        self._known, self._segment = set(range(nodes)), segment
+        self._pending: dict[Moment, dict[int, tuple[int, Sequence[int]]]] = {}
+        self._rounds = 0
+
+    def add(self, moment: Moment, rank: int, rounds: int, view: Sequence[int]) -> None:
+        """A node is recorded, with so many rounds completed and these ranks in its view."""
+        self._pending.setdefault(moment, {})[rank] = (rounds, view)
+        if len(self._pending) > MOST_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._complete(moment)
+
+    def without(self, rank: int) -> None:
+        """A node is gone for good."""
+        self._known.discard(rank)
+        for moment in list(self._pending):
+            self._complete(moment)
+
+    def _complete(self, moment: Moment) -> None:
+        views = self._pending.get(moment, {})
+        if self._known - views.keys():
+            return
+        del self._pending[moment]
+        rounds = min((views[rank][0] for rank in self._known), default=0)
+        if rounds > self._rounds:
+            self._rounds = rounds
+            graph = [[rank, other] for rank in sorted(views) for other in views[rank][1]]
+            self._segment.append({"round": rounds, "edges": graph})
 
 
 class TargetWatch:
@@ -247,6 +301,31 @@ def reporters(setup: Setup) -> list[int]:
     return list(setup.evaluated)
 
 
+def resume_rows(
+    setup: Setup, cut: Cut, metrics: pl.DataFrame, rows: NetworkRows, target: TargetWatch
+) -> None:
+    """Let nodes that are saved ahead of others have their part in what the others will complete.
+
+    Args:
+        setup: what is run.
+        cut: where it goes on.
+        metrics: the rows that are on record until there.
+        rows: the rows of the network.
+        target: the watch over the target.
+    """
+    judged = {rank: r for rank, r in cut.rounds.items() if rank in setup.judged}
+    least = min(judged.values())
+    ahead = {rank: r for rank, r in judged.items() if r > least}
+    for rank, last in ahead.items():
+        for moment in (r for r in range(least + 1, last) if is_due(setup, r)):
+            rows.skip(moment)  # the model that it had then is not kept
+        if not is_due(setup, last):
+            continue
+        for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
+            target.reached(last, row)
+            rows.add(last, row, cut.read(rank).model)
+
+
 def stacked(models: list[Model]) -> tuple[Tensor, Tensor | None]:
     """All nodes' parameters [nodes, P], and buffers [nodes, B] where there are any."""
     parameters = torch.stack([model.parameters for model in models])
@@ -254,7 +333,7 @@ def stacked(models: list[Model]) -> tuple[Tensor, Tensor | None]:
     return parameters, buffers if buffers.shape[1] else None
 
 
-def stopwatch() -> Callable[[], float]:
-    """Real seconds since this call."""
-    start = time.perf_counter()
+def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
+    """Real seconds since this call, and before it."""
+    start = time.perf_counter() - before_s
     return lambda: time.perf_counter() - start

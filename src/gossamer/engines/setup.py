@@ -17,6 +17,7 @@ from gossamer.messages import Model
 from gossamer.network import ComputeProfile
 from gossamer.node import NodeSetup
 from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.registry import names
 from gossamer.tasks import Task, label_counts, load_task
 from gossamer.topology import Graph, TopologySchedule
 
@@ -115,6 +116,15 @@ def prepare(experiment: Experiment) -> Setup:
         parts[rank] = part
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
     topology.check()
+    if topology.sampled and not algorithm.bears_sampling:
+        bearing = sorted(
+            name for name, each in names("algorithm").items() if getattr(each, "bears_sampling", False)
+        )
+        raise BadInput(
+            f"topology: {topology.topology.name_of()}, where a node does not know who sends to it, for"
+            f" {algorithm.name_of()}; accepted: a topology with a graph (or an algorithm that does not ask:"
+            f" {listed(bearing)})"
+        )
     compute = experiment.compute.settled(nodes, seed)
     algorithm.check(topology, experiment.optimizer)
     _check_metric(experiment, task)

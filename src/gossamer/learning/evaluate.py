@@ -75,6 +75,13 @@ class Evaluator:
         device = self._inputs.device
         return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
 
+    def rehearse(self, *models: Model) -> None:
+        """Have the passes of :meth:`test` recorded, if two models or more are given, on as few samples as that takes."""
+        rest = self.samples % BATCH
+        for model in models:
+            for end in (slice(BATCH), slice(self.samples - rest, None)):
+                self._evaluate(model, self._inputs[end], self._targets[end])
+
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         totals = [0.0] * len(self._measures)
         parameters, buffers = (

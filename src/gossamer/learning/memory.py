@@ -7,6 +7,7 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP = 1 << 30
+_LARGE = 1 << 20
 
 
 def keep_freed_memory() -> bool:
@@ -24,10 +25,17 @@ def keep_freed_memory() -> bool:
 
 
 def trim() -> None:
-    """Hand freed memory back to the system (for a process that will wait for a while)."""
-    malloc_trim = _libc_function("malloc_trim")
-    if malloc_trim is not None:
-        malloc_trim(0)
+    """Hand memory that this thread has freed back to the system (for a process that will wait for a while)."""
+    functions = [_libc_function(name) for name in ("mallopt", "malloc", "free", "malloc_trim")]
+    if None in functions:
+        return
+    mallopt, malloc, free, malloc_trim = functions
+    # The end of a thread's own heap is handed back only when something large is freed there.
+    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    mallopt(_M_TRIM_THRESHOLD, 0)
+    free(malloc(_LARGE))
+    malloc_trim(0)
+    mallopt(_M_TRIM_THRESHOLD, _KEEP)
 
 
 def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:

@@ -19,6 +19,7 @@ or not at all.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -130,6 +131,23 @@ class RunFolder:
         self.segments.mkdir(exist_ok=True)
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Write to it alone; the lock ends with its holder, however that ends.
+
+        Raises:
+            BadInput: while another process does.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"{self.path}: the run is going on; accepted: one that has ended") from None
+            yield
+        finally:
+            os.close(descriptor)
+
     def write_setup(self, setup: Mapping[str, Any]) -> None:
         """Write ``setup.json``, what the engine knows at the start and the report draws.
 
@@ -163,6 +181,7 @@ class RunFolder:
         wall_s: float | None = None,
         profile: Mapping[str, float] | None = None,
         peak_vectors: int | None = None,
+        private_bytes: Mapping[str, float] | None = None,
     ) -> None:
         """Write ``status.json``: the last thing a run does.
 
@@ -172,6 +191,7 @@ class RunFolder:
             wall_s: real seconds from start to end.
             profile: real seconds by part of the work.
             peak_vectors: the most parameter vectors that were alive at once.
+            private_bytes: memory that a node's process had to itself at its end, "mean" and "max" over the nodes.
         """
         said = {
             "status": status,
@@ -179,6 +199,7 @@ class RunFolder:
             "wall_s": wall_s,
             "profile": dict(profile or {}),
             "peak_vectors": peak_vectors,
+            "private_bytes": None if private_bytes is None else dict(private_bytes),
         }
         write_json(self.path / "status.json", said)
 

@@ -19,10 +19,10 @@ from gossamer.results.run import Run, flat
 from gossamer.results.words import NOTHING
 
 _NOT_THE_EXPERIMENT = (
-    *("name", "seed", "data_root", "evaluation.timeline"),
+    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint"),
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
 )
-"""Fields that say which draw it is, where its data lies, what else is recorded, and how it's computed."""
+"""Fields that say which draw it is, where its data lies, what else is kept, and how it's computed."""
 _MOST_DIFFERENCES = 3
 _LONGEST_VALUE = 24
 

@@ -147,6 +147,12 @@ class Run:
         return None if recorded is None else int(recorded)
 
     @property
+    def private_bytes(self) -> dict[str, float] | None:
+        """Memory that a node's process had to itself at its end: "mean" and "max" over the nodes, bytes."""
+        recorded = self._status.get("private_bytes")
+        return None if recorded is None else dict(recorded)
+
+    @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or else as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))

@@ -209,5 +209,7 @@ def _slug(name: str) -> str:
 def _key(experiment: Experiment) -> str:
     """The same for experiments of the same results: what they are called and how many threads compute changes
     none."""
-    said = experiment.model_dump(mode="json", exclude={"name": True, "engine": {"workers"}})
+    said = experiment.model_dump(
+        mode="json", exclude={"name": True, "checkpoint": True, "engine": {"workers"}}
+    )
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gossamer.topology.adjacency import Adjacency
 from gossamer.topology.complete import Complete
+from gossamer.topology.cyclon import Cyclon
 from gossamer.topology.edge_list import EdgeList
 from gossamer.topology.erdos_renyi import ErdosRenyi
 from gossamer.topology.exponential import Exponential, OnePeerExponential
@@ -22,6 +23,7 @@ from gossamer.topology.measures import (
 from gossamer.topology.mixing import matrix, sparse_matrix
 from gossamer.topology.regular import RandomRegular, random_regular
 from gossamer.topology.ring import Ring
+from gossamer.topology.sampler import SampledTopology, Sampler
 from gossamer.topology.schedule import TopologySchedule
 from gossamer.topology.small_world import SmallWorld
 from gossamer.topology.star import Star
@@ -33,6 +35,7 @@ __all__ = [
     "CCS",
     "Adjacency",
     "Complete",
+    "Cyclon",
     "DataSize",
     "Direction",
     "EdgeList",
@@ -47,6 +50,8 @@ __all__ = [
     "RandomRegular",
     "RandomTopology",
     "Ring",
+    "SampledTopology",
+    "Sampler",
     "SmallWorld",
     "Star",
     "Topology",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pydantic import Field, field_serializer, field_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
+from gossamer.errors import BadInput
 from gossamer.registry import build, register
 from gossamer.topology.graph import Graph, union
 from gossamer.topology.topology import Topology
@@ -35,6 +36,15 @@ class Layers(Topology):
             name: build("topology", layer, info.context, f"topology.layers.{name}")
             for name, layer in value.items()
         }
+
+    @model_validator(mode="after")
+    def _all_drawn(self) -> Layers:
+        for name, layer in self.layers.items():
+            if layer.sampled:
+                raise BadInput(
+                    f"topology.layers.{name}: {layer.name_of()}; accepted: a topology with a graph"
+                )
+        return self
 
     @field_serializer("layers")
     def _layers_spec(self, layers: dict[str, Topology]) -> dict[str, Any]:

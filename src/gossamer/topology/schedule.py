@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.registry import Component, FunctionComponent
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.layers import Layers
-from gossamer.topology.topology import Topology
+from gossamer.topology.sampler import Member, Place, SampledTopology, Sampler
+from gossamer.topology.topology import Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
 REMEMBERED = 16
@@ -71,6 +70,23 @@ class TopologySchedule:
         }
 
     @property
+    def sampled(self) -> bool:
+        """Whether nodes find their neighbours themselves; the graph is what they start with then."""
+        return self.topology.sampled
+
+    def sampler(self, member: Member, place: Place) -> Sampler | None:
+        """A node's own part in finding its neighbours; None where there is a graph.
+
+        Args:
+            member: the node.
+            place: its side of the engine.
+        """
+        if not isinstance(self.topology, SampledTopology):
+            return None
+        contacts = self.neighbors(member.rank, 0, "out")
+        return self.topology.sampler(self.seed, contacts, member, place)
+
+    @property
     def static(self) -> bool:
         """Whether one graph is known to serve all rounds."""
         if self._layers:
@@ -122,7 +138,7 @@ class TopologySchedule:
     def check(self) -> None:
         """Find what is wrong before any work starts: parameters, connectivity and weights of round 0.
 
-        A directed graph has to be strongly connected. Of a topology that changes by a rule
+        A directed graph has to be strongly connected; of views to start with, the graph of who knows whom. Of a topology that changes by a rule
         (one-peer-exponential), the union over one cycle has to be connected. Later draws of a random
         topology are connected by construction.
 
@@ -132,6 +148,8 @@ class TopologySchedule:
         for layer in self._layers.values():
             layer.check()
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
+        if self.sampled:
+            graph = Graph(self.nodes, graph.edges())  # who is asked gets to know who asks
         components = 1 if self.topology.allow_disconnected else graph.components()
         if components > 1:
             raise BadInput(
@@ -163,7 +181,7 @@ class TopologySchedule:
             return union([layer.graph(round) for layer in self._layers.values()])
         first = self.topology.drawn_at(self.nodes, round)
         period = first // (self.topology.every_rounds or 1)
-        with self._located():
+        with located(self._purpose):
             graph = self.topology.draw(self.nodes, generator(self.seed, self._purpose, SHARED, period), first)
         if graph.nodes != self.nodes:
             raise BadInput(
@@ -174,7 +192,7 @@ class TopologySchedule:
     def _weights(self, drawn: _Drawn) -> Weights:
         if drawn.weights is None:
             weights = self.topology.weights or (Uniform() if drawn.graph.directed else MetropolisHastings())
-            with self._located():
+            with located(self._purpose):
                 weights.check(drawn.graph, self.samples)
             drawn.weights = weights
         return drawn.weights
@@ -186,19 +204,6 @@ class TopologySchedule:
             accepted = listed(list(self._layers)) or "none, the topology has no layers"
             raise BadInput(f"layer {name!r}{suggest(name, self._layers)}; accepted: {accepted}")
         return self._layers[name]
-
-    @contextmanager
-    def _located(self) -> Iterator[None]:
-        """Errors call a field ``topology.x``; in a layer that is ``topology.layers.name.x``."""
-        try:
-            yield
-        except BadInput as error:
-            if self._purpose == "topology":
-                raise
-            problems = (
-                re.sub(r"^topology|(?<=set )topology", self._purpose, line) for line in error.problems
-            )
-            raise BadInput(*problems) from None
 
 
 class _Drawn:

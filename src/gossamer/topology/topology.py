@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import networkx as nx
@@ -38,6 +41,8 @@ class Topology(Component):
 
     random: ClassVar[bool] = False
     """Whether two draws can differ."""
+    sampled: ClassVar[bool] = False
+    """Whether nodes find their neighbours themselves, and what is drawn is only what they start with."""
 
     every_rounds: int | None = Field(default=None, ge=1)
     weights: Weights | None = None
@@ -81,6 +86,18 @@ class Topology(Component):
     def cycle(self, nodes: int) -> int:
         """Of how many rounds, from 0, the union has to be connected."""
         return 1
+
+
+@contextmanager
+def located(field: str) -> Iterator[None]:
+    """Errors call a field ``topology.x``; in a part of the topology that is ``topology.layers.name.x``, say."""
+    try:
+        yield
+    except BadInput as error:
+        if field == "topology":
+            raise
+        problems = (re.sub(r"^topology|(?<=set )topology", field, line) for line in error.problems)
+        raise BadInput(*problems) from None
 
 
 class RandomTopology(Topology):

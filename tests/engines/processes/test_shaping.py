@@ -132,6 +132,18 @@ def test_what_is_given_back_takes_no_time() -> None:
     assert bucket.free == 1.5
 
 
+def test_a_bucket_knows_for_how_long_something_has_passed() -> None:
+    bucket = Bucket(RATE)
+    assert bucket.busy_seconds(5.0) == 0.0
+    bucket.take(1_000_000, 10.0)
+    assert [bucket.busy_seconds(now) for now in (10.25, 11.0, 12.0)] == [0.25, 1.0, 1.0]
+    bucket.take(1_000_000, 20.0)
+    bucket.change(RATE / 2, 20.5)  # half of it takes a second now
+    assert bucket.busy_seconds(20.5) == pytest.approx(1.5)
+    bucket.give_back(21.0)
+    assert bucket.busy_seconds(30.0) == pytest.approx(2.0)
+
+
 # --- a line
 
 

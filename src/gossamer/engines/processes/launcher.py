@@ -70,7 +70,7 @@ class ProcessesEngine:
         observer.start(self.description)
         for text in self._simplified:
             observer.say(text)
-        reason, failure = "failed", None
+        reason, failure, private = "failed", None, None
         with ending_signals(lambda: self._channel.send("stop")):
             self._channel.send("folder", str(folder.path))
             while True:
@@ -85,7 +85,9 @@ class ProcessesEngine:
                         details = dict(rest[1])
                         failure = RunFailed(details.pop("message"), **details)
                     break
-                if what == "progress":
+                if what == "memory":
+                    private = rest[0]
+                elif what == "progress":
                     observer.progress(rest[0], rest[1])
                     time_s = max(time_s, rest[1])
                 elif what == "row":
@@ -97,7 +99,9 @@ class ProcessesEngine:
         if failure is None:
             models = SharedModels(self._memory, self._experiment.nodes, self._parameters, self._buffers)
             parameters, buffers = models.all(FINAL)
-        return Outcome(reason, time_s, wall(), parameters, buffers, failure, "sequential")
+        return Outcome(
+            reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
+        )
 
     def _exit(self) -> str:
         code = self._server.wait(KILL_S)

@@ -1,15 +1,15 @@
-"""Memory that all processes of a run share: snapshots of models, and locks that end with their holder."""
+"""Memory of a run's processes: snapshots of models that all share, locks that end with their holder, and how much a
+process has to itself."""
 
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -35,8 +35,11 @@ def shared_file() -> int:
 
 
 class SharedModels:
-    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. Pages that nobody writes take no
+    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. What nobody has written takes no
     memory.
+
+    Why by reads and writes, and not mapped: a mapping's pages count for every process that has looked at them, and take
+    page tables in each; a thousand nodes write a few rows each.
 
     Args:
         descriptor: a file from :func:`shared_file`.
@@ -46,30 +49,61 @@ class SharedModels:
     """
 
     def __init__(self, descriptor: int, nodes: int, parameters: int, buffers: int) -> None:
-        self._parameters = parameters
-        width = parameters + buffers
-        size = (SNAPSHOTS + 1) * nodes * width * 4
+        self._descriptor, self._nodes = descriptor, nodes
+        self._parameters, self._width = parameters, parameters + buffers
+        size = self._place(SNAPSHOTS + 1, 0)
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
-        values = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.float32)
-        self._models = torch.from_numpy(values).view(SNAPSHOTS + 1, nodes, width)
 
     def write(self, slot: int, rank: int, model: Model) -> None:
         """Put a node's model into a slot."""
-        row = self._models[slot, rank]
-        row[: self._parameters] = model.parameters
-        row[self._parameters :] = model.buffers
+        place = self._place(slot, rank)
+        for vector in model:
+            _transfer(os.pwrite, self._descriptor, vector.contiguous(), place)
+            place += vector.nbytes
 
     def read(self, slot: int, rank: int) -> Model:
         """A copy of a node's model."""
-        row = self._models[slot, rank].clone()
+        row = torch.empty(self._width)
+        _transfer(_pread, self._descriptor, row, self._place(slot, rank))
         return Model(row[: self._parameters], row[self._parameters :])
 
     def all(self, slot: int) -> tuple[Float[Tensor, "nodes params"], Float[Tensor, "nodes buffers"] | None]:
         """Copies of all nodes' parameters, and buffers where there are any."""
-        models = self._models[slot].clone()
+        models = torch.empty(self._nodes, self._width)
+        _transfer(_pread, self._descriptor, models, self._place(slot, 0))
         buffers = models[:, self._parameters :]
         return models[:, : self._parameters].contiguous(), buffers if buffers.shape[1] else None
+
+    def _place(self, slot: int, rank: int) -> int:
+        return (slot * self._nodes + rank) * self._width * 4
+
+
+def _transfer(
+    move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, place: int
+) -> None:
+    """Write or read a whole contiguous tensor; the system may do it in parts."""
+    left = memoryview(tensor.detach().numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    while left:
+        count = move(descriptor, left, place)
+        if count == 0:
+            raise OSError(f"the shared models end {left.nbytes} bytes early")
+        left, place = left[count:], place + count
+
+
+def _pread(descriptor: int, into: memoryview, place: int) -> int:
+    return os.preadv(descriptor, [into], place)
+
+
+def private_bytes(pid: int | None = None) -> int | None:
+    """Bytes of memory that a process (None: this one) shares with no other; None where the system doesn't say (it is
+    Linux that does)."""
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    # "Private_Dirty:     12345 kB"
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 @contextmanager

@@ -28,14 +28,14 @@ from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
+from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
-from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, reporters
+from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, ViewLog, reporters
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
-from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Model
 from gossamer.results.folder import RunFolder
@@ -58,6 +58,7 @@ class _Child:
     done: bool = False
     final: bool = False
     round: int = 0
+    private: int | None = None  # bytes of its memory at its end
     idle: tuple[int, int, list[str]] | None = None  # messages sent and received, and what it waits for
     idle_reports: int = 0
 
@@ -88,8 +89,8 @@ class Supervisor:
         self._options = experiment.engine
         self._nodes = experiment.nodes
         self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
-        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
-        self._rows = NetworkRows(setup, self._evaluator)
+        self._stage = Stage(setup)
+        self._rows = NetworkRows(setup, self._stage.evaluator)
         self._target = TargetWatch(experiment.stop.target, reporters(setup))
         self._children: dict[int, _Child] = {}
         self._alive: set[int] = set()
@@ -108,7 +109,9 @@ class Supervisor:
             self._fork()
             self._metrics = self._folder.segment("metrics", self._nodes)
             self._events = self._folder.segment("events")
-            self._graphs = GraphLog(self._setup.topology, self._folder.segment("graphs"))
+            graphs = self._folder.segment("graphs")
+            self._graphs = GraphLog(self._setup.topology, graphs)
+            self._views = ViewLog(self._nodes, graphs)
             self._selector.register(self._launcher, selectors.EVENT_READ, None)
             for message in self._launcher.pending():
                 self._hear_launcher(message)
@@ -125,6 +128,7 @@ class Supervisor:
     # --- starting
 
     def _fork(self) -> None:
+        self._stage.rehearse()
         _raise_descriptor_limit()
         listeners = [listen() for _ in range(self._nodes)]
         addresses = [listener.getsockname()[:2] for listener in listeners]
@@ -155,7 +159,7 @@ class Supervisor:
         assert place.channel is not None
         try:
             die_with(parent)
-            code = worker_main(rank, self._setup, place, self._folder)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
@@ -223,10 +227,13 @@ class Supervisor:
             raise Ended("time")
         elif what == "row":
             self._record(child, *rest)
+        elif what == "view":
+            moment, rounds, view = rest
+            self._views.add(_moment(moment), child.rank, rounds, view)
         elif what == "done":
             child.done, child.round = True, rest[0]
         elif what == "final":
-            child.final, child.round = True, rest[0]
+            child.final, child.round, child.private = True, rest[0], rest[1]
         elif what == "idle":
             child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
             child.idle_reports = child.idle_reports + 1 if child.idle else 0
@@ -265,6 +272,7 @@ class Supervisor:
             raise Ended("failed", message=f"every node died; the last one: {text}")
         self._tell_all("lost", child.rank, text)
         self._target.without(child.rank)
+        self._views.without(child.rank)
         # What it ended with is not known; nobody shall take zeros for a model.
         lost = Model(
             *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
@@ -301,7 +309,7 @@ class Supervisor:
     # --- recording
 
     def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
-        key = tuple(moment) if isinstance(moment, list) else moment
+        key = _moment(moment)
         self._graphs.completed(row["round"])
         self._launcher.send("row", row)
         if self._target.reached(key, row):
@@ -354,6 +362,11 @@ class Supervisor:
                 return other
         return end
 
+    def private_bytes(self) -> dict[str, float] | None:
+        """What nodes had to themselves at their end, as far as they said."""
+        said = [child.private for child in self._children.values() if child.private is not None]
+        return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self._alive):
             self._send_to(self._children[rank], *message)
@@ -367,6 +380,11 @@ class Supervisor:
         for rank in self._alive:
             os.waitpid(self._children[rank].pid, 0)
         self._alive.clear()
+
+
+def _moment(said: Any) -> Moment:
+    """A moment as it was before it went through a channel."""
+    return tuple(said) if isinstance(said, list) else said
 
 
 def _forget_sockets(others: list[socket.socket]) -> None:
@@ -402,7 +420,9 @@ def main() -> None:
     answer = launcher.receive()
     if answer is None:
         return
-    end = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory).run()
+    supervisor = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory)
+    end = supervisor.run()
+    launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
 
 

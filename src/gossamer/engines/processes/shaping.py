@@ -58,15 +58,23 @@ class Bucket:
         self.rate = max(rate, SLOWEST)
         self.free = -math.inf
         """When all that was taken has passed."""
+        self._taken_s = 0.0
 
     def take(self, nbytes: int, since: float) -> float:
         """The instant at which the last of some bytes has passed, if the first could have done so from ``since`` on."""
+        self._taken_s += nbytes / self.rate
         self.free = max(self.free, since) + nbytes / self.rate
         return self.free
 
     def give_back(self, now: float) -> None:
         """What was taken and has not passed by now won't."""
-        self.free = min(self.free, now)
+        if self.free > now:
+            self._taken_s -= self.free - now
+            self.free = now
+
+    def busy_seconds(self, now: float) -> float:
+        """For how long something has passed by now."""
+        return self._taken_s - max(self.free - now, 0.0)
 
     def change(self, rate: float, now: float) -> float:
         """Another rate from now on, also for what was taken and has not passed; gives the ratio of its times."""
@@ -74,7 +82,9 @@ class Bucket:
         stretch = 1.0 if rate == self.rate else self.rate / rate
         self.rate = rate
         if self.free > now:
-            self.free = now + (self.free - now) * stretch
+            left = self.free - now
+            self._taken_s += left * (stretch - 1)
+            self.free = now + left * stretch
         return stretch
 
 
@@ -289,6 +299,10 @@ class Shaper:
         return min(path.rate, *(float(self._conditions.rates[link]) for link in (source, *path.links[:-1])))
 
     # --- the sender's end
+
+    def sending_seconds(self) -> float:
+        """For how long the uplink has carried something by now."""
+        return self.uplink.busy_seconds(self._loop.time())
 
     def depart(self, to: int) -> Departure:
         """A message is about to leave: it's the next on the uplink."""

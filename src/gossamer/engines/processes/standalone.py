@@ -138,7 +138,7 @@ class Standalone:
                 self._look_around()
             case "time", ():
                 self._end("time")
-            case "final", (round,):
+            case "final", (round, *_):
                 self.rounds = round
             case "event", (kind, text):
                 self._event(self._rank, kind, text)

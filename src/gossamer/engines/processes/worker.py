@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gossamer.engines.processes.channel import AsyncChannel
-from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of
+from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of, private_bytes
+from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.shaping import Shaper
 from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import Moment, Usage, is_due, node_row
@@ -28,11 +29,8 @@ from gossamer.engines.timeline import timeline_log
 from gossamer.errors import cause
 from gossamer.experiment import Processes
 from gossamer.learning.computation import Computation, Kind, execute
-from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import trim
 from gossamer.learning.mixing import Mix
-from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import SequentialTrainer
 from gossamer.messages import Payload, Sending, Traffic
 from gossamer.node import Node
 from gossamer.payload import encode
@@ -83,16 +81,16 @@ class Place:
     connect: Callable[..., Transport] = Transport
 
 
-def main(rank: int, setup: Setup, place: Place, folder: RunFolder) -> int:
+def main(rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> int:
     """A node's whole life, in a process that was just forked; gives its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(live(rank, setup, place, folder))
+    return asyncio.run(live(rank, setup, place, stage, folder))
 
 
-async def live(rank: int, setup: Setup, place: Place, folder: RunFolder) -> int:
+async def live(rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> int:
     """A node's whole life; gives the exit code of its process."""
-    return await _Worker(rank, setup, place, folder).live()
+    return await _Worker(rank, setup, place, stage, folder).live()
 
 
 class _Timer:
@@ -139,15 +137,13 @@ class _Busy:
 class _Worker:
     """The node's :class:`~gossamer.host.Host`, and its conversation with the supervisor."""
 
-    def __init__(self, rank: int, setup: Setup, place: Place, folder: RunFolder) -> None:
+    def __init__(self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> None:
         self._rank, self._setup, self._place = rank, setup, place
         self.lost: set[int] = set()
-        self._rows = Rows(setup.layout.size)
+        self._rows, self._trainer, self._evaluator = stage.rows, stage.trainer, stage.evaluator
         experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._pace = experiment.engine.pace
-        self._trainer = SequentialTrainer(setup.task, experiment.optimizer, self._rows)
-        self._evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
         self._models = SharedModels(
             place.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
@@ -155,7 +151,7 @@ class _Worker:
         self._timeline = timeline_log(experiment, folder, rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # computations of this node, first come first served
-        self._node = Node(setup.node(rank), self)
+        self._node = Node(setup.node(rank, stage.initial(rank)), self)
         self._start = time.monotonic()
         self._paused_s = 0.0
         self._pauses: list[float] = []  # since when evaluations go on
@@ -255,7 +251,7 @@ class _Worker:
             )
             self._channel.send("event", "slow", text)
         self._models.write(FINAL, self._rank, self._node.model)
-        self._channel.send("final", self._node.round)
+        self._channel.send("final", self._node.round, private_bytes())
 
     async def _say_alive(self) -> None:
         """The last evaluation may take long; the supervisor is to know that it goes on."""
@@ -339,8 +335,8 @@ class _Worker:
         now = self._pauses[0] if self._pauses else time.monotonic()
         return now - self._start - self._paused_s
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> _Timer:
-        return _Timer(self._timers, seconds, call)
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> _Timer:
+        return _Timer(set() if background else self._timers, seconds, call)
 
     def store(self, vector: Tensor) -> Tensor:
         return self._rows.store(vector)
@@ -411,7 +407,7 @@ class _Worker:
         before_s = self._busy.seconds()
         with one_of(self._place.memory, self._place.at_once, self._rank), self._busy:
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
-        if self._place.trims:
+        if self._place.trims and os.environ.get("TRIM","1")=="1":
             trim()
         return result, self._busy.seconds() - before_s
 
@@ -457,7 +453,8 @@ class _Worker:
             if last and not (self._shaper and moment == "end"):
                 await self._flush()
             computing_s = (self._paced if self._pace else self._busy).seconds()
-            shares = self._usage.shares(time_s, computing_s, None)
+            sending_s = None if self._shaper is None else self._shaper.sending_seconds()
+            shares = self._usage.shares(time_s, computing_s, sending_s)
             row = node_row(node, moment, self.traffic, time_s, time.monotonic() - self._start, shares)
             if self._rank in setup.evaluated:
                 judged = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
@@ -466,6 +463,8 @@ class _Worker:
             slot = await self._slot(last) if self._rank in setup.judged else None
         if slot is not None:
             self._models.write(slot, self._rank, model)
+        if (view := node.view) is not None:
+            self._channel.send("view", moment, node.round, view)
         self._channel.send("row", moment, row, slot)
 
     async def _flush(self) -> None:
@@ -502,4 +501,6 @@ class _Worker:
 
     def _judge(self, model: Any) -> dict[str, float]:
         with one_of(self._place.memory, self._place.at_once, self._rank):
-            return self._evaluator.test(model)
+            values = self._evaluator.test(model)
+        trim()  # it takes more memory than a step, and seldom
+        return values

@@ -100,9 +100,11 @@ class Clock:
             heapq.heapify(self._heap)
             self._cancelled = 0
 
-    def after(self, seconds: float, order: Order, rank: int, call: Callable[[], None]) -> Event:
+    def after(
+        self, seconds: float, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
+    ) -> Event:
         """Make a call some seconds from now; less than half a nanosecond is now."""
-        return self.at(self.now_ns + to_ns(seconds), order, rank, call)
+        return self.at(self.now_ns + to_ns(seconds), order, rank, call, background=background)
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
         """Make a call at this instant, when every coroutine waits and no event of this instant is left."""

@@ -115,6 +115,10 @@ class Compute:
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
+    def restore(self, rank: int, busy_s: float) -> None:
+        """A node's computations have run for so many seconds, before the run was resumed."""
+        self._busy_ns[rank] = round(busy_s * NS)
+
     def _due(self, entry: _Entry) -> None:
         if entry.result is _PENDING:
             self._flush(entry.computation.kind)

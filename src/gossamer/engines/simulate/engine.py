@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.checkpoint import Checkpoint
+from gossamer.engines.cuts import NodeCuts, made, sent_here
 from gossamer.engines.outcome import Outcome, describe_failure, describe_waits
 from gossamer.engines.profile import Profile
 from gossamer.engines.recording import Moment, Observer, is_due, stacked
@@ -19,9 +22,10 @@ from gossamer.engines.setup import Setup, prepare
 from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import MAX_PASSES, NS, Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
+from gossamer.engines.simulate.cuts import Cuts
 from gossamer.engines.simulate.fair import FairLinks
 from gossamer.engines.simulate.fifo import FifoLinks
-from gossamer.engines.simulate.links import Links
+from gossamer.engines.simulate.links import Flights, Links
 from gossamer.engines.simulate.mixing import Mixing
 from gossamer.engines.simulate.recording import Recording, model_of
 from gossamer.engines.timeline import TimelineLog, timeline_log
@@ -40,7 +44,9 @@ from gossamer.learning.workers import Workers
 from gossamer.messages import Message, Model, Payload, Sending, Traffic
 from gossamer.node import Node
 from gossamer.randomness import generator
+from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import read_metrics
 from gossamer.results.segment import Segment
 
 VECTORS_A_NODE = 3
@@ -55,7 +61,7 @@ class _Host:
     def __init__(self, engine: Simulation, rank: int) -> None:
         self._engine, self._rank = engine, rank
         self.lost: set[int] = set()
-        self._secrets = 0
+        self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
 
     @property
@@ -69,8 +75,8 @@ class _Host:
     def now(self) -> float:
         return self._engine.clock.now()
 
-    def timer(self, seconds: float, call: Callable[[], None]) -> Any:
-        return self._engine.clock.after(seconds, Order.TIMER, self._rank, call)
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
+        return self._engine.clock.after(seconds, Order.TIMER, self._rank, call, background=background)
 
     def store(self, vector: Tensor) -> Tensor:
         return self._engine.rows.store(vector)
@@ -109,8 +115,8 @@ class _Host:
             )
 
     def secret(self, n: int) -> bytes:
-        self._secrets += 1
-        return generator(self._engine.setup.experiment.seed, "secret", self._rank, self._secrets).bytes(n)
+        self.secrets += 1
+        return generator(self._engine.setup.experiment.seed, "secret", self._rank, self.secrets).bytes(n)
 
 
 class SimulateEngine:
@@ -123,7 +129,7 @@ class SimulateEngine:
         self._setup = prepare(experiment)
         self.description = self._setup.description()
 
-    def run(self, folder: RunFolder, observer: Observer) -> Outcome:
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
         timeline = timeline_log(self._setup.experiment, folder)
         with (
@@ -131,7 +137,7 @@ class SimulateEngine:
             folder.segment("graphs") as graphs,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            return Simulation(self._setup, metrics, graphs, observer, timeline).run()
+            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -149,6 +155,11 @@ class Simulation:
         graphs: where graphs that change are recorded.
         observer: who watches.
         timeline: where it's written down when nodes compute and send; None is nowhere.
+        folder: where checkpoints are written, and the record is that a checkpoint is of.
+        cut: the checkpoint from which it goes on; None is the start.
+
+    Raises:
+        BadInput: for a checkpoint that can't be read.
     """
 
     def __init__(
@@ -158,6 +169,8 @@ class Simulation:
         graphs: Segment,
         observer: Observer,
         timeline: TimelineLog | None = None,
+        folder: RunFolder | None = None,
+        cut: Cut | None = None,
     ) -> None:
         experiment, self.setup, self._observer = setup.experiment, setup, observer
         options = experiment.engine
@@ -213,6 +226,13 @@ class Simulation:
         self._rounds = 0
         self._progress_every = max(experiment.nodes // 16, 1)
         self.nodes: list[Node] = []
+        self.hosts: list[_Host] = []
+        self._starts_ns = [0] * experiment.nodes
+        self._cut = cut
+        self._cuts: Cuts | None = None
+        if folder is not None and (experiment.checkpoint.on or cut is not None):
+            self._folder = folder
+            self.links.flights = Flights(experiment.nodes)
 
     # --- the run
 
@@ -240,6 +260,8 @@ class Simulation:
                 self._recording.flush()
                 if reason in ("rounds", "time", "target"):
                     self._last_rows()
+                if self._cuts is not None and self.setup.experiment.checkpoint.on:
+                    self._cuts.end()
                 parameters, buffers = stacked([model_of(node) for node in self.nodes])
             except RunFailed as error:
                 failure, reason = error, "failed"
@@ -251,6 +273,8 @@ class Simulation:
                     loop.run_until_complete(self._end_nodes())
                 self.links.close()
                 loop.close()
+                if self._cuts is not None:
+                    self._cuts.close()
                 self._workers.close()
         return Outcome(
             reason,
@@ -276,29 +300,113 @@ class Simulation:
                 initial = Model(*(vector.to(self._store) for vector in initial))
             if common is not None:
                 common = initial = Model(self.rows.store(initial.parameters), initial.buffers)
-            self.nodes.append(Node(self.setup.node(rank, initial), _Host(self, rank)))
-        self._inboxes.extend(node.deliver for node in self.nodes)
+            self.hosts.append(_Host(self, rank))
+            self.nodes.append(Node(self.setup.node(rank, initial), self.hosts[rank]))
+        if self.links.flights is None:
+            self._inboxes.extend(node.deliver for node in self.nodes)
+        else:
+            self._make_cuts(self.links.flights)
+
+    # --- checkpoints
+
+    def _make_cuts(self, flights: Flights) -> None:
+        experiment, cut = self.setup.experiment, self._cut
+        repeats = experiment.algorithm.gathers
+        nodes = [
+            NodeCuts(node.deliver, self.clock.now, repeats, partial(self.links.take_back, node.rank))
+            for node in self.nodes
+        ]
+        for rank, node in enumerate(nodes):
+            self._inboxes.append(partial(_into, node, flights, rank))
+        saved: list[Checkpoint] = []
+        if cut is not None:
+            saved = [cut.read(node.rank, self._place) for node in self.nodes]
+            self._resume(cut, saved, nodes, flights)
+        self._cuts = Cuts(
+            experiment.checkpoint,
+            nodes,
+            flights,
+            CheckpointFolder(self._folder.checkpoints, experiment),
+            self.mixing.settle,
+            self._recording.wall,
+            lambda: None if self._to_choose else self._trainer.name,
+            self._observer.say,
+            0 if cut is None else made(experiment.checkpoint, cut),
+            highest(self._folder.checkpoints) + 1,
+        )
+        for each in saved:
+            self._cuts.round_ended(each)
+
+    def _resume(
+        self, cut: Cut, saved: Sequence[Checkpoint], nodes: Sequence[NodeCuts], flights: Flights
+    ) -> None:
+        """Have every node go on where it was cut, at its own instant."""
+        self._starts_ns = [to_ns(each.time_s) for each in saved]
+        self.clock.now_ns = min(self._starts_ns)
+        for rank, each in enumerate(saved):
+            self.nodes[rank].restore(each)
+            nodes[rank].restore(each)
+            self.links.restore(rank, each.engine)
+            self.compute.restore(rank, each.engine["computing_s"])
+            self._recording.usage(rank).restore(each.engine["usage"])
+            self.hosts[rank].secrets = each.engine["secrets"]
+            for source, count in sent_here(each).items():
+                flights.sent[source][rank] = count
+            for arrival in each.arriving:
+                self.links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), self._starts_ns[rank]))
+        self._rounds = sum(each.round for each in saved)
+        self._recording.resume(cut, read_metrics(self._folder.path))
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """Where a simulation keeps what was read from a file."""
+        if tensor.dtype is torch.float32 and tensor.shape == (self.setup.layout.size,):
+            return self.rows.store(tensor)
+        return tensor.to(self._store)
+
+    def _checkpoint(self, node: Node) -> None:
+        if self._cuts is not None:
+            rank = node.rank
+            engine = {
+                **self.links.saved(rank),
+                "computing_s": self.compute.busy_seconds(rank),
+                "usage": self._recording.usage(rank).saved(),
+                "secrets": self.hosts[rank].secrets,
+            }
+            self._cuts.round_ended(node.checkpoint(**engine))
 
     async def _main(self) -> str:
         stop, every_s = self.setup.experiment.stop, self.setup.experiment.evaluation.every_s
         if stop.time_s is not None:
             self.clock.at(to_ns(stop.time_s), Order.END, 0, lambda: self._finish("time"))
         if every_s is not None:
-            self._tick(0, every_s)
-        if self.setup.experiment.evaluation.every_rounds is not None:
+            first = math.ceil(self.clock.now() / every_s)
+            if self._cut is None:
+                self._tick(first, every_s)
+            else:
+                self._tick_at(first, every_s)
+        if self.setup.experiment.evaluation.every_rounds is not None and self._cut is None:
             for node in self.nodes:
                 self._record(node, moment=0)
-        algorithm = self.setup.experiment.algorithm
         for node in self.nodes:
-            life = asyncio.ensure_future(self._life(node, algorithm.run(node)))
-            life.add_done_callback(self._ended)
+            if self._cut is None:
+                self._checkpoint(node)
+                self._start(node)
+            else:
+                start_ns = self._starts_ns[node.rank]
+                self.clock.at(start_ns, Order.TIMER, node.rank, partial(self._start, node))
         return await self._end
+
+    def _start(self, node: Node) -> None:
+        life = asyncio.ensure_future(self._life(node, self.setup.experiment.algorithm.run(node)))
+        life.add_done_callback(self._ended)
 
     async def _life(self, node: Node, protocol: Coroutine[Any, Any, None]) -> None:
         """A node's protocol; afterwards its spawned tasks go on answering, and may still fail."""
         try:
             await node.live(protocol)
             self._running -= 1
+            if self._cuts is not None:
+                self._cuts.over(node.rank)
             if self._running == 0:
                 self._finish("rounds")
             raise await node.failure()
@@ -375,22 +483,26 @@ class Simulation:
             self._observer.progress(self._rounds, self.clock.now())
         if is_due(self.setup, node.round):
             self._record(node, moment=node.round)
+        self._checkpoint(node)
 
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
-        due_ns = to_ns((number + 1) * every_s)
+        self._tick_at(number + 1, every_s)
+
+    def _tick_at(self, number: int, every_s: float) -> None:
         # After all else of the instant, so that a snapshot is what the instant ends with.
         self.clock.at(
-            due_ns,
+            to_ns(number * every_s),
             Order.TIMER,
             0,
-            lambda: self.clock.when_quiet(len(self.nodes), lambda: self._tick(number + 1, every_s)),
+            lambda: self.clock.when_quiet(len(self.nodes), lambda: self._tick(number, every_s)),
             background=True,
         )
 
     def _record_all(self, moment: Moment) -> None:
         for node in self.nodes:
-            self._record(node, moment)
+            if self._starts_ns[node.rank] <= self.clock.now_ns:  # before, it's on record already
+                self._record(node, moment)
 
     def _record(self, node: Node, moment: Moment) -> None:
         rank = node.rank
@@ -406,6 +518,12 @@ class Simulation:
         ):
             self._record_all("end")
             self._recording.flush()
+
+
+def _into(node: NodeCuts, flights: Flights, rank: int, message: Message) -> None:
+    """A message arrives at a node; then its way is over."""
+    node.deliver(message)
+    flights.land(message, rank)
 
 
 def _computed(timeline: TimelineLog, computation: Computation, start_ns: int, end_ns: int) -> None:

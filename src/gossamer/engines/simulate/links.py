@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ class Transfer:
         cancelled: whether its sender took it back.
         used: bytes of it that its uplink's use has.
         accepted_ns: when at most one window of it is unacknowledged; None while unknown.
+        counted: whether it is among its sender's messages that have left.
     """
 
     message: Message
@@ -65,6 +66,69 @@ class Transfer:
     accepted_ns: int | None = None
     waiters: list[asyncio.Future[None]] | None = None
     wake: Event | None = None
+    counted: bool = False
+
+    @property
+    def due_ns(self) -> int | None:
+        """When it arrives, if nothing comes between; None while it has not begun to leave."""
+        return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
+
+
+class Flights:
+    """What was sent and has neither arrived nor been lost or taken back, for checkpoints; numbers the messages of a pair.
+
+    Args:
+        nodes: their number.
+
+    Attributes:
+        sent: by sender and receiver, how many messages were sent.
+        landed: called with sender, receiver and number of each message whose way is over.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.sent: list[dict[int, int]] = [{} for _ in range(nodes)]
+        self.landed: Callable[[int, int, int], None] = lambda source, to, number: None
+        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in range(nodes)]
+
+    def numbered(self, message: Message, to: int) -> Message:
+        """The next message of its pair."""
+        sent = self.sent[message.source]
+        number = sent.get(to, 0)
+        sent[to] = number + 1
+        return replace(message, number=number)
+
+    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
+        """A message is on its way; it is due at an instant (nanoseconds), or when its transfer is over."""
+        self._flying[message.source][to, message.number] = message, due
+
+    def land(self, message: Message, to: int) -> None:
+        """It has arrived, or won't."""
+        if self._flying[message.source].pop((to, message.number), None) is not None:
+            self.landed(message.source, to, message.number)
+
+    def before(self, sent: Mapping[int, Mapping[int, int]]) -> set[tuple[int, int, int]]:
+        """Sender, receiver and number of those under way that belong to so many first messages of each pair."""
+        return {
+            (source, to, number)
+            for source, flying in enumerate(self._flying)
+            for to, number in flying
+            if number < sent[source].get(to, 0)
+        }
+
+    def under_way(self) -> Iterator[tuple[Message, int, int | None]]:
+        """All that will arrive: message, receiver, and the instant, as far as that is known (nanoseconds)."""
+        for flying in self._flying:
+            for (to, _), (message, due) in flying.items():
+                if isinstance(due, int):
+                    yield message, to, due
+                elif not due.lost:
+                    yield message, to, due.due_ns
+
+    def leaving(self, rank: int) -> tuple[int, int]:
+        """How many of a node's messages have not left yet, and their bytes."""
+        transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
+        sizes = [transfer.size for transfer in transfers if not transfer.counted]
+        return len(sizes), sum(sizes)
 
 
 class _Queued(Sending):
@@ -119,11 +183,15 @@ class Links(ABC):
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
         self._busy_s = [0.0] * nodes
+        self.flights: Flights | None = None
+        """Keeps count of what is under way, where checkpoints are made."""
         self._sizes: dict[Hashable, int] = {}
         self._conditions = network.conditions(nodes, seed)
         self._rates: list[float] = self._conditions.rates.tolist()
         self._changes = self._due_changes(network.changes(nodes, seed))
-        self._left_before: dict[tuple[int, int], int] = {}  # by a pair's messages, where fates are drawn
+        self._left_before: list[dict[int, int]] = [
+            {} for _ in range(nodes)
+        ]  # a pair's messages, where fates are drawn
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest, where latencies vary
         change = next(self._changes, None)
         self._varies = change is not None  # whether latencies may vary
@@ -148,9 +216,21 @@ class Links(ABC):
                 " (Algorithm.message_limit)"
             )
         message = Message(source, tag, payload, self._clock.now(), versions)
+        if self.flights is not None:
+            return [self._send_numbered(self.flights, message, rank, size) for rank in to]
         if self._only_latency is not None:
             return [self._hand_over(message, to, size, to_ns(self._only_latency))] * len(to)
         return [_Queued(self, self._queue(message, rank, size)) for rank in to]
+
+    def _send_numbered(self, flights: Flights, message: Message, to: int, size: int) -> Sending:
+        message = flights.numbered(message, to)
+        if self._only_latency is None:
+            transfer = self._queue(message, to, size)
+            flights.take_off(message, to, transfer)
+            return _Queued(self, transfer)
+        latency_ns = to_ns(self._only_latency)
+        flights.take_off(message, to, self._clock.now_ns + latency_ns)
+        return self._hand_over(message, (to,), size, latency_ns)
 
     def _size_of(
         self, payload: Payload, tag: tuple[str | int, ...]
@@ -230,8 +310,8 @@ class Links(ABC):
             latency: float | None = path.latency_s
         else:
             self._varies = self._varies or path is not None
-            k = self._left_before.get((source, to), 0)
-            self._left_before[source, to] = k + 1
+            k = self._left_before[source].get(to, 0)
+            self._left_before[source][to] = k + 1
             latency = fate(path, self._seed, source, to, k)
         if latency is None:
             transfer.lost = True
@@ -248,11 +328,18 @@ class Links(ABC):
         traffic = self._traffic[source]
         traffic.bytes_sent += transfer.size
         traffic.messages_sent += 1
+        transfer.counted = True
         if transfer.lost:
             traffic.messages_lost += 1
+            self._land(transfer)
         elif self._varies:
             self._last_bits[source, transfer.to] = transfer.end_ns + transfer.latency_ns
         self._report(transfer)
+
+    def _land(self, transfer: Transfer) -> None:
+        """A message's way is over, and it won't arrive."""
+        if self.flights is not None:
+            self.flights.land(transfer.message, transfer.to)
 
     def _cut(self, transfer: Transfer, gone: int) -> None:
         """Count a message that was cancelled when some of it was gone."""
@@ -352,6 +439,7 @@ class Links(ABC):
         if not self._withdraw(transfer):
             return False
         transfer.cancelled = True
+        self._land(transfer)
         self._traffic[transfer.message.source].messages_cancelled += 1
         self._accept_at(transfer, self._clock.now_ns)
         self._wake(transfer)
@@ -369,6 +457,37 @@ class Links(ABC):
     def counters(self, rank: int) -> Traffic:
         """The counters that a node itself may add to; what has left since they were last settled is not in them yet."""
         return self._traffic[rank]
+
+    def saved(self, rank: int) -> dict[str, Payload]:
+        """What is counted of a node, as if all that it has sent had left; :meth:`restore` takes it."""
+        self._settle(rank)
+        messages, nbytes = (0, 0) if self.flights is None else self.flights.leaving(rank)
+        traffic = self._traffic[rank]
+        whole = replace(
+            traffic,
+            messages_sent=traffic.messages_sent + messages,
+            bytes_sent=traffic.bytes_sent + nbytes,
+        )
+        drawn = dict(self._left_before[rank])
+        return {"traffic": asdict(whole), "sending_s": self.busy_seconds(rank), "drawn": drawn}
+
+    def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
+        """Go on counting from what was saved."""
+        self._traffic[rank] = Traffic(**saved["traffic"])
+        self._busy_s[rank] = float(saved["sending_s"])
+        self._left_before[rank] = {int(to): int(k) for to, k in saved["drawn"].items()}
+
+    def arrives(self, message: Message, to: int, due_ns: int) -> None:
+        """A message that left before the run was resumed arrives at an instant."""
+        if self.flights is not None:
+            self.flights.take_off(message, to, due_ns)
+        arrived = partial(self._arrived, message, (to,), wire_bytes(message.tag, message.payload))
+        self._clock.at(due_ns, Order.DELIVERY, message.source, arrived)
+
+    def take_back(self, rank: int, message: Message) -> None:
+        """A message that came in is one that the node had before the run was resumed: it does not count again."""
+        self._traffic[rank].messages_received -= 1
+        self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
 
     def busy_seconds(self, rank: int) -> float:
         """Bytes that have left a node by now, by its uplink's bandwidth."""

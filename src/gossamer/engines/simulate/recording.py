@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import polars as pl
+
 from gossamer.engines.outcome import describe_failure
 from gossamer.engines.profile import Profile
 from gossamer.engines.recording import (
@@ -14,8 +16,10 @@ from gossamer.engines.recording import (
     Observer,
     TargetWatch,
     Usage,
+    ViewLog,
     node_row,
     reporters,
+    resume_rows,
     stopwatch,
 )
 from gossamer.engines.setup import Setup
@@ -24,6 +28,7 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
+from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 
 
@@ -58,11 +63,22 @@ class Recording:
         self._evaluator, self._workers, self._profile = evaluator, workers, profile
         self._clock, self._reached = clock, reached
         self._graph_log = GraphLog(setup.topology, graphs)
+        self._view_log = ViewLog(setup.experiment.nodes, graphs)
         self._network_rows = NetworkRows(setup, evaluator)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         self._usage = [Usage() for _ in range(setup.experiment.nodes)]
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self.wall = stopwatch()
+
+    def usage(self, rank: int) -> Usage:
+        """How a node spent its time until its last row."""
+        return self._usage[rank]
+
+    def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
+        """Go on with a record that reaches until a checkpoint."""
+        self.wall = stopwatch(cut.wall_s)
+        self._graph_log.resume(max(cut.rounds.values()))
+        resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
 
     def take(
         self, node: Node, traffic: Traffic, computing_s: float, sending_s: float | None, moment: Moment
@@ -72,6 +88,8 @@ class Recording:
         if node.rank not in self._setup.judged and node.round == 0 and self._setup.parts[node.rank].size == 0:
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
+        if (view := node.view) is not None:
+            self._view_log.add(moment, node.rank, node.round, view)
         model = model_of(node)
         if not self._pending:
             self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)

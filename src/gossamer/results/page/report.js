@@ -230,6 +230,7 @@
         yaxis: {
           type: log ? "log" : "linear", tickformat: metric.share ? ".0~%" : log ? "~g" : "", exponentformat: "power",
           ...(log ? { dtick: undefined, nticks: 6 } : {}),
+          ...(metric.share ? { rangemode: "nonnegative" } : {}), // a share that is always 0 too
         },
       }), { ...config, toImageButtonOptions: { format: "svg", filename: `${metric.name}-${state.x}` } });
     });

@@ -1,0 +1,230 @@
+"""``make bench-processes``: what the engine ``processes`` costs, beside what the machine can do.
+
+    python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--json FILE]
+
+D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one where
+there are fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
+one, from a task of the benchmark's own with random images of the same shape, which costs the same.
+
+Printed for each size:
+
+start-up      seconds from the start of Python to the first round: imports, data, forks and all
+node-rounds   a second, over the last three quarters of the rounds
+bare          training steps a second of as many processes as cores that do nothing else (``channels_last``, an allocator
+              that keeps what is freed), measured before and after the run; and the part of them that the run's own steps are
+private       MiB a node that no other process shares: the mean and the most over nodes, while they run (sampled before the
+              measured rounds) and as each one found itself at its end
+bytes         that a node sends in a round, over the least possible: degree times parameters times four
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from gossamer import Experiment, run
+from gossamer.engines.processes.memory import private_bytes
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.workers import cores
+from gossamer.tasks.models import model_factory
+from machine import describe
+
+NODES = (8, 16, 32, 48)
+DEGREE = 5
+LOCAL_STEPS = 3
+BATCH = 16
+NODE_ROUNDS = 320
+"""Node-rounds in a quarter of a run, about."""
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    root = os.environ.get("GOSSAMER_DATA_ROOT")
+    parser.add_argument("--data-root", type=Path, default=root, help="a folder with hub/uoft-cs/cifar10/...")
+    parser.add_argument("--nodes", default=",".join(map(str, NODES)), help="numbers of nodes")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    arguments = parser.parse_args()
+    data_root = None if arguments.data_root is None else str(arguments.data_root.resolve())
+    print("data:", "random images of CIFAR-10's shape (no data root)" if data_root is None else "CIFAR-10")
+    rows = []
+    for nodes in map(int, arguments.nodes.split(",")):
+        before = bare_steps_per_s()
+        row = in_process(nodes, data_root)
+        bare = statistics.mean((before, bare_steps_per_s()))
+        row["bare_steps_per_s"] = bare
+        row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / bare
+        rows.append(row)
+        print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
+    machine = describe()
+    print("  ".join(_shown(key, value) for key, value in machine.items()))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
+
+
+def _shown(key: str, value: Any) -> str:
+    return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
+
+
+def experiment(nodes: int, rounds: int, data_root: str | None = None, **changes: Any) -> Experiment:
+    """What is run: rows of all nodes each quarter of the rounds, of which one node is judged, on few samples."""
+    synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": 50_000}
+    sparse = nodes > DEGREE + 1
+    return Experiment.of(
+        {
+            "name": "bench-processes",
+            "nodes": nodes,
+            "task": synthetic if data_root is None else {"name": "cifar10", "model": "gn-lenet"},
+            "data_root": data_root,
+            "topology": {"name": "random-regular", "degree": DEGREE} if sparse else {"name": "complete"},
+            "algorithm": {"name": "d-psgd", "local_steps": LOCAL_STEPS},
+            "optimizer": {"name": "sgd", "lr": 0.01},
+            "batch_size": BATCH,
+            "evaluation": {"every_rounds": rounds // 4, "nodes": [0], "samples": 100},
+            "stop": {"rounds": rounds},
+            "engine": {"name": "processes"},
+            **changes,
+        }
+    )
+
+
+class Watcher:
+    """Notes what a run records, and looks once at the memory of its nodes, before the rounds that are measured.
+
+    Args:
+        looks_at: node-rounds after which it looks.
+    """
+
+    def __init__(self, looks_at: int) -> None:
+        self._looks_at = looks_at
+        self.go = float("inf")
+        """When the nodes began, by the system's monotonic clock."""
+        self.parameters = 0
+        self.private: list[int] = []
+        self.rows: dict[int, list[Row]] = {}
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        self.parameters = description["parameters"]
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        if rounds >= self._looks_at and not self.private:
+            [server] = psutil.Process().children()
+            self.private = [private_bytes(node.pid) or 0 for node in server.children()]
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.go = min(self.go, time.monotonic() - row["wall_s"])
+        if row["node"] >= 0:
+            self.rows.setdefault(row["round"], []).append(dict(row))
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+
+def measure(described: Experiment, started: float) -> Row:
+    """Carry an experiment out.
+
+    Args:
+        described: from :func:`experiment`.
+        started: when its process was started, by the system's monotonic clock.
+    """
+    nodes, rounds, every = described.nodes, described.stop.rounds, described.evaluation.every_rounds
+    assert rounds is not None
+    assert every is not None
+    watcher = Watcher(nodes * every // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        at_end = run(described, folder, observer=watcher).private_bytes
+    wall_s = {round: statistics.mean(row["wall_s"] for row in rows) for round, rows in watcher.rows.items()}
+    sent = sum(row["bytes_sent"] for row in watcher.rows[rounds])
+    degree = min(DEGREE, nodes - 1)
+    assert at_end is not None
+    return {
+        "nodes": nodes,
+        "rounds": rounds,
+        "start_up_s": watcher.go - started,
+        "node_rounds_per_s": nodes * (rounds - every) / (wall_s[rounds] - wall_s[every]),
+        "private_MiB_mean": statistics.mean(watcher.private) / MIB,
+        "private_MiB_max": max(watcher.private) / MIB,
+        "private_MiB_mean_at_end": at_end["mean"] / MIB,
+        "private_MiB_max_at_end": at_end["max"] / MIB,
+        "bytes_a_node_round": sent / (nodes * rounds),
+        "bytes_over_minimum": sent / (nodes * rounds * degree * watcher.parameters * 4),
+    }
+
+
+def in_process(nodes: int, data_root: str | None) -> Row:
+    """One size, in a process of its own, so that its start-up has all that a user waits for."""
+    rounds = 4 * max(NODE_ROUNDS // nodes, 2)
+    code = (
+        f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {time.monotonic()!r})"  # noqa: S608
+    )
+    row: Row = json.loads(_answer(code))
+    return row
+
+
+def one(nodes: int, rounds: int, data_root: str | None, started: float) -> None:
+    """In a process of its own: measure one size, and print the row."""
+    print(json.dumps(measure(experiment(nodes, rounds, data_root), started)))
+
+
+def bare_steps_per_s(steps: int = 300) -> float:
+    """GN-LeNet steps a second of one process a core, all at once, that train and do nothing else."""
+    code = f"import processes; processes.bare_steps({steps})"
+    running = [_start(code) for _ in range(cores())]
+    return sum(json.loads(process.communicate()[0]) for process in running)
+
+
+def bare_steps(steps: int) -> None:
+    """In a process of its own: print steps a second."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    model = model_factory("gn-lenet", (3, 32, 32), 10, hidden=())()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    targets = torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    for _ in range(20):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    print(steps / (time.perf_counter() - start))
+
+
+def _start(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _answer(code: str) -> str:
+    with _start(code) as process:
+        said, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{code}: exit code {process.returncode}")
+    return said.splitlines()[-1]
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).parent)
+    began = time.perf_counter()
+    main()
+    print(f"took {time.perf_counter() - began:.0f} s")

@@ -1,0 +1,213 @@
+"""The checkpoints of a run, in its folder::
+
+    checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.checkpoint)
+    checkpoints/<number>/manifest.json              written last: with it the checkpoint is complete
+
+Every file is written beside its place, flushed to disk and renamed, and older checkpoints go only when a newer one is
+complete: a kill at any instant leaves the newest complete one as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer import checkpoint
+from gossamer.checkpoint import Checkpoint, Place
+from gossamer.errors import BadInput
+from gossamer.experiment import Experiment
+from gossamer.results.folder import atomic, write_json
+from gossamer.results.run import flat
+
+_FREE = ("name", "stop", "checkpoint", "data_root")
+"""Fields of an experiment that don't change how a node goes on."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A complete checkpoint of a run.
+
+    Args:
+        folder: where its files are.
+        number: which one; later ones have larger numbers.
+        rounds: rounds completed, by rank. A node that was lost has no part in it.
+        times_s: the nodes' clocks.
+        wall_s: real seconds since the run's start.
+        experiment: what is run, as a mapping.
+        trainer: which trainer computed; None where none had to yet.
+    """
+
+    folder: Path
+    number: int
+    rounds: Mapping[int, int]
+    times_s: Mapping[int, float]
+    wall_s: float
+    experiment: Mapping[str, Any]
+    trainer: str | None
+
+    def read(self, rank: int, place: Place | None = None) -> Checkpoint:
+        """A node's part; arguments and errors as for :func:`gossamer.checkpoint.read`."""
+        return checkpoint.read(self.folder / _file(rank), _digest(self.experiment), place)
+
+    def verify(self) -> None:
+        """Read all of it.
+
+        Raises:
+            BadInput: for the first part that is missing or damaged.
+        """
+        for rank in self.rounds:
+            self.read(rank)
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse to go on with another experiment.
+
+        Raises:
+            BadInput: naming the first field that differs.
+        """
+        before, now = flat(_essence(self.experiment)), flat(_essence(_dump(experiment)))
+        for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
+            raise BadInput(
+                f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made; accepted:"
+                " the same experiment (with another stop, if need be)"
+            )
+
+
+class CheckpointFolder:
+    """All checkpoints of one run.
+
+    Args:
+        path: their folder; made when it is needed.
+        experiment: what is run.
+    """
+
+    def __init__(self, path: Path, experiment: Experiment) -> None:
+        self._path = path
+        self._experiment = _dump(experiment)
+        self._digest = _digest(self._experiment)
+        self._keep = experiment.checkpoint.keep
+
+    def write(self, number: int, saved: Checkpoint) -> None:
+        """Write one node's part of a checkpoint.
+
+        Raises:
+            OSError: where it can't be written.
+        """
+        folder = self._path / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic(folder / _file(saved.rank)) as temporary:
+            checkpoint.write(saved, temporary, self._digest)
+
+    def complete(
+        self,
+        number: int,
+        rounds: Mapping[int, int],
+        times_s: Mapping[int, float],
+        wall_s: float,
+        trainer: str | None = None,
+    ) -> None:
+        """Say that all parts of a checkpoint are written, and remove what it makes needless; arguments as for
+        :class:`Cut`."""
+        manifest = {
+            "number": number,
+            "rounds": dict(rounds),
+            "times_s": dict(times_s),
+            "wall_s": wall_s,
+            "trainer": trainer,
+            "experiment": self._experiment,
+        }
+        write_json(self._path / str(number) / "manifest.json", manifest)
+        kept = set(sorted(_complete(self._path))[-self._keep :])
+        for other in _numbers(self._path):
+            if other not in kept and other < number:
+                _remove(self._path / str(other))
+
+
+def newest(path: Path) -> Cut | None:
+    """The newest complete checkpoint of a run; None where there is none.
+
+    Args:
+        path: the run's folder of checkpoints.
+
+    Raises:
+        BadInput: for a manifest that can't be read.
+    """
+    numbers = _complete(path)
+    return _read_manifest(path / str(max(numbers))) if numbers else None
+
+
+def newest_of(path: Path, rank: int, place: Place | None = None) -> Checkpoint | None:
+    """The newest state of one node that was written, whether the other nodes' parts are there or not; None where there is
+    none. What is damaged is passed over.
+
+    Args:
+        path: the run's folder of checkpoints.
+        rank: the node.
+        place: as for :func:`gossamer.checkpoint.read`.
+    """
+    for number in sorted(_numbers(path), reverse=True):
+        file = path / str(number) / _file(rank)
+        if file.exists():
+            try:
+                return checkpoint.read(file, place=place)
+            except BadInput:
+                continue
+    return None
+
+
+def highest(path: Path) -> int:
+    """The highest number that a checkpoint has, complete or not; 0 where there is none."""
+    return max(_numbers(path), default=0)
+
+
+def _file(rank: int) -> str:
+    return f"node-{rank}.safetensors"
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(each.name) for each in path.glob("*") if each.name.isdecimal()]
+
+
+def _complete(path: Path) -> list[int]:
+    return [number for number in _numbers(path) if (path / str(number) / "manifest.json").exists()]
+
+
+def _remove(folder: Path) -> None:
+    # Without its manifest it is incomplete, however far the rest gets.
+    (folder / "manifest.json").unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
+def _read_manifest(folder: Path) -> Cut:
+    path = folder / "manifest.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        return Cut(
+            folder=folder,
+            number=int(said["number"]),
+            rounds={int(rank): int(rounds) for rank, rounds in said["rounds"].items()},
+            times_s={int(rank): float(time_s) for rank, time_s in said["times_s"].items()},
+            wall_s=float(said["wall_s"]),
+            experiment=dict(said["experiment"]),
+            trainer=said["trainer"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: {error!r}; accepted: what gossamer has written") from None
+
+
+def _dump(experiment: Experiment) -> dict[str, Any]:
+    return experiment.model_dump(mode="json")
+
+
+def _essence(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in experiment.items() if name not in _FREE}
+    return {**kept, "engine": kept["engine"]["name"]}
+
+
+def _digest(experiment: Mapping[str, Any]) -> str:
+    text = json.dumps(_essence(experiment), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

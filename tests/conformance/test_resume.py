@@ -1,0 +1,135 @@
+"""A run that was stopped anywhere and resumed is, to the bit, the run that was not stopped."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.api import Silent
+
+ROUNDS = 11
+SETTINGS: dict[str, Any] = {
+    "nodes": 4,
+    "task": {"name": "least-squares", "features": 5, "samples": 80, "test_samples": 20},
+    "topology": "ring",
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.8, "schedule": {"name": "step", "every": 3}},
+    "batch_size": 6,
+    "compute": {"name": "log-normal", "median_seconds": 0.1, "sigma": 0.6},
+    "network": {"name": "uniform", "latency_s": 0.03},
+    "evaluation": {"every_rounds": 3},
+    "checkpoint": {"every_rounds": 1, "keep": 100},
+    "stop": {"rounds": ROUNDS},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+PLAIN = {"optimizer": {"name": "sgd", "lr": 0.05, "schedule": {"name": "step", "every": 3}}}
+SYNCHRONOUS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "d-psgd": ({"name": "d-psgd", "local_steps": 2}, {}),
+    "d-psgd-adam": ({"name": "d-psgd"}, {"optimizer": {"name": "adam", "lr": 0.01}}),
+    "d-psgd-overlap": ({"name": "d-psgd", "overlap": True}, {}),
+    "d-psgd-changing": (
+        {"name": "d-psgd"},
+        {"topology": {"name": "random-regular", "degree": 2, "every_rounds": 1}},
+    ),
+    "all-reduce": ({"name": "all-reduce"}, {}),
+    "centralized": ({"name": "centralized"}, {}),
+    "local": ({"name": "local"}, {}),
+    "fedavg": ({"name": "fedavg", "client_fraction": 0.4}, {}),
+    "d2": ({"name": "d2"}, {"topology": "complete"}),
+    "gradient-tracking": ({"name": "gradient-tracking"}, {}),
+    "qg-momentum": ({"name": "qg-momentum"}, PLAIN),
+    "relay-sum": ({"name": "relay-sum", "tree": "spanning"}, {}),
+    "relay-sum-initial": ({"name": "relay-sum", "tree": "spanning", "stand_in": "initial"}, {}),
+    "sgp": ({"name": "sgp"}, {"topology": "exponential"}),
+    "sgp-overlapped": ({"name": "sgp", "overlap": 2}, {"topology": "exponential"}),
+    "epidemic-oracle": ({"name": "epidemic-oracle", "degree": 2}, {}),
+    "epidemic-local": ({"name": "epidemic-local", "degree": 2}, {}),
+}
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
+    "ad-psgd": {"name": "ad-psgd"},
+    "swift": {"name": "swift"},
+    "divshare": {"name": "divshare", "fraction": 0.5, "recipients": 2},
+    "swift-artifact": {"name": "swift-artifact", "recipients": 2},
+    "ad-psgd-artifact": {"name": "ad-psgd-artifact", "degree": 2},
+    "gossip-learning": {"name": "gossip-learning"},
+}
+PROCESSES = {"name": "processes"}
+REAL = ("time_s", "wall_s", "idle_share", "uplink_share", "staleness_s", "staleness_max_s")
+"""Columns that a clock fills: in a simulation all but wall_s are the clock of the experiment."""
+
+
+@pytest.fixture(autouse=True)
+def quick_disk() -> Iterator[None]:
+    """What is flushed to disk, and when, is tested elsewhere; here it only takes time, as does clearing the heap."""
+    with mock.patch("gossamer.results.folder._sync"), mock.patch("gc.collect"):
+        yield
+
+
+def settings(name: str) -> dict[str, Any]:
+    algorithm, changes = SYNCHRONOUS[name]
+    return {**SETTINGS, "algorithm": algorithm, **changes}
+
+
+def play(out: Path, described: Mapping[str, Any], observer: Any = None, **changes: Any) -> Run:
+    return gossamer.run(Experiment.of({**described, **changes}), out, observer=observer)
+
+
+def as_left_by_a_kill(run: Run, number: int, to: Path) -> Path:
+    """A copy of a run's folder as it had been once a checkpoint was complete, but for rows that came later."""
+    folder = to / run.path.name
+    shutil.copytree(run.path, folder)
+    (folder / "status.json").unlink()
+    for each in (folder / "checkpoints").iterdir():
+        if int(each.name) > number:
+            shutil.rmtree(each)
+    return folder
+
+
+def assert_same(resumed: Run, whole: Run, *, but: tuple[str, ...] = ("wall_s",)) -> None:
+    one, other = (load_file(run.path / "models.safetensors") for run in (resumed, whole))
+    for name in other:
+        assert torch.equal(one[name], other[name]), name
+    left, right = (run.metrics.drop(but).sort("node", "round", "moment") for run in (resumed, whole))
+    for name in right.columns:
+        assert left[name].to_list() == right[name].to_list(), name
+    assert left.columns == right.columns
+    assert resumed.status == whole.status == "done"
+
+
+class Stopper(Silent):
+    """Stops a run, as Ctrl-C does, when so many rows are recorded."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
+    described = settings(name)
+    whole = play(tmp_path, described)
+    draw = np.random.default_rng(list(name.encode()))
+    killed = as_left_by_a_kill(whole, int(draw.integers(1, ROUNDS)), tmp_path / "killed")
+    assert_same(gossamer.resume(killed), whole)
+
+    rows = int(draw.integers(5, whole.metrics.height - 6))
+    stopped = play(tmp_path / "stopped", described, Stopper(rows))
+    assert stopped.status == "stopped"
+    resumed = gossamer.resume(stopped.path)
+    assert_same(resumed, whole)
+    assert resumed.events["event"].to_list() == ["resumed"]

@@ -1,0 +1,224 @@
+"""Nodes that find their neighbours themselves, under both engines: what travels, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import gossamer
+from gossamer import Experiment, Node, Run
+from gossamer.cli import app
+from gossamer.engines.setup import prepare
+from gossamer.errors import BadInput, RunFailed
+from gossamer.payload import wire_bytes
+from gossamer.randomness import generator
+from gossamer.registry import names
+from gossamer.topology.sampler import TAG
+from scenario import play
+
+NODES = 8
+TIMED: dict[str, Any] = {"name": "cyclon", "view": 4, "shuffle": 3, "every_s": 1.0}
+IN_ROUNDS: dict[str, Any] = {"name": "cyclon", "view": 4, "shuffle": 3}
+ALGORITHMS: list[dict[str, Any]] = [
+    {"name": "ad-psgd", "timeout_s": 5.0},
+    {"name": "divshare", "fraction": 0.5, "recipients_from": "neighbors"},
+    {"name": "gossip-learning"},
+]
+
+
+def described(algorithm: dict[str, Any], **changes: Any) -> Experiment:
+    fields: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 3, "samples": 80, "test_samples": 20},
+        "topology": IN_ROUNDS,
+        "network": {"name": "uniform", "latency_s": 0.001},
+        "evaluation": {"every_rounds": 5},
+        "stop": {"rounds": 15},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+    }
+    return Experiment.of({**fields, "algorithm": algorithm, **changes})
+
+
+def graphs(done: Run) -> dict[int, list[tuple[int, int]]]:
+    return {int(start): [tuple(edge) for edge in edges] for start, edges in done.setup["graphs"].items()}
+
+
+def test_these_are_the_algorithms_that_bear_it() -> None:
+    bearing = {name for name, found in names("algorithm").items() if getattr(found, "bears_sampling", False)}
+    assert bearing == {algorithm["name"] for algorithm in ALGORITHMS}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm["name"])
+def test_algorithms_learn_on_views(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    with mock.patch("gc.collect"):
+        done = gossamer.run(described(algorithm), tmp_path)
+    losses = [done.metrics.filter(done.metrics["round"] == r)["test_loss"].mean() for r in (0, 15)]
+    assert losses[1] < losses[0] / 2
+
+
+def test_running_it_again_gives_the_same(tmp_path: Path) -> None:
+    with mock.patch("gc.collect"):
+        first, again = (gossamer.run(described({"name": "gossip-learning"}), tmp_path) for _ in range(2))
+    assert graphs(first) == graphs(again)
+    columns = ["node", "round", "time_s", "bytes_sent", "messages_received", "test_loss"]
+    assert first.metrics.select(columns).equals(again.metrics.select(columns))
+
+
+@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], ALGORITHMS[2]], ids=lambda algorithm: algorithm["name"])
+def test_they_run_as_processes(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    done = gossamer.run(described(algorithm, engine="processes", evaluation={"every_rounds": 15}), tmp_path)
+    found = graphs(done)
+    assert found.keys() == {0, 15}
+    assert set(found[15]) != set(found[0])
+    assert all(i != j and 0 <= j < NODES for i, j in found[15])
+    assert max(np.bincount([i for i, _ in found[15]], minlength=NODES)) <= 4
+
+
+def test_the_views_of_all_nodes_are_recorded_at_evaluations(tmp_path: Path) -> None:
+    async def script(node: Node) -> dict[int, tuple[int, ...]]:
+        seen = {}
+        async for r in node.rounds():
+            seen[r] = await node.neighbors(r, "out")
+            await node.sleep(2.0)
+        return seen
+
+    played = play(tmp_path, script, NODES, topology=TIMED, evaluation={"every_rounds": 2}, stop={"rounds": 5})
+    found = graphs(played.run)
+    assert found.keys() == {0, 2, 4, 5}
+    for r in (0, 2, 4):  # nothing happens between a round's end and the next one's start
+        assert found[r] == [(i, j) for i in range(NODES) for j in played.values[i][r]]
+    assert played.run.setup["directed"]
+
+
+def test_views_and_bytes_are_those_of_exchanges_at_their_instants(tmp_path: Path) -> None:
+    """Where messages take no time, an exchange is over at the instant at which it begins."""
+    views: list[dict[int, int]] = []
+
+    async def script(node: Node) -> tuple[dict[int, int], int]:
+        await node.sleep(10.0)
+        return dict(node.state[TAG]["view"]), node.traffic.bytes_sent
+
+    played = play(tmp_path, script, NODES, topology=TIMED, seed=3)
+    due = [(round(1e9 * generator(3, "sampler/phase", rank).random()), rank) for rank in range(NODES)]
+    heapq.heapify(due)
+    views = [dict.fromkeys(((rank - 1) % NODES, (rank + 1) % NODES), 0) for rank in range(NODES)]
+    sent, begun = [0] * NODES, [0] * NODES
+    while due[0][0] < 10_000_000_000:
+        instant, P = heapq.heappop(due)
+        heapq.heappush(due, (instant + 1_000_000_000, P))
+        ages = {j: age + 1 for j, age in views[P].items()}
+        Q = min(ages, key=lambda j: (-ages[j], j))
+        del ages[Q]
+        k, begun[P] = begun[P], begun[P] + 1
+        there = generator(3, "sampler/ask", P, k).permutation(sorted(ages))[:2].tolist()
+        back = generator(3, "sampler/answer", Q, P, k).permutation(sorted(views[Q]))[:3].tolist()
+        question = [[P, 0], *([j, ages[j]] for j in there)]
+        answer = [[j, views[Q][j]] for j in back]
+        views[P] = taken(P, ages, answer, there)
+        views[Q] = taken(Q, views[Q], question, back)
+        sent[P] += wire_bytes((TAG, "ask", k), question)
+        sent[Q] += wire_bytes((TAG, "answer", k), answer)
+    assert played.values == {rank: (views[rank], sent[rank]) for rank in range(NODES)}
+
+
+def taken(own: int, view: dict[int, int], entries: list[list[int]], sent: list[int]) -> dict[int, int]:
+    view, places = dict(view), list(sent)
+    for j, age in entries:
+        if j != own and j not in view and (len(view) < 4 or places):
+            if len(view) == 4:
+                del view[places.pop(0)]
+            view[j] = age
+    return view
+
+
+def test_samplers_and_the_algorithm_do_not_hear_each_other(tmp_path: Path) -> None:
+    async def script(node: Node) -> list[Any]:
+        await node.sleep(5.0)
+        node.send((node.rank + 1) % NODES, "mine", tag="mine")
+        await node.sleep(1.0)
+        return [(message.tag, message.payload) for message in node.drain()]
+
+    played = play(tmp_path, script, NODES, topology=TIMED)
+    assert all(heard == [(("mine",), "mine")] for heard in played.values.values())
+
+
+def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Path) -> None:
+    """Node 0 returns at once: it stays in the views of others, and what is sent to it is late."""
+
+    async def script(node: Node) -> Any:
+        if node.rank == 0:
+            return None
+        await node.sleep(20.0)
+        if node.rank == 1:
+            node.send(0, "too late", tag="mine")
+        await node.sleep(1.0)
+        return await node.neighbors(0, "out")
+
+    played = play(tmp_path, script, NODES, topology=TIMED, evaluation={"every_s": 20.5, "every_rounds": None})
+    assert any(0 in played.values[rank] for rank in range(1, NODES))
+    last = played.run.metrics.filter(played.run.metrics["node"] == 0)
+    assert last["messages_late"].max() == 1
+
+
+def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        await node.receive("never")
+
+    with pytest.raises(RunFailed, match="all nodes wait and nothing is under way.*'never'"):
+        play(tmp_path, script, NODES, topology=TIMED)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda node: node.topology(), r"node\.topology on the topology cyclon"),
+        (lambda node: node.mixing_weights(), r"node\.mixing_weights on the topology cyclon"),
+        (lambda node: node.send(1, None, tag=(TAG, "ask", 0)), "for the peer sampler"),
+        (lambda node: node.broadcast([1], None, tag=TAG), "for the peer sampler"),
+    ],
+)
+def test_what_no_node_knows_is_refused(tmp_path: Path, call: Any, said: str) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            call(node)
+
+    with pytest.raises(RunFailed, match=said):
+        play(tmp_path, script, NODES, topology=TIMED)
+
+
+@pytest.mark.parametrize("direction", ["both", "in"])
+def test_only_out_neighbours_are_known(tmp_path: Path, direction: Any) -> None:
+    async def script(node: Node) -> None:
+        await node.neighbors(0, direction)
+
+    with pytest.raises(RunFailed, match=f"direction '{direction}' on the topology cyclon"):
+        play(tmp_path, script, NODES, topology=TIMED)
+
+
+@pytest.mark.parametrize("name", ["d-psgd", "sgp", "swift", "epidemic-local", "relay-sum", "local"])
+def test_algorithms_that_ask_for_more_are_refused_before_the_run(name: str) -> None:
+    with pytest.raises(BadInput, match=f"^topology: cyclon, .* for {name}; accepted: .*gossip-learning"):
+        prepare(described({"name": name}, nodes=10))
+
+
+def test_divshare_has_to_ask_the_sampler() -> None:
+    with pytest.raises(BadInput, match=r'^algorithm\.recipients_from: "all" on cyclon'):
+        prepare(described({"name": "divshare"}))
+
+
+def test_the_command_line_says_what_it_can(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    described(ALGORITHMS[2]).save(file)
+    told = CliRunner().invoke(app, ["topology", str(file)], catch_exceptions=False)
+    assert "views that the nodes start with" in told.output
+    assert json.loads(CliRunner().invoke(app, ["topology", str(file), "--json"]).output)["nodes"] == NODES
+    later = CliRunner().invoke(app, ["topology", str(file), "--round", "3"])
+    assert isinstance(later.exception, BadInput)
+    assert "--round: 3 of cyclon" in str(later.exception)
