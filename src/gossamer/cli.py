@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gossamer import __version__
+from gossamer.deploy import commands as deployment
 from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 
 if TYPE_CHECKING:
@@ -437,6 +438,9 @@ def peers(
         merged.save(output)
     for row in merged.rows if not quiet else ():
         typer.echo(f"{row.rank:5} {row.address:24} {row.fingerprint}")
+
+
+deployment.add_to(app)
 
 
 def main() -> None:

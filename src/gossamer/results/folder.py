@@ -57,7 +57,9 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
+    def create(
+        cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any], of: str = ""
+    ) -> RunFolder:
         """Make the folder of a new run, with ``experiment.yaml`` and ``environment.json`` in it.
 
         Args:
@@ -65,6 +67,7 @@ class RunFolder:
             name: the experiment's name, which names the folder between.
             experiment: text of the resolved experiment (YAML).
             environment: see :func:`environment`.
+            of: what it is the record of, where it is not a whole run's; stands at the end of its id.
 
         Raises:
             BadInput: for a name that can't name a folder, and for a place where nothing can be written.
@@ -75,7 +78,7 @@ class RunFolder:
                 " with a letter or digit first (it names the run's folder)"
             )
         try:
-            folder = cls(_fresh_folder(Path(out) / name))
+            folder = cls(_fresh_folder(Path(out) / name, of))
             folder.segments.mkdir()
             write_text(folder.path / "experiment.yaml", experiment)
             write_json(folder.path / "environment.json", environment)
@@ -260,11 +263,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _fresh_folder(parent: Path) -> Path:
+def _fresh_folder(parent: Path, of: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
         # Not a draw of the experiment: two runs of one seed need two folders, so it must not be keyed.
-        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
+        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}{of and '-'}{of}"
         try:
             path.mkdir()
         except FileExistsError:

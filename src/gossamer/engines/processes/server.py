@@ -191,6 +191,7 @@ class Supervisor:
     def _become_node(self, rank: int, parent: int, place: Place) -> None:
         """In the child: live as a node, and leave without the parent's clean-up."""
         code = 1
+        assert place.channel is not None
         try:
             die_with(parent)
             code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)

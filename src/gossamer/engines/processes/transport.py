@@ -616,8 +616,9 @@ class Transport:
 
     def _park(self, contact: Contact) -> None:
         """A peer does not answer: messages to it step aside until it does."""
-        contact.down = True
-        self._wake.set()
+        if contact.outgoing is None:  # (it may have answered while this call was due)
+            contact.down = True
+            self._wake.set()
 
     def _expect(self, contact: Contact) -> None:
         """A peer is lost unless it is reached in time."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -55,27 +55,39 @@ FLUSH_S = 5.0
 """Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
 
 
+class Overseer(Protocol):
+    """Whom a node's process tells how it is doing, and who tells it what to do: the supervisor, through a channel, or
+    what does without one (standalone.py)."""
+
+    def send(self, *message: Any) -> None:
+        """Take a message: what it is about, and what there is to say."""
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where a node's process finds what it shares with the others.
 
     Args:
         listener: its listening socket.
-        channel: its end of the channel to the supervisor.
+        channel: its end of the channel to the supervisor, if it has one.
         addresses: (host, port) of every rank.
         token: what the nodes of this run know each other by.
         memory: descriptor of the shared file: models, and the places to compute in.
         at_once: how many nodes may compute at the same time.
         trims: hand memory back after computing.
+        oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
+        connect: makes the node's transport.
     """
 
     listener: socket.socket
-    channel: socket.socket
+    channel: socket.socket | None
     addresses: Sequence[tuple[str, int]]
     token: bytes
     memory: int
     at_once: int
     trims: bool
+    oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
+    connect: Callable[..., Transport] = Transport
 
 
 def main(
@@ -85,7 +97,14 @@ def main(
     code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(_Worker(rank, setup, place, stage, folder, cut).live())
+    return asyncio.run(live(rank, setup, place, stage, folder, cut))
+
+
+async def live(
+    rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
+) -> int:
+    """A node's whole life; gives the exit code of its process."""
+    return await _Worker(rank, setup, place, stage, folder, cut).live()
 
 
 class _Timer:
@@ -178,7 +197,7 @@ class _Worker:
         if experiment.checkpoint.on or cut is not None:
             self._make_cuts(folder, cut)
         self._transport: Transport
-        self._channel: AsyncChannel
+        self._channel: Overseer
         self._go: asyncio.Future[None]
         self._finish: asyncio.Future[str]
 
@@ -187,10 +206,14 @@ class _Worker:
     async def live(self) -> int:
         loop = asyncio.get_running_loop()
         self._go, self._finish = loop.create_future(), loop.create_future()
-        self._channel = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
+        if self._place.oversee is not None:
+            self._channel = self._place.oversee(self._hear)
+        else:
+            assert self._place.channel is not None
+            self._channel = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
         experiment = self._setup.experiment
         self._shaper = Shaper.of(self._rank, experiment.network, experiment.nodes, experiment.seed, loop)
-        self._transport = Transport(
+        self._transport = self._place.connect(
             self._rank,
             self._place.listener,
             self._place.addresses,
@@ -389,7 +412,8 @@ class _Worker:
             self._freed.set()
         elif what == "lost":
             self.lost.add(rest[0])
-            self._transport.mark_lost(rest[0], rest[1])
+            if rest[1] is not None:  # else the transport knows, and looks for it
+                self._transport.mark_lost(rest[0], rest[1])
             self._node.peer_lost()
             if self._cutting is not None:
                 self._cutting.lost(rest[0])
@@ -399,6 +423,9 @@ class _Worker:
             self._cutting.expect(rest[0], rest[1])
         elif what == "kept" and self._cutting is not None:
             self._cutting.kept(rest[0])
+        elif what == "found":
+            self.lost.discard(rest[0])
+            self._transport.mark_found(rest[0])
         elif what == "consumed":
             self._consumed += 1
             self._freed.set()

@@ -1,0 +1,245 @@
+"""Putting together what nodes recorded, each on its own machine, into one run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gossamer.deploy.record import FILE, NodeRecord
+from gossamer.engines.recording import NETWORK
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder, Status, write_json, write_text
+from gossamer.results.recorder import consensus_distance
+from gossamer.results.run import Run, load_run
+
+_DEEP = 6
+"""Levels below a folder at which records are looked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One record of one node: of one process of it.
+
+    Args:
+        node: whose it is.
+        run: what it recorded.
+    """
+
+    node: NodeRecord
+    run: Run
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was put together.
+
+    Args:
+        run: the whole run.
+        missing: ranks of which there is no record.
+        incomplete: ranks that did not get to their end, as far as their records say, and why.
+    """
+
+    run: Run
+    missing: list[int]
+    incomplete: dict[int, str]
+
+
+def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
+    """Put the records of a run's nodes together.
+
+    Records may be incomplete (their node was killed), missing, and several of one rank (it was started again): of rows of
+    one round the newest record's count, and so does its model. Models of nodes that did not get to their end are NaN.
+
+    Args:
+        paths: folders of nodes' records, or folders that these are in, as copied from several machines.
+        out: the run folder to make.
+
+    Raises:
+        BadInput: for folders without records or with those of several runs, and for a place that is taken.
+    """
+    place = Path(out)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise BadInput(f"--out {place}: there already; accepted: a new folder")
+    parts = _parts(paths)
+    newest = {rank: parts[rank][-1] for rank in sorted(parts)}
+    first = next(iter(newest.values()))
+    nodes = first.node.nodes
+    missing = [rank for rank in range(nodes) if rank not in parts]
+    incomplete = {rank: _how(part.run) for rank, part in newest.items() if part.run.status != "done"}
+    place.mkdir(parents=True, exist_ok=True)
+    write_text(place / "experiment.yaml", first.run.experiment_text)
+    folder = RunFolder.open(place)
+    write_json(place / "environment.json", _environment(first, newest))
+    write_json(place / "setup.json", _setup(newest.values()))
+    rows = pl.concat([_rows(own) for _, own in sorted(parts.items())], how="diagonal_relaxed")
+    models = _models(nodes, newest, first.run.setup)
+    if models is not None:
+        folder.write_models(*models)
+        network = _network_row(rows, models[0], first.run.setup.get("judged", range(nodes)))
+        rows = pl.concat([rows, network], how="diagonal_relaxed")
+    rows.write_parquet(place / "metrics.parquet")
+    _events(parts, missing, incomplete).write_parquet(place / "events.parquet")
+    timelines = [part.run.timeline for own in parts.values() for part in own]
+    if any(len(timeline) for timeline in timelines):
+        pl.concat(timelines).unique(maintain_order=True).write_parquet(place / "timeline.parquet")
+    walls = [part.run.wall_s or 0.0 for part in newest.values()]
+    failed = [f"node {rank} {how}" for rank, how in incomplete.items() if newest[rank].run.status == "failed"]
+    stopped = any(part.run.status == "stopped" for part in newest.values())
+    status: Status = "failed" if len(failed) == len(newest) else "stopped" if stopped else "done"
+    folder.write_status(status, error="; ".join(failed) or None, wall_s=max(walls))
+    return Collected(load_run(place), missing, incomplete)
+
+
+def _parts(paths: Iterable[str | Path]) -> dict[int, list[Part]]:
+    """The records of each rank, the oldest first."""
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        found = [file.parent for depth in range(_DEEP) for file in path.glob("*/" * depth + FILE)]
+        if not found:
+            raise BadInput(f"{path}: no record of a node in it; accepted: what gossamer node has written")
+        folders |= dict.fromkeys(each.resolve() for each in found)
+    parts: dict[int, list[Part]] = {}
+    for folder in folders:
+        part = Part(NodeRecord.read(folder), load_run(folder))
+        parts.setdefault(part.node.rank, []).append(part)
+    runs: dict[tuple[str, int], Path] = {}
+    for own in parts.values():
+        own.sort(key=lambda part: (part.node.incarnation, part.run.id))
+        for part in own:
+            runs.setdefault((part.node.digest, part.node.nodes), part.run.path)
+    if len(runs) > 1:
+        said = "; ".join(f"{path} is of experiment {key[0][:8]}" for key, path in runs.items())
+        raise BadInput(f"records of {len(runs)} experiments ({said}); accepted: those of one")
+    return parts
+
+
+def _how(run: Run) -> str:
+    """Why a record isn't that of a node that has completed its rounds."""
+    if run.status == "failed":
+        return f"failed: {run.error}"
+    return "was stopped" if run.status == "stopped" else "was killed, or still runs"
+
+
+def _rows(own: list[Part]) -> pl.DataFrame:
+    """The rows of one node; where it was started again, up to the first round of which the newer record has a row the
+    older one's. Times count from when its first process went."""
+    kept: list[pl.DataFrame] = []
+    begin = next((part.node.start_unix_s for part in own if part.node.start_unix_s is not None), None)
+    before: float = math.inf
+    for part in reversed(own):
+        rows = part.run.metrics
+        later_s = (part.node.start_unix_s or begin or 0.0) - (begin or 0.0)
+        if later_s:
+            rows = rows.with_columns(pl.col("time_s", "wall_s") + later_s)
+        kept.insert(0, rows.filter(pl.col("round") < before))
+        if len(rows):
+            before = min(before, int(rows["round"].min()))  # type: ignore[arg-type]
+    return pl.concat(kept, how="diagonal_relaxed")
+
+
+def _models(
+    nodes: int, newest: dict[int, Part], setup: dict[str, Any]
+) -> tuple[Tensor, Tensor | None] | None:
+    """All nodes' parameters [nodes, P] and buffers [nodes, B], NaN where there are none; None where nobody has any."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for rank, part in newest.items():
+        path = part.run.path / "models.safetensors"
+        if not path.exists():
+            continue
+        try:
+            found[rank] = load_file(path)
+            width = found[rank]["parameters"].shape[1]
+        except (SafetensorError, KeyError, IndexError) as error:
+            raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from None
+        if width != setup.get("parameters", width):
+            raise BadInput(f"{path}: models of {width} parameters; accepted: {setup['parameters']}")
+    if not found:
+        return None
+    together = []
+    for name in ("parameters", "buffers"):
+        width = max(tensors[name].shape[1] if name in tensors else 0 for tensors in found.values())
+        rows = torch.full((nodes, width), math.nan)
+        for rank, tensors in found.items():
+            if name in tensors:
+                rows[rank] = tensors[name][0]
+        together.append(rows)
+    return together[0], together[1] if together[1].shape[1] else None
+
+
+def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) -> pl.DataFrame:
+    """How far the models are apart at the end, of the nodes that got there."""
+    there = [rank for rank in judged if not parameters[rank].isnan().any()]
+    last = (
+        rows.filter(pl.col("node").is_in(there))
+        .group_by("node")
+        .agg(pl.col("round", "time_s", "wall_s").max())
+    )
+    if not there or not len(last):
+        return pl.DataFrame(schema={"node": pl.Int32, "round": pl.Int64})
+    moments = rows.filter(pl.col("node").is_in(there))["moment"].drop_nulls()
+    row = {
+        "node": NETWORK,
+        "round": last["round"].min(),
+        "time_s": last["time_s"].max(),
+        "wall_s": last["wall_s"].max(),
+        "moment": "end" if moments.str.contains("end").any() else "round",
+        "consensus_distance": consensus_distance(parameters[there]),
+    }
+    return pl.DataFrame([row]).cast({"node": pl.Int32})
+
+
+def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str]) -> pl.DataFrame:
+    """What all nodes saw. That a node was lost is an event of the first who noticed it; of one that has completed its
+    rounds all the same, it is "unreachable"."""
+    tables = [part.run.events for own in parts.values() for part in own]
+    events = (
+        pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
+    )
+    whole = [rank for rank in parts if rank not in incomplete]
+    kind = pl.when((pl.col("event") == "lost") & pl.col("node").is_in(whole)).then(pl.lit("unreachable"))
+    events = events.with_columns(event=kind.otherwise(pl.col("event")))
+    # Many have noticed each loss and each return: the first of those who follow one another says it all.
+    shared = pl.col("event").is_in(["lost", "leave", "found"])
+    again = pl.col("event") == pl.col("event").shift().over("node")
+    noted = events.filter(shared).filter(again.fill_null(False).not_())
+    events = pl.concat([events.filter(~shared), noted]).sort("time_s", nulls_last=True, maintain_order=True)
+    noticed = set(events.filter(pl.col("event") == "lost")["node"])
+    unnoticed = dict.fromkeys(missing, "has left no record") | {
+        rank: how for rank, how in incomplete.items() if how.startswith("was killed")
+    }
+    rows = [
+        {"node": rank, "event": "lost", "detail": f"node {rank} {how}"}
+        for rank, how in sorted(unnoticed.items())
+        if rank not in noticed
+    ]
+    if rows:
+        events = pl.concat([events, pl.DataFrame(rows).cast({"node": pl.Int32})], how="diagonal_relaxed")
+    return events
+
+
+def _environment(first: Part, newest: dict[int, Part]) -> dict[str, Any]:
+    said = dict(first.run.environment)
+    said["nodes"] = {
+        str(rank): {key: part.run.environment.get(key) for key in ("command", "started", "machine")}
+        for rank, part in newest.items()
+    }
+    return said
+
+
+def _setup(parts: Iterable[Part]) -> dict[str, Any]:
+    """What was known at the start, with all graphs that any of the nodes has recorded."""
+    setups = [part.run.setup for part in parts]
+    graphs = {round: edges for setup in setups for round, edges in setup.get("graphs", {}).items()}
+    merged = {**setups[0], "graphs": dict(sorted(graphs.items(), key=lambda item: int(item[0])))}
+    result: dict[str, Any] = json.loads(json.dumps(merged))
+    return result

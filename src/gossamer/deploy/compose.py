@@ -1,0 +1,131 @@
+"""A folder for Docker Compose: one container is one node, and its link is shaped where containers may do so."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from gossamer import __version__
+from gossamer.deploy.bundle import EXPERIMENT, KEYS, PEERS, Bundle
+from gossamer.deploy.shaping import tc_commands
+from gossamer.engines.processes.keys import make_keys
+from gossamer.engines.processes.peers import Peer, Peers
+from gossamer.errors import BadInput
+from gossamer.experiment import Experiment
+
+PORT = 29_600
+SHARED = "experiment"
+"""The folder of what all containers may read; keys are elsewhere."""
+SUBNET = "172.28.0.0/16"
+_FIRST_HOST = 10
+"""Of the subnet's addresses the first node's; Docker takes the first ones for itself."""
+
+_DOCKERFILE = """\
+FROM python:3.12-slim
+RUN apt-get update && apt-get install -y --no-install-recommends iproute2 && rm -rf /var/lib/apt/lists/*
+# What pip is told to install: a version, an archive, or git+https://...
+ARG GOSSAMER=gossamer=={version}
+RUN pip install --no-cache-dir "$GOSSAMER"
+COPY entry.sh /usr/local/bin/entry.sh
+ENTRYPOINT ["sh", "/usr/local/bin/entry.sh"]
+"""
+
+_ENTRY = """\
+#!/bin/sh
+# What a node's container does: shape its link, take its key, be the node. RANK is the first argument.
+set -eu
+rank=$1
+here=${EXPERIMENT_FOLDER:-/experiment}
+if [ -f "$here/links/node-$rank.tc" ]; then
+    tc -batch "$here/links/node-$rank.tc" || echo "the link is not shaped: tc may not (cap_add: NET_ADMIN)" >&2
+fi
+# A key must be its user's alone, whoever owns the file outside.
+umask 077
+keys=$(mktemp -d)
+cp "${KEY_FOLDER:-/keys}/node-$rank.pem" "$keys/"
+cd "$here"
+exec gossamer node experiment.yaml --rank "$rank" --peers peers.yaml --keys "$keys" --out "${RECORDS:-/records}"
+"""
+
+
+def write_compose(
+    experiment: Experiment, folder: str | Path, *, subnet: str = SUBNET, more: Iterable[str | Path] = ()
+) -> list[Path]:
+    """Make the folder; ``docker compose up`` in it runs the experiment, into ``records``.
+
+    Args:
+        experiment: what is run.
+        folder: where to; must not be there.
+        subnet: of the containers, IPv4.
+        more: further files and folders for the nodes' working directory.
+
+    Returns:
+        What was written, but for the keys.
+
+    Raises:
+        BadInput: for a folder that is there, or a subnet that is too small.
+    """
+    place = Path(folder)
+    if place.exists():
+        raise BadInput(f"--out {place}: there already; accepted: a new folder")
+    hosts = _hosts(subnet, experiment.nodes)
+    bundle = Bundle(experiment, more)
+    if _limits(experiment):
+        for rank in range(experiment.nodes):
+            lines = tc_commands(experiment, rank, hosts)
+            bundle.put(f"links/node-{rank}.tc", "".join(f"{line}\n" for line in lines).encode())
+    bundle.write(place / SHARED)
+    certificates = make_keys(place / KEYS, range(experiment.nodes))
+    rows = [Peer.of(rank, f"{hosts[rank]}:{PORT}", der) for rank, der in certificates.items()]
+    Peers(rows).save(place / SHARED / PEERS)
+    texts = {
+        "Dockerfile": _DOCKERFILE.format(version=__version__),
+        "entry.sh": _ENTRY,
+        "compose.yaml": compose_yaml(experiment, hosts, subnet),
+    }
+    for name, text in texts.items():
+        (place / name).write_text(text, encoding="utf-8")
+    (place / "records").mkdir()
+    return [*(place / name for name in texts), place / SHARED / EXPERIMENT, place / SHARED / PEERS]
+
+
+def compose_yaml(experiment: Experiment, hosts: list[str], subnet: str = SUBNET) -> str:
+    """The Compose file: a service for each node."""
+    services = {
+        f"node-{rank}": {
+            "image": "gossamer",
+            "build": ".",
+            "command": [str(rank)],
+            "cap_add": ["NET_ADMIN"],
+            "networks": {"links": {"ipv4_address": host}},
+            "volumes": [
+                f"./{SHARED}:/experiment:ro",
+                f"./{KEYS}/node-{rank}.pem:/keys/node-{rank}.pem:ro",
+                "./records:/records",
+            ],
+            "stop_grace_period": "60s",
+        }
+        for rank, host in enumerate(hosts)
+    }
+    networks = {"links": {"ipam": {"config": [{"subnet": subnet}]}}}
+    said = {"name": experiment.name.lower().replace(".", "-"), "services": services, "networks": networks}
+    return str(yaml.safe_dump(said, sort_keys=False))
+
+
+def _hosts(subnet: str, nodes: int) -> list[str]:
+    try:
+        network = ipaddress.IPv4Network(subnet)
+    except ValueError as error:
+        raise BadInput(f"--subnet: got {subnet!r} ({error}); accepted: such as {SUBNET}") from None
+    if network.num_addresses < nodes + _FIRST_HOST + 1:
+        raise BadInput(f"--subnet: {subnet} has no room for {nodes} nodes; accepted: a larger one")
+    return [str(network[_FIRST_HOST + rank]) for rank in range(nodes)]
+
+
+def _limits(experiment: Experiment) -> bool:
+    """Whether the network does anything to a message."""
+    conditions = experiment.network.conditions(experiment.nodes, experiment.seed)
+    return conditions.common_latency() != 0 or bool((conditions.rates < float("inf")).any())

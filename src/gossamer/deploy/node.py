@@ -1,0 +1,235 @@
+"""One process of a real deployment: it has nobody over it, and its own record."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.api import Silent
+from gossamer.deploy.record import NodeRecord
+from gossamer.engines.processes.agreement import digest
+from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.peers import Peers
+from gossamer.engines.processes.rehearsal import Stage
+from gossamer.engines.processes.roster import Roster
+from gossamer.engines.processes.security import Security, key_file
+from gossamer.engines.processes.standalone import Standalone
+from gossamer.engines.processes.transport import listen
+from gossamer.engines.processes.wire import TOKEN_BYTES
+from gossamer.engines.processes.worker import Place, live
+from gossamer.engines.recording import Observer, stopwatch
+from gossamer.engines.setup import Setup, prepare
+from gossamer.errors import BadInput, cause
+from gossamer.experiment import Experiment, Processes
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.results.folder import RunFolder, environment
+from gossamer.results.recorder import compact
+from gossamer.results.run import Run, load_run
+
+TOKEN = hashlib.sha256(b"gossamer node").digest()[:TOKEN_BYTES]
+"""What is said instead of a supervisor's secret: certificates tell who is who, and reports who is of which run."""
+
+
+def run_node(
+    experiment: Experiment,
+    rank: int,
+    peers: Peers,
+    keys: str | Path | None,
+    out: str | Path = "runs",
+    *,
+    listen_at: tuple[str, int] | None = None,
+    shape: bool = False,
+    attached: bool = False,
+    observer: Observer | None = None,
+) -> Run:
+    """Be one node of a run, to its end, and record it.
+
+    Args:
+        experiment: what is run, the same at all nodes; under the engine processes, whatever it names.
+        rank: which node this is.
+        peers: where all nodes are.
+        keys: the folder with this node's key, as ``gossamer keys`` makes it; None is no TLS: anybody on the way can read
+            and change what the nodes send.
+        out: the folder of all runs; this node's record goes to ``<out>/<name>/<id>-node-<rank>/``.
+        listen_at: host and port to listen at, where it is not the address that the others dial.
+        shape: have the experiment's network delay and limit what is sent, on top of what the real one does.
+        attached: end, as if stopped, when standard input ends: whoever started this node is gone.
+        observer: told of what happens.
+
+    Returns:
+        This node's part of the run; :func:`gossamer.deploy.collect.collect` puts the parts together.
+
+    Raises:
+        BadInput: if something can't be used; before any work starts.
+        RunFailed: if the node failed, lost a peer that the experiment does not do without, or the others were not up in time;
+            what was recorded is kept.
+    """
+    observer = observer or Silent()
+    experiment = as_deployed(experiment, peers, shape=shape)
+    if not 0 <= rank < experiment.nodes:
+        raise BadInput(f"--rank: got {rank}; accepted: 0 to {experiment.nodes - 1}")
+    security = None if keys is None else Security(key_file(keys, rank), peers, rank)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    _raise_descriptor_limit()
+    setup = prepare(experiment)
+    try:
+        listener = listen(*(listen_at or peers.addresses[rank]))
+    except OSError as error:
+        where = ":".join(map(str, listen_at or peers.addresses[rank]))
+        raise BadInput(
+            f"node {rank}: {where}: {error.strerror or error}; accepted: an address of this machine that is free"
+            " (--listen, where it is not the one that the others dial)"
+        ) from None
+    said = digest(experiment)
+    incarnation = int(time.time())
+    folder = RunFolder.create(
+        Path(out),
+        experiment.name,
+        experiment=experiment.to_yaml(),
+        environment=environment(sys.argv),
+        of=f"node-{rank}",
+    )
+    folder.write_setup(setup.description())
+    record = NodeRecord(rank=rank, nodes=experiment.nodes, incarnation=incarnation, digest=said.hex())
+    record.write(folder)
+
+    def began() -> None:
+        record.started().write(folder)
+        observer.start(setup.description())
+
+    standalone = Standalone(
+        rank,
+        setup,
+        Roster(rank, experiment.nodes, incarnation, said),
+        folder,
+        observer,
+        began=began,
+        security=security,
+        insecure=security is None,
+    )
+    return _record(_Process(rank, setup, standalone, folder, listener, peers, attached), folder)
+
+
+def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bool = False) -> Experiment:
+    """An experiment as the nodes of a deployment carry it out.
+
+    Raises:
+        BadInput: for one that needs somebody who sees all nodes, or other nodes than the peers file has.
+    """
+    changes: dict[str, Any] = {}
+    if not isinstance(experiment.engine, Processes):
+        changes["engine"] = "processes"
+    if not shape:
+        changes["network"] = "uniform"  # the real one is what there is
+    experiment = experiment.override(**changes) if changes else experiment
+    problems = []
+    if experiment.stop.target is not None:
+        problems.append(
+            "stop.target: nobody sees all nodes' metrics here; accepted: stop.rounds or stop.time_s"
+        )
+    if experiment.evaluation.nodes == "average":
+        problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
+    if peers is not None and len(peers) != experiment.nodes:
+        problems.append(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
+    if problems:
+        raise BadInput(*problems)
+    return experiment
+
+
+class _Process:
+    """The node's process, as it is carried out."""
+
+    def __init__(
+        self,
+        rank: int,
+        setup: Setup,
+        standalone: Standalone,
+        folder: RunFolder,
+        listener: Any,
+        peers: Peers,
+        attached: bool,
+    ) -> None:
+        self.rank, self.setup, self.standalone, self.folder = rank, setup, standalone, folder
+        self._attached = attached
+        layout = setup.layout
+        memory = shared_file()
+        self._models = SharedModels(memory, setup.experiment.nodes, layout.size, layout.buffer_size)
+        self._place = Place(
+            listener,
+            None,
+            peers.addresses,
+            TOKEN,
+            memory,
+            at_once=1,
+            trims=False,
+            oversee=standalone.oversee,
+            connect=standalone.connect,
+        )
+
+    def run(self) -> None:
+        """To the end."""
+        asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        life = asyncio.ensure_future(live(self.rank, self.setup, self._place, Stage(self.setup), self.folder))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, loop)
+        if self._attached:
+            loop.add_reader(sys.stdin, self._look_at_input, loop)
+        await life
+
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)  # the second one ends the process at once
+        self.standalone.stop()
+
+    def _look_at_input(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin)
+            self._stop(loop)
+
+    def write_model(self) -> None:
+        """This node's model, as it is now in memory: one row."""
+        model = self._models.read(FINAL, self.rank)
+        self.folder.write_models(model.parameters[None], model.buffers[None] if len(model.buffers) else None)
+
+
+def _record(process: _Process, folder: RunFolder) -> Run:
+    wall = stopwatch()
+    standalone = process.standalone
+    try:
+        process.run()
+    except BaseException as error:
+        standalone.close()
+        folder.write_status(
+            "stopped" if isinstance(error, KeyboardInterrupt) else "failed", error=cause(error), wall_s=wall()
+        )
+        raise
+    standalone.close()
+    failure = standalone.failure
+    if failure is None:
+        process.write_model()
+    compact(folder)
+    status = {"failed": "failed", "stopped": "stopped"}.get(standalone.reason, "done")
+    folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
+    if failure is not None:
+        failure.folder = folder.path
+        raise failure
+    return load_run(folder.path)
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

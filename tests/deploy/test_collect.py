@@ -1,0 +1,172 @@
+"""Records of nodes, as they are found on several machines, become one run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet import SETTINGS
+
+from gossamer import Experiment
+from gossamer.deploy.collect import collect
+from gossamer.deploy.record import NodeRecord
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import compact
+from gossamer.results.report import write_report
+
+TEXT = Experiment.of({**SETTINGS, "nodes": 3}).to_yaml()
+SETUP: dict[str, Any] = {
+    "nodes": 3,
+    "directed": False,
+    "parameters": 2,
+    "samples": [1, 1, 1],
+    "labels": None,
+    "classes": None,
+    "judged": [0, 1, 2],
+    "graphs": {"0": [[0, 1], [1, 2], [0, 2]]},
+}
+
+
+def row(rank: int, round: int, time_s: float, loss: float = 1.0) -> dict[str, Any]:
+    return {
+        "node": rank,
+        "round": round,
+        "step": round,
+        "time_s": time_s,
+        "wall_s": time_s,
+        "moment": "round",
+        "train_loss": loss,
+        "test_loss": loss,
+        "bytes_sent": 10 * round,
+    }
+
+
+def record(
+    place: Path,
+    rank: int,
+    rounds: int,
+    *,
+    first: int = 0,
+    incarnation: int = 1,
+    start: float | None = 100.0,
+    digest: str = "ab",
+    status: str | None = "done",
+    model: float | None = None,
+    events: tuple[dict[str, Any], ...] = (),
+    loss: float = 1.0,
+) -> Path:
+    """What a node leaves: its rows, one a round and second; status and model if it got to its end."""
+    folder = RunFolder.create(
+        place, "run", experiment=TEXT, environment={"machine": {"host": str(rank)}}, of=f"node-{rank}"
+    )
+    NodeRecord(rank=rank, nodes=3, incarnation=incarnation, digest=digest, start_unix_s=start).write(folder)
+    folder.write_setup(SETUP)
+    with folder.segment("metrics", rank) as metrics:
+        for round in range(first, rounds + 1):
+            metrics.append(row(rank, round, float(round - first), loss))
+    with folder.segment("events", rank) as segment:
+        for event in events:
+            segment.append(event)
+    if status is not None:
+        if model is not None:
+            folder.write_models(torch.tensor([[model, -model]]))
+        compact(folder)
+        folder.write_status(status, wall_s=float(rounds), error="broke" if status == "failed" else None)  # type: ignore[arg-type]
+    return folder.path
+
+
+def lost(rank: int, time_s: float, by: int) -> dict[str, Any]:
+    return {"time_s": time_s, "wall_s": time_s, "node": rank, "event": "lost", "detail": f"seen by {by}"}
+
+
+def test_whole_records_become_a_whole_run(tmp_path: Path) -> None:
+    for rank in range(3):
+        record(tmp_path / f"machine-{rank}", rank, 4, model=float(rank))
+    put_together = collect([tmp_path / f"machine-{rank}" for rank in range(3)], tmp_path / "out")
+    run = put_together.run
+    assert (put_together.missing, put_together.incomplete, run.outcome) == ([], {}, "done")
+    assert len(run.metrics) == 3 * 5 + 1
+    network = run.metrics.filter(run.metrics["node"] == -1)
+    assert network["round"].to_list() == [4]
+    assert network["consensus_distance"][0] == pytest.approx(math.sqrt(2 * 2 / 3))
+    assert run.parameters is not None
+    assert run.parameters.tolist() == [[0.0, 0.0], [1.0, -1.0], [2.0, -2.0]]
+    assert run.environment["nodes"]["2"]["machine"] == {"host": "2"}
+    assert write_report([run], tmp_path / "report.html").exists()
+
+
+def test_a_killed_node_and_a_missing_one_are_named_and_have_no_model(tmp_path: Path) -> None:
+    seen = (lost(1, 3.0, by=0), lost(1, 3.5, by=2))
+    record(tmp_path / "a", 0, 4, model=1.0, events=seen)
+    killed = record(tmp_path / "b", 1, 2, status=None)
+    with next((killed / "segments").glob("metrics-*")).open("ab") as torn:
+        torn.write(b'{"node": 1, "rou')
+    put_together = collect([tmp_path / "a", killed], tmp_path / "out")
+    run = put_together.run
+    assert put_together.missing == [2]
+    assert put_together.incomplete == {1: "was killed, or still runs"}
+    assert run.lost == [1, 2]
+    assert run.outcome == "done, 2 nodes lost"
+    events = {event["node"]: event for event in run.events.to_dicts()}
+    assert (events[1]["time_s"], events[1]["detail"]) == (3.0, "seen by 0")
+    assert (events[2]["time_s"], events[2]["detail"]) == (None, "node 2 has left no record")
+    assert len(run.events) == 2
+    assert run.metrics.filter(run.metrics["node"] == 1)["round"].to_list() == [0, 1, 2]
+    assert run.parameters is not None
+    assert run.parameters.isnan().all(dim=1).tolist() == [False, True, True]
+    assert write_report([run], tmp_path / "report.html").exists()
+
+
+def test_of_two_records_of_a_rank_the_newer_one_wins(tmp_path: Path) -> None:
+    record(tmp_path, 0, 4, model=1.0)
+    record(tmp_path, 1, 5, status=None, incarnation=1, start=100.0, loss=1.0)
+    record(tmp_path, 1, 6, first=3, incarnation=2, start=110.0, loss=2.0, model=7.0)
+    record(tmp_path, 2, 4, model=1.0)
+    run = collect([tmp_path], tmp_path / "out").run
+    rows = run.metrics.filter(run.metrics["node"] == 1)
+    assert rows["round"].to_list() == [0, 1, 2, 3, 4, 5, 6]
+    assert rows["train_loss"].to_list() == [1.0] * 3 + [2.0] * 4
+    assert rows["time_s"].to_list() == [0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 13.0]
+    assert run.parameters is not None
+    assert run.parameters[1].tolist() == [7.0, -7.0]
+
+
+def test_who_was_out_of_reach_but_got_to_its_end_is_not_lost(tmp_path: Path) -> None:
+    record(tmp_path, 0, 4, model=1.0, events=(lost(1, 3.0, by=0),))
+    record(tmp_path, 1, 4, model=1.0)
+    record(tmp_path, 2, 4, model=1.0)
+    run = collect([tmp_path], tmp_path / "out").run
+    assert (run.lost, run.events["event"].to_list()) == ([], ["unreachable"])
+
+
+def test_a_failure_of_all_is_a_failed_run(tmp_path: Path) -> None:
+    for rank in range(3):
+        record(tmp_path, rank, 2, status="failed")
+    run = collect([tmp_path], tmp_path / "out").run
+    assert run.status == "failed"
+    assert run.error == "node 0 failed: broke; node 1 failed: broke; node 2 failed: broke"
+    assert run.parameters is None
+
+
+def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:
+    record(tmp_path / "a", 0, 1)
+    record(tmp_path / "b", 1, 1, digest="cd")
+    with pytest.raises(BadInput, match=r"records of 2 experiments .*; accepted: those of one"):
+        collect([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        BadInput, match="empty: no record of a node in it; accepted: what gossamer node has written"
+    ):
+        collect([tmp_path / "empty"], tmp_path / "out")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(BadInput, match="taken: there already; accepted: a new folder"):
+        collect([tmp_path / "a"], tmp_path / "taken")
+    damaged = record(tmp_path / "c", 2, 1)
+    (damaged / "node.json").write_text('{"rank": "2", "nodes": 3, "incarnation": 1, "digest": "ab"}')
+    with pytest.raises(BadInput, match=r"node.json.rank: got '2'; accepted: a valid integer"):
+        collect([damaged], tmp_path / "out")

@@ -1,0 +1,118 @@
+"""Nodes without a supervisor, from the command line: whole runs, and what becomes of them when nodes die, stop or differ."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import torch
+from fleet import Fleet, nodes, prepare
+
+import gossamer
+from gossamer.deploy.collect import collect
+from gossamer.results.report import write_report
+
+
+def test_a_run_over_tls_ends_with_the_bits_of_the_engine_processes(made: Fleet, tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    nodes(made, range(4), "--keys", "keys")
+    assert [made.wait(f"node-{rank}") for rank in range(4)] == [0] * 4, made.said("node-0")
+    put_together = collect([tmp_path / "runs"], tmp_path / "whole")
+    assert (put_together.missing, put_together.incomplete) == ([], {})
+    whole, engine = put_together.run, gossamer.run(experiment, tmp_path / "engine")
+    assert whole.parameters is not None
+    assert engine.parameters is not None
+    assert torch.equal(whole.parameters, engine.parameters)
+    columns = ["round", "node", "step", "train_loss", "test_loss", "test_accuracy"]
+    rows = [run.metrics.filter(run.metrics["node"] >= 0).select(columns) for run in (whole, engine)]
+    assert rows[0].equals(rows[1])
+    last = [
+        run.metrics.filter(run.metrics["node"] == -1)["consensus_distance"][-1] for run in (whole, engine)
+    ]
+    assert last[0] == last[1]
+    assert whole.status == "done"
+    assert whole.events.is_empty()
+    assert write_report([whole], tmp_path / "report.html").stat().st_size > 0
+
+
+def test_survivors_of_kills_go_on_and_the_record_names_the_lost(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=5, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 400})
+    nodes(made, range(5), "--keys", "keys")
+    made.until(lambda: all("round 2 " in made.said(f"node-{rank}") for rank in (1, 3)))
+    for rank in (1, 3):
+        made.signal(f"node-{rank}", signal.SIGKILL)
+    assert [made.wait(f"node-{rank}") for rank in range(5)] == [0, -9, 0, -9, 0], made.said("node-0")
+    put_together = collect([tmp_path / "runs"], tmp_path / "whole")
+    run = put_together.run
+    assert put_together.incomplete == dict.fromkeys((1, 3), "was killed, or still runs")
+    assert run.outcome == "done, 2 nodes lost"
+    lost = run.events.filter(run.events["event"] == "lost")
+    assert sorted(lost["node"]) == [1, 3]  # once each, though three nodes have seen it
+    assert lost["time_s"].min() > 0
+    assert run.parameters is not None
+    assert run.parameters.isnan().all(dim=1).tolist() == [False, True, False, True, False]
+    killed = run.metrics.filter(run.metrics["node"] == 1)
+    assert 2 in killed["round"].to_list()
+    assert run.metrics.filter(run.metrics["node"] == 0)["round"].max() == 400
+    assert "2 nodes lost" in write_report([run], tmp_path / "report.html").read_text()
+
+
+def test_a_node_that_is_told_to_stop_leaves_a_whole_record(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=3, gather={"lost_peer": "skip"}, stop={"rounds": 400})
+    nodes(made, range(3), "--keys", "keys")
+    made.until(lambda: "round 2 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGTERM)
+    assert [made.wait(f"node-{rank}") for rank in range(3)] == [0] * 3
+    assert "stopped: runs/" in made.said("node-1")
+    assert "node 1 has left" in made.said("node-0")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.parameters is not None
+    assert not run.parameters.isnan().any()
+    assert (run.status, run.lost) == ("stopped", [])
+    assert run.events["event"].to_list() == ["leave"]
+
+
+def test_where_no_loss_is_borne_a_stop_is_one_for_all(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=3, stop={"rounds": 10**6})
+    nodes(made, range(3), "--keys", "keys")
+    made.until(lambda: "round 2 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGINT)
+    assert [made.wait(f"node-{rank}") for rank in range(3)] == [0] * 3
+    assert all("stopped: runs/" in made.said(f"node-{rank}") for rank in range(3))
+
+
+def test_nodes_of_different_experiments_refuse_each_other(made: Fleet, tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, nodes=2, engine={"name": "processes", "start_timeout_s": 2.0})
+    experiment.override(seed=4).save(tmp_path / "other.yaml")
+    nodes(made, [0], "--keys", "keys")
+    nodes(made, [1], "--keys", "keys", experiment="other.yaml")
+    assert [made.wait(f"node-{rank}") for rank in range(2)] == [1, 1]
+    for rank in range(2):
+        lines = [line for line in made.said(f"node-{rank}").splitlines() if "another experiment" in line]
+        assert lines[0].startswith(f"node {1 - rank} runs another experiment ("), lines
+        assert lines[1].startswith(
+            f"error: nodes [{1 - rank}] were not up within engine.start_timeout_s = 2.0"
+        ), lines
+        assert len(lines) == 2
+
+
+def test_who_is_not_up_in_time_is_named(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=3, engine={"name": "processes", "start_timeout_s": 2.0})
+    nodes(made, [0, 1], "--insecure")
+    assert [made.wait(f"node-{rank}") for rank in range(2)] == [1, 1]
+    assert "error: nodes [2] were not up within engine.start_timeout_s = 2.0" in made.said("node-1")
+
+
+def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
+    prepare(
+        tmp_path,
+        nodes=3,
+        stop={"time_s": 1.0},
+        evaluation={"every_rounds": None, "every_s": 0.5, "samples": 50},
+    )
+    nodes(made, range(3), "--insecure")
+    assert [made.wait(f"node-{rank}") for rank in range(3)] == [0] * 3, made.said("node-0")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.status == "done"
+    ends = run.metrics.filter(run.metrics["moment"].str.contains("end"))
+    assert sorted(ends["node"]) == [-1, 0, 1, 2]
