@@ -194,7 +194,8 @@ class _Worker:
         self._cutting: Cutting | None = None
         self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
         self._last_cut: int | None = None
-        if experiment.checkpoint.on or cut is not None:
+        # Who oversees itself has nobody who puts checkpoints together.
+        if place.oversee is None and (experiment.checkpoint.on or cut is not None):
             self._make_cuts(folder, cut)
         self._transport: Transport
         self._channel: Overseer
@@ -236,6 +237,10 @@ class _Worker:
             self._begin_cuts(self._cutting)
         try:
             await self._transport.start()
+            if experiment.checkpoint.on and self._cutting is None:
+                self._channel.send(
+                    "event", "checkpoint", "none is made: nodes without a supervisor can't be resumed"
+                )
             self._channel.send("ready")
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
@@ -407,7 +412,7 @@ class _Worker:
                 self._shaper.start(self._start)
             self._go.set_result(None)
         elif what == "finish" and not self._finish.done():
-            self._last_cut = rest[1]
+            self._last_cut = rest[1] if len(rest) > 1 else None
             self._finish.set_result(rest[0])
             self._freed.set()
         elif what == "lost":
