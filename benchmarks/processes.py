@@ -82,9 +82,11 @@ def _shown(key: str, value: Any) -> str:
     return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
 
 
-def experiment(nodes: int, rounds: int, data_root: str | None = None, **changes: Any) -> Experiment:
+def experiment(
+    nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
+) -> Experiment:
     """What is run: rows of all nodes each quarter of the rounds, of which one node is judged, on few samples."""
-    synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": 50_000}
+    synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(
         {
@@ -124,8 +126,8 @@ class Watcher:
 
     def progress(self, rounds: int, time_s: float) -> None:
         if rounds >= self._looks_at and not self.private:
-            [server] = psutil.Process().children()
-            self.private = [private_bytes(node.pid) or 0 for node in server.children()]
+            nodes = [node for server in psutil.Process().children() for node in server.children()]
+            self.private = [private_bytes(node.pid) or 0 for node in nodes]
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.go = min(self.go, time.monotonic() - row["wall_s"])
