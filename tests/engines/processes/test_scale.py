@@ -303,3 +303,4 @@ def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
     assert 1 < row["private_MiB_mean_at_end"] <= row["private_MiB_max_at_end"] < 200
     assert 0 < row["start_up_s"] < time.monotonic() - started
     assert row["node_rounds_per_s"] > 0
+    assert not row["cpu_ms_a_node_round"] <= 0  # (perhaps not a number)
