@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """What strangers may cost."""
 
 from __future__ import annotations
@@ -110,3 +111,73 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         assert len(a.events) == guard.LINES
         assert a.transport._guard._here == {}
         assert len(a.transport._connections) == 1
+=======
+"""Places for connections that have not said who they are, and who loses one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.engines.processes import guard
+from gossamer.engines.processes.guard import Guard
+
+
+class Stranger:
+    def __init__(self, name: str, gone: list[str]) -> None:
+        self.name, self._gone = name, gone
+
+    def refuse(self, reason: str) -> None:
+        self._gone.append(self.name)
+
+
+@pytest.fixture
+def gone() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Guard:
+    """Two places an address beside a node's, five in all beside the node's."""
+    monkeypatch.setattr(guard, "STRANGERS_EACH", 2)
+    monkeypatch.setattr(guard, "STRANGERS", 5)
+    return Guard(["10.0.0.1"], lambda line: None, lambda: 0.0)
+
+
+def come(small: Guard, host: str, names: str, gone: list[str]) -> dict[str, Stranger]:
+    strangers = {name: Stranger(name, gone) for name in names}
+    for stranger in strangers.values():
+        small.enter(host, stranger)
+    return strangers
+
+
+def test_the_oldest_of_an_address_makes_room(small: Guard, gone: list[str]) -> None:
+    come(small, "10.0.0.2", "abcd", gone)
+    assert gone == ["a", "b"]
+    come(small, "10.0.0.1", "xyz", gone)  # where a node is, there is a place more
+    assert gone == ["a", "b"]
+    come(small, "10.0.0.1", "w", gone)
+    assert gone == ["a", "b", "x"]
+
+
+def test_who_has_left_holds_no_place(small: Guard, gone: list[str]) -> None:
+    strangers = come(small, "10.0.0.2", "ab", gone)
+    small.leave("10.0.0.2", strangers["a"])
+    small.leave("10.0.0.2", strangers["a"])
+    come(small, "10.0.0.2", "c", gone)
+    assert gone == []
+    come(small, "10.0.0.2", "d", gone)
+    assert gone == ["b"]
+    small.leave("10.0.0.2", strangers["b"])  # as it does when its connection is closed
+    come(small, "10.0.0.2", "e", gone)
+    assert gone == ["b", "c"]
+
+
+def test_when_all_places_are_taken_the_address_with_most_loses_one(small: Guard, gone: list[str]) -> None:
+    for place in "pqr":
+        come(small, f"10.0.1.{ord(place)}", place, gone)
+    come(small, "10.0.0.2", "ab", gone)
+    come(small, "10.0.0.3", "x", gone)
+    assert gone == []
+    come(small, "10.0.0.4", "y", gone)
+    assert gone == ["a"]
+>>>>>>> 2349cf3 (Silent strangers make room for who says who it is; a run among a thousand of them; no deadlock is seen where a peer is given up)

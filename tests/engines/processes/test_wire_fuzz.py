@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer import payload
 from gossamer.engines.processes import wire
-from gossamer.engines.processes.wire import Arrived, Decoder, abort, credit, hello
+from gossamer.engines.processes.wire import Arrived, Decoder, abort, beat, credit, hello, leave
 from gossamer.messages import Model, Part
 from gossamer.payload import CHUNK_BYTES, DTYPES, MAX_DEPTH, MAX_ITEMS, FrameError, encode, pack_head, raw
 
@@ -70,7 +70,8 @@ headers = st.one_of(
     packed(wire.DATA, st.just(2), numbers, number(2)),
     numbers.map(abort),
     number(4).map(credit),
-    st.just(HELLO),
+    st.tuples(number(2), st.binary(max_size=20)).map(lambda said: wire.BEAT.pack(5, said[0]) + said[1]),
+    st.sampled_from([HELLO, beat(b"well"), beat(bytes(wire.STATUS_BYTES)), leave()]),
     packed(wire.DATA, st.integers(0, 255), numbers, number(2)),
 )
 
