@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """What strangers may cost."""
 
 from __future__ import annotations
@@ -18,26 +17,73 @@ class Scene:
     def __init__(self, *hosts: str) -> None:
         self.time, self.lines = 0.0, list[str]()
         self.guard = Guard(hosts, self.lines.append, lambda: self.time)
+        self.refused = list[str]()
+
+    def come(self, host: str, *names: str) -> list[Stranger]:
+        strangers = [Stranger(name, self.refused) for name in names]
+        for stranger in strangers:
+            self.guard.enter(host, stranger)
+        return strangers
 
 
-def test_connections_that_have_not_said_who_they_are_are_bounded_by_address() -> None:
-    scene = Scene("10.0.0.1", "10.0.0.1", "10.0.0.2")
-    for host, nodes in (("10.0.0.1", 2), ("10.0.0.9", 0)):
-        for _ in range(guard.STRANGERS_EACH + nodes):
-            assert scene.guard.enter(host) is None
-        assert "too many" in str(scene.guard.enter(host))
-    scene.guard.leave("10.0.0.9")
-    assert scene.guard.enter("10.0.0.9") is None
+class Stranger:
+    def __init__(self, name: str, refused: list[str]) -> None:
+        self.name, self._refused = name, refused
+
+    def refuse(self, reason: str) -> None:
+        self._refused.append(self.name)
 
 
-def test_and_altogether() -> None:
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two places an address beside those of nodes, five in all beside them."""
+    monkeypatch.setattr(guard, "STRANGERS_EACH", 2)
+    monkeypatch.setattr(guard, "STRANGERS", 5)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_oldest_of_an_address_makes_room() -> None:
     scene = Scene("10.0.0.1")
-    allowed = sum(scene.guard.enter(f"10.0.1.{n}") is None for n in range(250))
-    assert allowed == guard.STRANGERS + 1
-    for n in range(allowed):
-        scene.guard.leave(f"10.0.1.{n}")
-    assert scene.guard.enter("10.0.2.1") is None
-    assert scene.guard._here == {"10.0.2.1": 1}
+    scene.come("10.0.0.2", *"abcd")
+    assert scene.refused == ["a", "b"]
+    scene.come("10.0.0.1", *"xyz")  # where a node is, there is a place more
+    assert scene.refused == ["a", "b"]
+    scene.come("10.0.0.1", "w")
+    assert scene.refused == ["a", "b", "x"]
+
+
+@pytest.mark.usefixtures("few")
+def test_who_has_left_holds_no_place() -> None:
+    scene = Scene("10.0.0.1")
+    a, b = scene.come("10.0.0.2", *"ab")
+    scene.guard.leave("10.0.0.2", a)
+    scene.guard.leave("10.0.0.2", a)
+    [c] = scene.come("10.0.0.2", "c")
+    assert scene.refused == []
+    [d] = scene.come("10.0.0.2", "d")
+    assert scene.refused == ["b"]
+    for stranger in (b, c, d):  # b too leaves, when its connection is closed
+        scene.guard.leave("10.0.0.2", stranger)
+    assert scene.guard._here == {}
+
+
+@pytest.mark.usefixtures("few")
+def test_when_all_places_are_taken_the_address_with_most_loses_one() -> None:
+    scene = Scene("10.0.0.1")
+    for n in range(3):
+        scene.come(f"10.0.1.{n}", f"alone {n}")
+    scene.come("10.0.0.2", *"ab")
+    scene.come("10.0.0.3", "x")
+    assert scene.refused == []
+    scene.come("10.0.0.4", "y")
+    assert scene.refused == ["a"]
+
+
+def test_places_are_bounded_altogether() -> None:
+    scene = Scene("10.0.0.1")
+    for n in range(250):
+        scene.come(f"10.0.1.{n}", str(n))
+    assert len(scene.refused) == 250 - guard.STRANGERS - 1
 
 
 def test_lines_about_one_address_are_bounded_and_counted() -> None:
@@ -88,15 +134,15 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
             ends.append(end)
         most = guard.STRANGERS_EACH + 2  # both nodes are at that address
         await a.until(lambda: len(a.events) == guard.LINES)
-        assert "is one of too many that did not say who they are" in a.events[0][1]
+        assert "did not say who it is while others came" in a.events[0][1]
+        b.send(0, "honest", "t")
+        await a.receive(1)
         assert len(a.transport._connections) <= most
+        assert len(a.transport._contacts) == 1
         for end in ends:
             end.close()
         while a.transport._guard._here:
             await asyncio.sleep(0)
-        b.send(0, "honest", "t")
-        await a.receive(1)
-        assert len(a.transport._contacts) == 1
         assert len(a.events) == guard.LINES
 
 
@@ -111,73 +157,3 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         assert len(a.events) == guard.LINES
         assert a.transport._guard._here == {}
         assert len(a.transport._connections) == 1
-=======
-"""Places for connections that have not said who they are, and who loses one."""
-
-from __future__ import annotations
-
-import pytest
-
-from gossamer.engines.processes import guard
-from gossamer.engines.processes.guard import Guard
-
-
-class Stranger:
-    def __init__(self, name: str, gone: list[str]) -> None:
-        self.name, self._gone = name, gone
-
-    def refuse(self, reason: str) -> None:
-        self._gone.append(self.name)
-
-
-@pytest.fixture
-def gone() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Guard:
-    """Two places an address beside a node's, five in all beside the node's."""
-    monkeypatch.setattr(guard, "STRANGERS_EACH", 2)
-    monkeypatch.setattr(guard, "STRANGERS", 5)
-    return Guard(["10.0.0.1"], lambda line: None, lambda: 0.0)
-
-
-def come(small: Guard, host: str, names: str, gone: list[str]) -> dict[str, Stranger]:
-    strangers = {name: Stranger(name, gone) for name in names}
-    for stranger in strangers.values():
-        small.enter(host, stranger)
-    return strangers
-
-
-def test_the_oldest_of_an_address_makes_room(small: Guard, gone: list[str]) -> None:
-    come(small, "10.0.0.2", "abcd", gone)
-    assert gone == ["a", "b"]
-    come(small, "10.0.0.1", "xyz", gone)  # where a node is, there is a place more
-    assert gone == ["a", "b"]
-    come(small, "10.0.0.1", "w", gone)
-    assert gone == ["a", "b", "x"]
-
-
-def test_who_has_left_holds_no_place(small: Guard, gone: list[str]) -> None:
-    strangers = come(small, "10.0.0.2", "ab", gone)
-    small.leave("10.0.0.2", strangers["a"])
-    small.leave("10.0.0.2", strangers["a"])
-    come(small, "10.0.0.2", "c", gone)
-    assert gone == []
-    come(small, "10.0.0.2", "d", gone)
-    assert gone == ["b"]
-    small.leave("10.0.0.2", strangers["b"])  # as it does when its connection is closed
-    come(small, "10.0.0.2", "e", gone)
-    assert gone == ["b", "c"]
-
-
-def test_when_all_places_are_taken_the_address_with_most_loses_one(small: Guard, gone: list[str]) -> None:
-    for place in "pqr":
-        come(small, f"10.0.1.{ord(place)}", place, gone)
-    come(small, "10.0.0.2", "ab", gone)
-    come(small, "10.0.0.3", "x", gone)
-    assert gone == []
-    come(small, "10.0.0.4", "y", gone)
-    assert gone == ["a"]
->>>>>>> 2349cf3 (Silent strangers make room for who says who it is; a run among a thousand of them; no deadlock is seen where a peer is given up)
