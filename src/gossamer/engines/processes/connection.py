@@ -168,15 +168,11 @@ class Incoming(Connection):
             return
         peername = transport.get_extra_info("peername")
         host = peername[0] if peername else ""
-        too_many = self.owner._guard.enter(host)
-        if too_many is not None:
-            self._host = host
-            self.refuse(too_many)
-            return
         self._host = host
         self._deadline = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self.refuse, f"did not say who it is within {HELLO_TIMEOUT_S} s"
         )
+        self.owner._guard.enter(host, self)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -292,7 +288,7 @@ class Incoming(Connection):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            self.owner._guard.leave(self._host)
+            self.owner._guard.leave(self._host, self)
 
 
 @dataclass(eq=False, slots=True)

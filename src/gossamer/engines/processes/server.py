@@ -344,7 +344,12 @@ class Supervisor:
                 self._children[reporter].channel.send("lost", rank, why)
 
     def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever."""
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever.
+
+        (Not while a peer is given up: that may be what they wait for, and is the better reason.)
+        """
+        if self._suspects:
+            return
         if self._setup.experiment.stop.time_s is not None or len(self._alive) < self._nodes:
             return
         if any(child.idle is None or child.idle_reports < 2 for child in self._children.values()):
