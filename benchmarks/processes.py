@@ -53,7 +53,9 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     root = os.environ.get("GOSSAMER_DATA_ROOT")
     parser.add_argument("--data-root", type=Path, default=root, help="a folder with hub/uoft-cs/cifar10/...")
     parser.add_argument("--nodes", default=",".join(map(str, NODES)), help="numbers of nodes")
@@ -168,9 +170,7 @@ def measure(described: Experiment, started: float) -> Row:
 def in_process(nodes: int, data_root: str | None) -> Row:
     """One size, in a process of its own, so that its start-up has all that a user waits for."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
-    code = (
-        f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {time.monotonic()!r})"  # noqa: S608
-    )
+    code = f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {time.monotonic()!r})"
     row: Row = json.loads(_answer(code))
     return row
 

@@ -193,6 +193,8 @@ class Processes(_Section):
         threads: torch's threads in each node.
         start_timeout_s: seconds within which all nodes must be up.
         train_at_once: how many nodes compute at the same time; null is the number of cores.
+        memory: what becomes of the memory that a node's computation has freed: "keep" has it ready for the next one (fast),
+            "trim" hands it back (small), "auto" keeps it if all nodes' fits into half of what the machine has left.
         pace: what was computed sooner than the compute profile says is waited for until then, so that real seconds
             compare with virtual ones.
     """
@@ -202,6 +204,7 @@ class Processes(_Section):
     threads: Literal[1] = 1
     start_timeout_s: float = Field(default=120.0, gt=0)
     train_at_once: Count | None = None
+    memory: Literal["auto", "keep", "trim"] = "auto"
     pace: bool = Field(default=False, strict=True)
 
 

@@ -254,7 +254,12 @@ def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RunFailed, match=r"node \d failed at start: ConnectionError: the licence server is down"
     ) as caught:
-        play(tmp_path, task="user_tasks:refuses_to_fork", engine={"name": "processes"})
+        play(
+            tmp_path,
+            task="user_tasks:refuses_to_fork",
+            initial="independent",  # (a common one is made before the fork)
+            engine={"name": "processes"},
+        )
     assert caught.value.node in range(NODES)
     assert "user_tasks.py" in caught.value.traceback
     assert recorded(caught.value).metrics.is_empty()

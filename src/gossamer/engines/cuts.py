@@ -1,11 +1,11 @@
 """Consistent checkpoints, without stopping anybody: what one node's part of them is, under every engine.
 
-A node is saved at the end of one of its rounds: that instant is its cut. Cuts of one number, one a node, are a checkpoint of
-the run, though nodes reach them at different instants. What matters is each message's place (Chandy and Lamport, 1985): one
-that was sent before its sender's cut and not taken before its receiver's is saved with the receiver, whether it is in the mailbox
-then or arrives later. One that was sent after its sender's cut will be sent again by a run that is resumed. Messages of a
-pair are numbered, and arrive in order: so two numbers a pair say all this, how many had arrived when the receiver was cut,
-and how many were sent before the sender was.
+A node is saved at the end of one of its rounds: that instant is its cut. Cuts of one number, one a node, are a checkpoint
+of the run, though nodes reach them at different instants. What matters is each message's place (Chandy and Lamport, 1985):
+one that was sent before its sender's cut and not taken before its receiver's is saved with the receiver, whether it is in
+the mailbox then or arrives later. One that was sent after its sender's cut will be sent again by a run that is resumed.
+Messages of a pair are numbered, and arrive in order: so two numbers a pair say all this, how many had arrived when the
+receiver was cut, and how many were sent before the sender was.
 
 Any ends of rounds make a checkpoint, also such that are rounds apart: what a node had received already of what will be sent
 again, it ignores the second time, since an algorithm that waits for its messages (``Algorithm.gathers``) sends the same
@@ -123,7 +123,7 @@ class NodeCuts:
 
 
 def made(asked: Checkpoints, cut: Cut) -> int:
-    """How many cuts the first of the nodes has made, of a run that goes on from a checkpoint; the others needn't make those."""
+    """How many cuts need not be made any more in a run that goes on from a checkpoint: some node has made them."""
     return max(asked.due(cut.rounds[rank], cut.times_s[rank]) for rank in cut.rounds)
 
 

@@ -79,8 +79,10 @@ class Evaluator:
         """Have the passes of :meth:`test` recorded, if two models or more are given, on as few samples as that takes."""
         rest = self.samples % BATCH
         for model in models:
-            for end in (slice(BATCH), slice(self.samples - rest, None)):
-                self._evaluate(model, self._inputs[end], self._targets[end])
+            for end in (slice(BATCH), slice(self.samples - rest, self.samples)):
+                self._evaluate(
+                    model, self._inputs[end], self._targets[end]
+                )  # (nothing, where there is no rest)
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
         totals = [0.0] * len(self._measures)

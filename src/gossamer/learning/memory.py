@@ -26,10 +26,10 @@ def keep_freed_memory() -> bool:
 
 def trim() -> None:
     """Hand memory that this thread has freed back to the system (for a process that will wait for a while)."""
-    functions = [_libc_function(name) for name in ("mallopt", "malloc", "free", "malloc_trim")]
-    if None in functions:
+    mallopt, malloc_trim = _libc_function("mallopt"), _libc_function("malloc_trim")
+    malloc, free = _libc_function("malloc"), _libc_function("free")
+    if mallopt is None or malloc_trim is None or malloc is None or free is None:
         return
-    mallopt, malloc, free, malloc_trim = functions
     # The end of a thread's own heap is handed back only when something large is freed there.
     malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     mallopt(_M_TRIM_THRESHOLD, 0)

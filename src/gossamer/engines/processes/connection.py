@@ -22,6 +22,7 @@ from gossamer.engines.processes.wire import (
     Event,
     Hello,
     Left,
+    Marked,
     beat,
     credit,
     hello,
@@ -191,8 +192,14 @@ class Incoming(Connection):
         if isinstance(event, Hello):
             self._greet(event)
         elif isinstance(event, Arrived) and self.contact is not None:
-            message = Message(self.contact.rank, event.tag, event.payload, event.sent_at)
-            self._count(partial(self.owner._arrived, message), ends=True)
+            number = self.decoder.expected - 1
+            message = Message(self.contact.rank, event.tag, event.payload, event.sent_at, number=number)
+            self.contact.arrived += 1
+            self._count(partial(self.owner._arrived, self.contact, message), ends=True)
+        elif isinstance(event, Marked):
+            if self.contact is not None:
+                self.contact.marked.append((event.cut, event.message, self.contact.arrived))
+                self.owner._pass_marks(self.contact)
         else:
             self._count(ends=True)
 

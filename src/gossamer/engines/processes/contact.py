@@ -66,12 +66,22 @@ class Contact:
         self.unacknowledged: deque[Unacknowledged] = deque()
         self.waiting: OrderedDict[OwnSending, None] = OrderedDict()
         """Messages that wait until it is connected."""
+        self.first = 0, 0
+        """The newest round of this node in which a message to it was begun, and that message's number."""
+        self.marks: list[tuple[int, int]] = []
+        """Cuts that it is still to be told of, each with the round before which it was made."""
         # From it.
         self.answered = 0
         """The newest of its connections to this node."""
         self.incoming: Incoming | None = None
         self.expected = 0
         """The number of the next message from it."""
+        self.arrived = 0
+        """Messages from it that are here whole."""
+        self.delivered = 0
+        """Those of them that the network has let through."""
+        self.marked: deque[tuple[int, int, int]] = deque()
+        """Its cuts, each with the number of its first message after it, and how many had arrived when it said so."""
 
     @property
     def connected(self) -> bool:
@@ -135,6 +145,7 @@ class Contact:
         self.incarnation = incarnation
         self.forget()
         self.number = self.expected = self.answered = 0
+        self.first = 0, 0
 
     def forget(self) -> None:
         """Let go of what was sent and is not acknowledged."""

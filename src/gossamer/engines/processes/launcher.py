@@ -18,6 +18,7 @@ from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, RunFailed
 from gossamer.experiment import Experiment
+from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 
 KILL_S = 10.0
@@ -64,15 +65,15 @@ class ProcessesEngine:
             raise BadInput(*answer[1])
         return answer[1], answer[2], answer[3]
 
-    def run(self, folder: RunFolder, observer: Observer) -> Outcome:
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
-        wall, time_s = stopwatch(), 0.0
+        wall, time_s = stopwatch(0.0 if cut is None else cut.wall_s), 0.0
         observer.start(self.description)
         for text in self._simplified:
             observer.say(text)
         reason, failure, private = "failed", None, None
         with ending_signals(lambda: self._channel.send("stop")):
-            self._channel.send("folder", str(folder.path))
+            self._channel.send("folder", str(folder.path), cut is not None)
             while True:
                 message = self._channel.receive()
                 if message is None:

@@ -4,17 +4,20 @@ process has to itself."""
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages import Model
+from gossamer.payload import raw
 
 SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
@@ -32,6 +35,23 @@ def shared_file() -> int:
             descriptor = os.dup(file.fileno())
     os.set_inheritable(descriptor, True)
     return descriptor
+
+
+def for_forks(tensor: Tensor) -> Tensor:
+    """A copy of a large tensor that costs a fork nothing. (A process's own memory takes a fork a five-hundredth of it for
+    page tables, and the time to write them: gigabytes, for a thousand forks.)
+
+    Who writes it does so in a copy of the page.
+    """
+    descriptor = shared_file()
+    try:
+        _transfer(os.pwrite, descriptor, tensor.contiguous(), 0)
+        pages = mmap.mmap(descriptor, tensor.nbytes, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+    # What one process alone has looked at would count as its own.
+    np.frombuffer(pages, dtype=np.uint8)[:: mmap.PAGESIZE].max()
+    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
 
 
 class SharedModels:
@@ -83,7 +103,7 @@ def _transfer(
     move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, place: int
 ) -> None:
     """Write or read a whole contiguous tensor; the system may do it in parts."""
-    left = memoryview(tensor.detach().numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    left = raw(tensor)
     while left:
         count = move(descriptor, left, place)
         if count == 0:
@@ -93,6 +113,22 @@ def _transfer(
 
 def _pread(descriptor: int, into: memoryview, place: int) -> int:
     return os.preadv(descriptor, [into], place)
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that may still be taken, on this machine and in its control group; None where the system doesn't
+    say."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
 
 
 def private_bytes(pid: int | None = None) -> int | None:

@@ -216,8 +216,16 @@ def check_certificates(rows: Iterable[Peer], source: str) -> None:
             count = context.cert_store_stats()["x509"] - before
         except ssl.SSLError:
             count = 0
-        if count != 1:
+        if count != 1 or not _is_one(row.der):
             raise BadInput(f"{source}: rank {row.rank}: certificate: accepted: one X.509 certificate (DER)")
+
+
+def _is_one(der: bytes) -> bool:
+    """Whether bytes begin with a DER sequence, and end with it."""
+    width = (
+        der[1] - 0x80 if len(der) > 1 else 0
+    )  # bytes of the length, which a certificate's is too large to do without
+    return 1 <= width <= 2 and len(der) == 2 + width + int.from_bytes(der[2 : 2 + width], "big")
 
 
 def _mismatch(row: Peer, where: str) -> list[str]:

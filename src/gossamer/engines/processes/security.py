@@ -46,7 +46,8 @@ class Security:
     def __init__(self, key: str | Path, peers: Peers, rank: int) -> None:
         if not 0 <= rank < len(peers):
             raise BadInput(f"rank: {rank}; accepted: 0 to {len(peers) - 1}, the ranks of the peers file")
-        check_private(Path(key))
+        self.key = Path(key)
+        check_private(self.key)
         own = own_certificate(key)
         row = peers.rows[rank]
         if own != row.der:

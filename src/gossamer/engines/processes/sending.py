@@ -37,6 +37,7 @@ class OwnSending(Sending):
         self.queued_at = owner._loop.time()
         self.versions = tuple(buffer._version for buffer in encoded.buffers)
         self.state = State.QUEUED
+        self.round = owner.rounds
         self._owner = owner
         self._done: asyncio.Future[None] = owner._loop.create_future()
 

@@ -25,23 +25,37 @@ from typing import Any
 import torch
 
 from gossamer.engines.outcome import describe_waits
+from gossamer.engines.processes.assembly import Assembly
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.death import describe_exit, die_with
 from gossamer.engines.processes.memory import FINAL, SharedModels
-from gossamer.engines.processes.rehearsal import Stage
+from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
-from gossamer.engines.recording import GraphLog, Moment, NetworkRows, TargetWatch, ViewLog, reporters
+from gossamer.engines.recording import (
+    GraphLog,
+    Moment,
+    NetworkRows,
+    TargetWatch,
+    ViewLog,
+    reporters,
+    resume_rows,
+)
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.workers import cores
 from gossamer.messages import Model
+from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import read_metrics
 
 END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
+SPARE_DESCRIPTORS = 64
+"""Open files that are neither channels nor connections."""
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 PROGRESS_S = 0.1
@@ -80,9 +94,12 @@ class Supervisor:
         folder: where rows are recorded.
         launcher: the channel to the launcher.
         memory: descriptor of the file that all processes share.
+        cut: the checkpoint from which it goes on; None is the start.
     """
 
-    def __init__(self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int) -> None:
+    def __init__(
+        self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int, cut: Cut | None = None
+    ) -> None:
         experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._folder, self._launcher, self._memory = setup, folder, launcher, memory
@@ -102,6 +119,8 @@ class Supervisor:
         self._ending = False
         self._heard = 0.0
         self._skips = 0
+        self._cut = cut
+        self._assembly = Assembly(setup.experiment, folder, cut, self._tell_one)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
@@ -112,6 +131,8 @@ class Supervisor:
             graphs = self._folder.segment("graphs")
             self._graphs = GraphLog(self._setup.topology, graphs)
             self._views = ViewLog(self._nodes, graphs)
+            if self._cut is not None:
+                self._resume(self._cut)
             self._selector.register(self._launcher, selectors.EVENT_READ, None)
             for message in self._launcher.pending():
                 self._hear_launcher(message)
@@ -127,31 +148,45 @@ class Supervisor:
 
     # --- starting
 
+    def _resume(self, cut: Cut) -> None:
+        self._time_s = max(cut.times_s.values())
+        self._graphs.resume(max(cut.rounds.values()))
+        for rank in set(range(self._nodes)) - cut.rounds.keys():
+            self._without(rank)
+        resume_rows(self._setup, cut, read_metrics(self._folder.path), self._rows, self._target)
+
     def _fork(self) -> None:
         self._stage.rehearse()
-        _raise_descriptor_limit()
-        listeners = [listen() for _ in range(self._nodes)]
+        try:
+            listeners = [listen() for _ in range(self._nodes)]
+        except OSError as error:
+            raise Ended("failed", message=f"no port for each of {self._nodes} nodes: {error}") from None
         addresses = [listener.getsockname()[:2] for listener in listeners]
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        at_once, token = self._options.train_at_once or cores, secrets.token_bytes(16)
+        at_once, token = self._options.train_at_once or cores(), secrets.token_bytes(16)
+        trims = self._stage.trims()
         parent = os.getpid()
         gc.collect()
         gc.freeze()  # so that the collector does not write to, and so copy, what all share
         for rank, listener in enumerate(listeners):
+            if self._cut is not None and rank not in self._cut.rounds:
+                continue  # it was lost before
             ours, theirs = socket.socketpair()
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                text = f"no process for node {rank} of {self._nodes}: {error}; see ulimit -u"
+                raise Ended("failed", message=text) from None
             if pid == 0:
                 keep = {listener.fileno(), theirs.fileno(), self._memory}
-                _forget_sockets([other for other in listeners if other is not listener])
+                _forget_sockets(listeners[rank + 1 :])
                 close_all_but(keep)
-                place = Place(listener, theirs, addresses, token, self._memory, at_once, self._nodes > cores)
+                place = Place(listener, theirs, addresses, token, self._memory, at_once, trims)
                 self._become_node(rank, parent, place)
             theirs.close()
+            listener.close()
             self._children[rank] = _Child(rank, pid, Channel(ours))
             self._alive.add(rank)
             self._selector.register(self._children[rank].channel, selectors.EVENT_READ, self._children[rank])
-        for listener in listeners:
-            listener.close()
 
     def _become_node(self, rank: int, parent: int, place: Place) -> None:
         """In the child: live as a node, and leave without the parent's clean-up."""
@@ -159,7 +194,7 @@ class Supervisor:
         assert place.channel is not None
         try:
             die_with(parent)
-            code = worker_main(rank, self._setup, place, self._stage, self._folder)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
@@ -180,6 +215,9 @@ class Supervisor:
             self._poll(0.5)
         self._start = time.monotonic()
         self._tell_all("go", self._start)
+        for rank in sorted(set(range(self._nodes)) - self._children.keys()):
+            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed")
+        self._assembly.begin(self._alive, self._start)
 
     # --- watching
 
@@ -232,6 +270,11 @@ class Supervisor:
             self._views.add(_moment(moment), child.rank, rounds, view)
         elif what == "done":
             child.done, child.round = True, rest[0]
+            self._assembly.done(child.rank)
+        elif what == "marked":
+            self._assembly.marked(child.rank, *rest)
+        elif what == "saved":
+            self._assembly.saved(child.rank, *rest)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
         elif what == "idle":
@@ -271,14 +314,19 @@ class Supervisor:
         if not self._alive:
             raise Ended("failed", message=f"every node died; the last one: {text}")
         self._tell_all("lost", child.rank, text)
-        self._target.without(child.rank)
-        self._views.without(child.rank)
+        self._assembly.lost(child.rank)
+        self._without(child.rank)
+
+    def _without(self, rank: int) -> None:
+        """A node is gone for good."""
+        self._target.without(rank)
+        self._views.without(rank)
         # What it ended with is not known; nobody shall take zeros for a model.
         lost = Model(
             *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
         )
-        self._models.write(FINAL, child.rank, lost)
-        for moment, row in self._rows.without(child.rank).items():
+        self._models.write(FINAL, rank, lost)
+        for moment, row in self._rows.without(rank).items():
             self._append(moment, row)
 
     def _look_at_suspects(self) -> None:
@@ -297,11 +345,13 @@ class Supervisor:
 
     def _look_for_deadlock(self) -> None:
         """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever."""
-        nodes = [child for _, child in sorted(self._children.items())]
         if self._setup.experiment.stop.time_s is not None or len(self._alive) < self._nodes:
             return
-        states = [child.idle for child in nodes if child.idle is not None and child.idle_reports >= 2]
-        if len(states) < len(nodes) or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+        if any(child.idle is None or child.idle_reports < 2 for child in self._children.values()):
+            return
+        nodes = [child for _, child in sorted(self._children.items())]
+        states = [child.idle for child in nodes if child.idle is not None]
+        if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
             return
         waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
         raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
@@ -340,6 +390,7 @@ class Supervisor:
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         wall_s = 0.0 if self._start is None else time.monotonic() - self._start
+        wall_s += 0.0 if self._cut is None else self._cut.wall_s
         self._events.append(
             {"time_s": self._time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
         )
@@ -349,7 +400,7 @@ class Supervisor:
     def _finish(self, end: Ended) -> Ended:
         """Have every node write its last row and its model; gives how it went."""
         self._ending = True
-        self._tell_all("finish", end.reason)
+        self._tell_all("finish", end.reason, self._assembly.last())
         self._heard = time.monotonic()
         try:
             while any(not self._children[rank].final for rank in self._alive):
@@ -370,6 +421,9 @@ class Supervisor:
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self._alive):
             self._send_to(self._children[rank], *message)
+
+    def _tell_one(self, rank: int, *message: Any) -> None:
+        self._send_to(self._children[rank], *message)
 
     def _send_to(self, child: _Child, *message: Any) -> None:
         child.channel.send(*message)  # a child that is gone is noticed by its closed channel
@@ -394,9 +448,22 @@ def _forget_sockets(others: list[socket.socket]) -> None:
         other.detach()
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit(setup: Setup) -> None:
+    """Let this process and its nodes open as many files as the system allows.
+
+    Raises:
+        BadInput: if that is fewer than a channel to each node, or than two connections of a node to each neighbour.
+    """
+    nodes, graph = setup.experiment.nodes, setup.topology.graph(0)
+    links = max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
+    needed = max(nodes, links) + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise BadInput(
+            f"nodes: {nodes} processes with up to {links} connections each need {needed} open files in one process;"
+            f" accepted: what fits into the hard limit, {hard} (ulimit -Hn), or a higher limit"
+        )
+    if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -412,7 +479,8 @@ def main() -> None:
     if hello is None:
         return
     try:
-        setup = prepare(Experiment.parse(hello[1]))
+        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
+        raise_descriptor_limit(setup)
     except BadInput as error:
         launcher.send("bad-input", list(error.problems))
         return
@@ -420,7 +488,9 @@ def main() -> None:
     answer = launcher.receive()
     if answer is None:
         return
-    supervisor = Supervisor(setup, RunFolder.open(answer[1]), launcher, memory)
+    folder = RunFolder.open(answer[1])
+    cut = newest(folder.checkpoints) if answer[2] else None
+    supervisor = Supervisor(setup, folder, launcher, memory, cut)
     end = supervisor.run()
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)

@@ -30,6 +30,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from gossamer.engines.processes.connection import Connection, Incoming, Outgoing
@@ -38,10 +39,10 @@ from gossamer.engines.processes.guard import Guard
 from gossamer.engines.processes.security import Security
 from gossamer.engines.processes.sending import OwnSending, State
 from gossamer.engines.processes.shaping import CATCH_UP_S, LATE_S, Departure, Shaper
-from gossamer.engines.processes.wire import NUMBERS, TOKEN_BYTES, abort, chunks
+from gossamer.engines.processes.wire import NUMBERS, TOKEN_BYTES, abort, chunks, mark
 from gossamer.errors import BadInput, GossamerError
 from gossamer.messages import WINDOW, Message, Payload, Sending, Tag, Traffic
-from gossamer.payload import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze, pack_head
+from gossamer.payload import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, framed_bytes, freeze, pack_head
 
 DIAL_TIMEOUT_S = 10.0
 """Seconds that a peer has to answer a dial, before it is dialled again."""
@@ -100,6 +101,10 @@ class Transport:
         found: called with a rank when a lost peer is there again, or one was started anew.
         status: what heartbeats say, at most 4 KiB. A new status is said within half of ``heartbeat_s``.
         heard: called with a rank and its status when a heartbeat comes in.
+        marked: called with a rank, the number of a cut and that of a message when all messages before that one, which the
+            peer had sent before the cut, are delivered.
+        told: called with the number of a cut and some ranks when all that was sent before it has left, and these peers,
+            to whom anything was sent, were told of it.
 
     Raises:
         ValueError: for a token of another length, or a rank without address.
@@ -129,6 +134,8 @@ class Transport:
         found: Callable[[int], None] | None = None,
         status: Callable[[], bytes] | None = None,
         heard: Callable[[int, bytes], None] | None = None,
+        marked: Callable[[int, int, int], None] | None = None,
+        told: Callable[[int, list[int]], None] | None = None,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
@@ -143,6 +150,8 @@ class Transport:
         self.traffic = Traffic()
         self.lost_on_the_way = 0
         """Messages that were sent, and that the network lost."""
+        self.rounds = 0
+        """Rounds that this node has ended: what is sent belongs to the one that is on."""
         self._listener = listener
         self._addresses = addresses
         self._token = token
@@ -151,12 +160,17 @@ class Transport:
         self._shaper, self._security = shaper, security
         self._heartbeat_s, self._detection_s = heartbeat_s, detection_s
         self._found, self._status, self._heard = found, status, heard
+        self._marked, self._told = marked, told
+        self._telling: dict[
+            int, list[int]
+        ] = {}  # cuts of which some peer isn't told yet, with all whom they concern
         self._loop = asyncio.get_running_loop()
         hosts = [host for host, *_ in addresses]
         self._guard = Guard(hosts, lambda line: event("refused", line), self._loop.time)
         self._server: asyncio.Server | None = None
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
+        self._sent_before = 0  # bytes, when it began to leave
         self._connections: set[Connection] = set()
         self._contacts: dict[int, Contact] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -241,6 +255,27 @@ class Transport:
             self._want(contact)
             self._wake.set()
         return sending
+
+    def cut(self, number: int) -> None:
+        """Tell every peer to whom anything was sent which messages were sent before the end of the last round, as soon as
+        these have left; see ``told``."""
+        concerned = [contact for contact in self._contacts.values() if contact.used and contact.lost is None]
+        for contact in concerned:
+            contact.marks.append((number, self.rounds))
+        self._telling[number] = [contact.rank for contact in concerned]
+        self._tell_marks()
+
+    def saved_traffic(self) -> Traffic:
+        """The counters, as if all that was sent had left."""
+        waiting = [sending for contact in self._contacts.values() for sending in contact.waiting]
+        current = [] if self._current is None or self._current.over else [self._current]
+        new = [each for each in (*self._queue, *waiting, *current) if each.state is not State.AGAIN]
+        gone = self.traffic.bytes_sent - self._sent_before if current else 0
+        return replace(
+            self.traffic,
+            messages_sent=self.traffic.messages_sent + len(new),
+            bytes_sent=self.traffic.bytes_sent + sum(framed_bytes(each.nbytes) for each in new) - gone,
+        )
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Take a peer for dead: what is queued for it and sent to it later counts as lost and does not wait.
@@ -336,8 +371,10 @@ class Transport:
 
     async def _send_all(self) -> None:
         while True:
+            self._tell_marks()
             while not self._queue:
                 await self._changed()
+                self._tell_marks()
             sending, _ = self._queue.popitem(last=False)
             contact = self._contact(sending.to)
             if contact.down:
@@ -371,6 +408,7 @@ class Transport:
         number, begun = contact.number, False
         free_at = max(sending.queued_at, self._loop.time() - LATE_S)
         start_s, sent_before = self._now(), self.traffic.bytes_sent
+        self._sent_before = sent_before
         for chunk in chunks(number, sending.head, sending.buffers):
             while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
                 await self._changed()
@@ -451,6 +489,8 @@ class Transport:
             self._use_number(link, contact, None)
 
     def _use_number(self, link: Outgoing, contact: Contact, sending: OwnSending | None) -> None:
+        if sending is not None and sending.round > contact.first[0]:
+            contact.first = sending.round, contact.number
         contact.number = (contact.number + 1) % NUMBERS
         contact.unacknowledged.append(Unacknowledged(link.written, sending))
 
@@ -470,9 +510,43 @@ class Transport:
         self._wake.set()
         return True
 
-    def _arrived(self, message: Message) -> None:
+    def _arrived(self, contact: Contact, message: Message) -> None:
         self.traffic.messages_received += 1
         self._deliver(message)
+        contact.delivered += 1
+        self._pass_marks(contact)
+
+    # --- cuts
+
+    def _tell_marks(self) -> None:
+        """Tell peers of cuts before which nothing is left to send."""
+        if not self._telling:
+            return
+        first = self._current or next(iter(self._queue), None)
+        for contact in self._contacts.values():
+            while contact.marks and contact.lost is None:
+                number, rounds = contact.marks[0]
+                link = contact.outgoing
+                if link is None or (first is not None and first.round < rounds):
+                    break
+                if any(sending.round < rounds for sending in contact.waiting):
+                    break
+                since, message = contact.first
+                link.write(mark(number, message if since >= rounds else contact.number))
+                contact.marks.pop(0)
+        for number, ranks in list(self._telling.items()):
+            left = {rank for rank in ranks if self._contacts[rank].lost is None}
+            if not any(number == owed for rank in left for owed, _ in self._contacts[rank].marks):
+                del self._telling[number]
+                if self._told is not None:
+                    self._told(number, sorted(left))
+
+    def _pass_marks(self, contact: Contact) -> None:
+        """A peer's cuts before which all that it sent is delivered."""
+        while contact.marked and contact.marked[0][2] <= contact.delivered:
+            number, message, _ = contact.marked.popleft()
+            if self._marked is not None:
+                self._marked(contact.rank, number, message)
 
     def _give_up(self, sending: OwnSending) -> None:
         if sending.state is State.AGAIN:

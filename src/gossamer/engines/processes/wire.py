@@ -10,6 +10,7 @@
     CREDIT  4, bytes u32                                                    so much more may be sent
     BEAT    5, length u16, length bytes (a status)                          still alive
     LEAVE   6                                                               won't come back in this life
+    MARK    7, cut u32, message u32                                         sent before a checkpoint: what is before that
 
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.payload`), one after the
 other, cut every :data:`~gossamer.payload.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
@@ -57,8 +58,17 @@ ABORT = struct.Struct("<BI")
 CREDIT = struct.Struct("<BI")
 BEAT = struct.Struct("<BH")
 LEAVE = struct.Struct("<B")
-_BEGIN, _DATA, _ABORT, _CREDIT, _BEAT, _LEAVE = 1, 2, 3, 4, 5, 6
-_HEADERS = {_BEGIN: BEGIN, _DATA: DATA, _ABORT: ABORT, _CREDIT: CREDIT, _BEAT: BEAT, _LEAVE: LEAVE}
+MARK = struct.Struct("<BII")
+_BEGIN, _DATA, _ABORT, _CREDIT, _BEAT, _LEAVE, _MARK = 1, 2, 3, 4, 5, 6, 7
+_HEADERS = {
+    _BEGIN: BEGIN,
+    _DATA: DATA,
+    _ABORT: ABORT,
+    _CREDIT: CREDIT,
+    _BEAT: BEAT,
+    _LEAVE: LEAVE,
+    _MARK: MARK,
+}
 NUMBERS = 2**32
 """Message numbers go up to here, and then begin again."""
 STATUS_BYTES = 4096
@@ -108,7 +118,14 @@ class Left(NamedTuple):
     """The peer won't come back in this life."""
 
 
-Event = Hello | Arrived | Aborted | Credited | Beat | Left
+class Marked(NamedTuple):
+    """The peer has made a cut for a checkpoint: it had sent the messages before this number until then."""
+
+    cut: int
+    message: int
+
+
+Event = Hello | Arrived | Aborted | Credited | Beat | Left | Marked
 
 
 def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
@@ -148,6 +165,11 @@ def beat(status: bytes = b"") -> bytes:
 def leave() -> bytes:
     """The frame that says that a node closes its connections for good."""
     return LEAVE.pack(_LEAVE)
+
+
+def mark(cut: int, message: int) -> bytes:
+    """The frame that says which messages were sent before a cut: those before this one."""
+    return MARK.pack(_MARK, cut % NUMBERS, message % NUMBERS)
 
 
 class Chunk(NamedTuple):
@@ -246,7 +268,7 @@ class Decoder:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._accepted = (_BEAT, _LEAVE, *((_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT)))
+        self._accepted = (_BEAT, _LEAVE, *((_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT, _MARK)))
         self._header = bytearray()
         self._greeted = False
         self._number = -1
@@ -348,6 +370,8 @@ class Decoder:
             return Credited(values[0])
         if kind == _LEAVE:
             return Left()
+        if kind == _MARK:
+            return Marked(*values)
         if kind == _BEAT:
             return self._begin_status(values[0])
         self.frame_bytes += _HEADERS[kind].size

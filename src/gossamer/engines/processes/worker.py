@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -11,14 +12,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from gossamer.engines.cuts import NodeCuts, made, sent_here
 from gossamer.engines.processes.channel import AsyncChannel
+from gossamer.engines.processes.cutting import Cutting
 from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of, private_bytes
 from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.shaping import Shaper
@@ -31,17 +35,22 @@ from gossamer.experiment import Processes
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.memory import trim
 from gossamer.learning.mixing import Mix
-from gossamer.messages import Payload, Sending, Traffic
+from gossamer.messages import Message, Payload, Sending, Traffic
 from gossamer.node import Node
-from gossamer.payload import encode
+from gossamer.payload import encode, wire_bytes
+from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
 ALIVE_S = 1.0
 """Seconds between two signs of life of a node that waits, or judges its last model."""
+NODES_HEARD_A_SECOND = 256
+"""How many waiting nodes may say so in a second."""
 SHORTEST_S = 0.001
 """Seconds that a node sleeps at least: its clock may stand still meanwhile."""
+LAST_CUT_S = 20.0
+"""Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
 FLUSH_S = 5.0
 """Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
 
@@ -65,7 +74,7 @@ class Place:
         token: what the nodes of this run know each other by.
         memory: descriptor of the shared file: models, and the places to compute in.
         at_once: how many nodes may compute at the same time.
-        trims: hand memory back after computing (nodes outnumber cores).
+        trims: hand memory back after computing.
         oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
         connect: makes the node's transport.
     """
@@ -81,16 +90,21 @@ class Place:
     connect: Callable[..., Transport] = Transport
 
 
-def main(rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> int:
-    """A node's whole life, in a process that was just forked; gives its exit code."""
+def main(
+    rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
+) -> int:
+    """A node's whole life (or, from a checkpoint on, the rest of it), in a process that was just forked; gives its exit
+    code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(live(rank, setup, place, stage, folder))
+    return asyncio.run(live(rank, setup, place, stage, folder, cut))
 
 
-async def live(rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> int:
+async def live(
+    rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
+) -> int:
     """A node's whole life; gives the exit code of its process."""
-    return await _Worker(rank, setup, place, stage, folder).live()
+    return await _Worker(rank, setup, place, stage, folder, cut).live()
 
 
 class _Timer:
@@ -128,6 +142,10 @@ class _Busy:
     def __exit__(self, *_: object) -> None:
         self._state = self.seconds(), None
 
+    def restore(self, seconds: float) -> None:
+        """It was so long under way already."""
+        self._state = seconds, None
+
     def seconds(self) -> float:
         """So far."""
         total, since = self._state
@@ -137,7 +155,9 @@ class _Busy:
 class _Worker:
     """The node's :class:`~gossamer.host.Host`, and its conversation with the supervisor."""
 
-    def __init__(self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder) -> None:
+    def __init__(
+        self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
+    ) -> None:
         self._rank, self._setup, self._place = rank, setup, place
         self.lost: set[int] = set()
         self._rows, self._trainer, self._evaluator = stage.rows, stage.trainer, stage.evaluator
@@ -152,7 +172,7 @@ class _Worker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # computations of this node, first come first served
         self._node = Node(setup.node(rank, stage.initial(rank)), self)
-        self._start = time.monotonic()
+        self._start = self._wall_start = time.monotonic()
         self._paused_s = 0.0
         self._pauses: list[float] = []  # since when evaluations go on
         self._said = 0.0
@@ -167,6 +187,15 @@ class _Worker:
         self._busy = _Busy(time.monotonic)  # the node's thread
         self._paced = _Busy(self.now)  # computations that take the compute profile's time
         self._usage = Usage()
+        self._saved = None if cut is None else cut.read(rank, self._keep)
+        self._wall_before_s = 0.0 if cut is None else cut.wall_s
+        self._deliver = self._node.deliver
+        self._cuts: NodeCuts | None = None
+        self._cutting: Cutting | None = None
+        self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
+        self._last_cut: int | None = None
+        if experiment.checkpoint.on or cut is not None:
+            self._make_cuts(folder, cut)
         self._transport: Transport
         self._channel: Overseer
         self._go: asyncio.Future[None]
@@ -190,7 +219,7 @@ class _Worker:
             self._place.addresses,
             self._place.token,
             limit=self._setup.message_limit,
-            deliver=self._node.deliver,
+            deliver=self._deliver,
             lost=lambda rank, why: self._channel.send("unreachable", rank, why),
             event=lambda kind, text: self._channel.send("event", kind, text),
             now=self.now,
@@ -200,7 +229,11 @@ class _Worker:
             heartbeat_s=experiment.failures.heartbeat_s,
             detection_s=experiment.failures.detection_s,
             found=lambda rank: self._channel.send("reachable", rank),
+            marked=None if self._cutting is None else self._cutting.marked,
+            told=None if self._cutting is None else self._cutting.told,
         )
+        if self._cutting is not None:
+            self._begin_cuts(self._cutting)
         try:
             await self._transport.start()
             self._channel.send("ready")
@@ -222,7 +255,7 @@ class _Worker:
 
     async def _protocol(self) -> None:
         evaluation = self._setup.experiment.evaluation
-        if evaluation.every_rounds is not None:
+        if evaluation.every_rounds is not None and self._saved is None:
             await self._record(0)
         beside = [asyncio.ensure_future(self._watch())]
         if evaluation.every_s:
@@ -243,6 +276,71 @@ class _Worker:
             alive = asyncio.ensure_future(self._say_alive())
             await self._record("end")
             alive.cancel()
+        if self._cutting is not None and self._last_cut is not None:
+            await self._cutting.last(self._last_cut, LAST_CUT_S)
+
+    # --- checkpoints
+
+    def _make_cuts(self, folder: RunFolder, cut: Cut | None) -> None:
+        experiment = self._setup.experiment
+        self._cuts = NodeCuts(self._node.deliver, self.now, experiment.algorithm.gathers, self._ignore)
+        self._cutting = Cutting(
+            experiment.checkpoint,
+            self._cuts,
+            CheckpointFolder(folder.checkpoints, experiment),
+            lambda *message: self._channel.send(*message),
+            0 if cut is None else made(experiment.checkpoint, cut),
+            highest(folder.checkpoints) + 1,
+        )
+        if self._saved is not None:
+            self._node.restore(self._saved)
+            self._cuts.restore(self._saved)
+            self._sent_before = sent_here(self._saved)
+            self._usage.restore(self._saved.engine["usage"])
+            self._busy.restore(self._saved.engine["computing_s"])
+            self._paced.restore(self._saved.engine["computing_s"])
+            self._start -= self._saved.time_s
+        self._deliver = self._number
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Where a node keeps what was read from a file."""
+        row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
+        return self._rows.store(tensor) if row else tensor
+
+    def _number(self, message: Message) -> None:
+        """A message has come in: its number goes on where those of its sender were when the run was resumed."""
+        assert self._cuts is not None
+        before = self._sent_before.get(message.source, 0)
+        self._cuts.deliver(replace(message, number=message.number + before) if before else message)
+
+    def _ignore(self, message: Message) -> None:
+        """A message is one that the node had before the run was resumed: it does not count again."""
+        self.counters.messages_received -= 1
+        self.counters.bytes_received -= wire_bytes(message.tag, message.payload)
+
+    def _begin_cuts(self, cutting: Cutting) -> None:
+        cutting.use(self._transport, self._sent_before)
+        if self._saved is None:
+            self._checkpoint(cutting)
+            return
+        self._transport.traffic = Traffic(**self._saved.engine["traffic"])
+        cutting.round_ended(self._saved)
+        for arrival in self._saved.arriving:  # whatever was on its way has had the time since
+            self.counters.messages_received += 1
+            self.counters.bytes_received += wire_bytes(arrival.message.tag, arrival.message.payload)
+            assert self._cuts is not None
+            self._cuts.deliver(arrival.message)
+
+    def _checkpoint(self, cutting: Cutting) -> None:
+        engine = {
+            "traffic": asdict(self._transport.saved_traffic()),
+            "computing_s": (self._paced if self._pace else self._busy).seconds(),
+            "sending_s": 0.0 if self._shaper is None else self._shaper.sending_seconds(),
+            "usage": self._usage.saved(),
+            "drawn": {},
+            "secrets": 0,
+        }
+        cutting.round_ended(self._node.checkpoint(**engine))
 
     def _leave(self) -> None:
         if self._slow:
@@ -262,8 +360,10 @@ class _Worker:
     async def _watch(self) -> None:
         """Tell the supervisor when nothing but a message could wake this node, and what it waits for."""
         before = None
+        # A thousand nodes that say every second that they wait would keep a core busy.
+        every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
         while True:
-            await asyncio.sleep(ALIVE_S)
+            await asyncio.sleep(every_s)
             traffic = self._transport.traffic
             counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
             idle = not (self._computing or self._timers or self._pauses or self._transport.busy)
@@ -284,7 +384,7 @@ class _Worker:
             self._node.fail(error)
 
     async def _ticks(self, every_s: float) -> None:
-        for number in count():
+        for number in count(math.ceil(self.now() / every_s) if self._saved is not None else 0):
             await self._until(number * every_s)
             await self._record(("tick", number))
 
@@ -301,11 +401,13 @@ class _Worker:
     def _hear(self, message: list[Any]) -> None:
         what, *rest = message
         if what == "go":
-            self._start = rest[0]
+            self._start = rest[0] - (0.0 if self._saved is None else self._saved.time_s)
+            self._wall_start = rest[0] - self._wall_before_s
             if self._shaper is not None:
                 self._shaper.start(self._start)
             self._go.set_result(None)
         elif what == "finish" and not self._finish.done():
+            self._last_cut = rest[1]
             self._finish.set_result(rest[0])
             self._freed.set()
         elif what == "lost":
@@ -313,6 +415,14 @@ class _Worker:
             if rest[1] is not None:  # else the transport knows, and looks for it
                 self._transport.mark_lost(rest[0], rest[1])
             self._node.peer_lost()
+            if self._cutting is not None:
+                self._cutting.lost(rest[0])
+        elif what == "cut" and self._cutting is not None:
+            self._cutting.cut(rest[0])
+        elif what == "expect" and self._cutting is not None:
+            self._cutting.expect(rest[0], rest[1])
+        elif what == "kept" and self._cutting is not None:
+            self._cutting.kept(rest[0])
         elif what == "found":
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
@@ -407,7 +517,7 @@ class _Worker:
         before_s = self._busy.seconds()
         with one_of(self._place.memory, self._place.at_once, self._rank), self._busy:
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
-        if self._place.trims and os.environ.get("TRIM","1")=="1":
+        if self._place.trims:
             trim()
         return result, self._busy.seconds() - before_s
 
@@ -430,6 +540,8 @@ class _Worker:
             await self._record(self._node.round)
         else:
             await asyncio.sleep(0)  # a round that waits for nothing still lets the others speak
+        if self._cutting is not None:
+            self._checkpoint(self._cutting)
 
     def secret(self, n: int) -> bytes:
         return os.urandom(n)
@@ -455,7 +567,7 @@ class _Worker:
             computing_s = (self._paced if self._pace else self._busy).seconds()
             sending_s = None if self._shaper is None else self._shaper.sending_seconds()
             shares = self._usage.shares(time_s, computing_s, sending_s)
-            row = node_row(node, moment, self.traffic, time_s, time.monotonic() - self._start, shares)
+            row = node_row(node, moment, self.traffic, time_s, time.monotonic() - self._wall_start, shares)
             if self._rank in setup.evaluated:
                 judged = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
                 row |= {f"test_{name}": value for name, value in (await judged).items()}

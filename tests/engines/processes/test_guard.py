@@ -1,0 +1,112 @@
+"""What strangers may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from transport_scene import dial, network, on_loop
+
+from gossamer.engines.processes import guard
+from gossamer.engines.processes.guard import Guard, place_of
+from gossamer.engines.processes.wire import hello
+
+
+class Scene:
+    def __init__(self, *hosts: str) -> None:
+        self.time, self.lines = 0.0, list[str]()
+        self.guard = Guard(hosts, self.lines.append, lambda: self.time)
+
+
+def test_connections_that_have_not_said_who_they_are_are_bounded_by_address() -> None:
+    scene = Scene("10.0.0.1", "10.0.0.1", "10.0.0.2")
+    for host, nodes in (("10.0.0.1", 2), ("10.0.0.9", 0)):
+        for _ in range(guard.STRANGERS_EACH + nodes):
+            assert scene.guard.enter(host) is None
+        assert "too many" in str(scene.guard.enter(host))
+    scene.guard.leave("10.0.0.9")
+    assert scene.guard.enter("10.0.0.9") is None
+
+
+def test_and_altogether() -> None:
+    scene = Scene("10.0.0.1")
+    allowed = sum(scene.guard.enter(f"10.0.1.{n}") is None for n in range(250))
+    assert allowed == guard.STRANGERS + 1
+    for n in range(allowed):
+        scene.guard.leave(f"10.0.1.{n}")
+    assert scene.guard.enter("10.0.2.1") is None
+    assert scene.guard._here == {"10.0.2.1": 1}
+
+
+def test_lines_about_one_address_are_bounded_and_counted() -> None:
+    scene = Scene()
+    for n in range(100):
+        scene.guard.tell("10.0.0.1", f"line {n}")
+    assert scene.lines == [f"line {n}" for n in range(guard.LINES)]
+    scene.guard.tell("10.0.0.2", "another")
+    assert scene.lines[-1] == f"another (and {100 - guard.LINES} refusals that are not shown)"
+    scene.time = 61
+    scene.guard.tell("10.0.0.1", "a minute later")
+    assert scene.lines[-1] == "a minute later"
+
+
+def test_lines_about_many_addresses_are_bounded_too() -> None:
+    scene = Scene()
+    for n in range(20_000):
+        scene.guard.tell(f"10.{n // 65536}.{n // 256 % 256}.{n % 256}", "line")
+    assert len(scene.lines) == guard.ALL_LINES
+    assert len(scene.guard._lines) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        ("127.0.0.1", "loopback"),
+        ("::1", "loopback"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("a.example", "a.example"),
+    ],
+)
+def test_what_counts_as_one_address(host: str, place: str) -> None:
+    assert place_of(host) == place
+
+
+@pytest.mark.usefixtures("wire")
+@on_loop
+async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> None:
+    async with network(2) as ((a, b), _):
+        ends: list[socket.socket] = []
+        for _ in range(300):
+            end = socket.socket()
+            end.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(end, a.address)
+            ends.append(end)
+        most = guard.STRANGERS_EACH + 2  # both nodes are at that address
+        await a.until(lambda: len(a.events) == guard.LINES)
+        assert "is one of too many that did not say who they are" in a.events[0][1]
+        assert len(a.transport._connections) <= most
+        for end in ends:
+            end.close()
+        while a.transport._guard._here:
+            await asyncio.sleep(0)
+        b.send(0, "honest", "t")
+        await a.receive(1)
+        assert len(a.transport._contacts) == 1
+        assert len(a.events) == guard.LINES
+
+
+@on_loop
+async def test_a_flood_of_greetings_holds_nothing() -> None:
+    async with network(2) as ((a, b), _):
+        for n in range(200):
+            async with await dial(a, hello(n % 2, b"not the token...")) as end:
+                await end.until_closed()
+        b.send(0, "honest", "t")
+        await a.receive(1)
+        assert len(a.events) == guard.LINES
+        assert a.transport._guard._here == {}
+        assert len(a.transport._connections) == 1
