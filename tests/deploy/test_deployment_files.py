@@ -98,7 +98,7 @@ def test_networks_that_kollaps_can_not_be_told_are_refused(tmp_path: Path) -> No
         kollaps_xml(experiment(shared))
     varying = {
         "name": "varying",
-        "base": "uniform",
+        "base": UNIFORM,
         "rate_changes": [{"at_s": 1.0, "factor": 0.5}],
     }
     with pytest.raises(BadInput, match="network: varying changes with time"):
