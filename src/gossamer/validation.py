@@ -87,7 +87,7 @@ def _fields_at(model: type[BaseModel], location: list[int | str]) -> list[str]:
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if get_origin(annotation) in (Union, types.UnionType):
+    if get_origin(annotation) in (Union, types.UnionType, list, tuple):
         for argument in get_args(annotation):
             if (found := _model_in(argument)) is not None:
                 return found

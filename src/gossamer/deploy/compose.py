@@ -40,7 +40,8 @@ set -eu
 rank=$1
 here=${EXPERIMENT_FOLDER:-/experiment}
 if [ -f "$here/links/node-$rank.tc" ]; then
-    tc -batch "$here/links/node-$rank.tc" || echo "the link is not shaped: tc may not (cap_add: NET_ADMIN)" >&2
+    tc -force -batch "$here/links/node-$rank.tc" ||
+        echo "the link is not shaped, or not in all: tc may not (cap_add: NET_ADMIN), or the kernel can't" >&2
 fi
 # A key must be its user's alone, whoever owns the file outside.
 umask 077

@@ -73,7 +73,7 @@ class Hosts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ssh: str = "ssh -o BatchMode=yes"
-    hosts: tuple[Host, ...] = Field(min_length=1)
+    hosts: tuple[Host, ...]
 
     @field_validator("ssh")
     @classmethod
@@ -93,6 +93,8 @@ class Hosts(BaseModel):
             found = cls.model_validate(read_mapping(path, "a YAML hosts file"))
         except ValidationError as error:
             raise bad_input(error, cls, str(path)) from None
+        if not found.hosts:
+            raise BadInput(f"{path}: hosts: none; accepted: at least one")
         twice = [name for name, count in Counter(host.name for host in found.hosts).items() if count > 1]
         if twice:
             raise BadInput(f"{path}: hosts: {twice[0]} stands there twice; accepted: once, with more slots")

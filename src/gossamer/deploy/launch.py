@@ -27,6 +27,7 @@ from gossamer.engines.processes.keys import make_keys
 from gossamer.engines.processes.peers import Peer, Peers
 from gossamer.engines.processes.security import check_private, key_file, own_certificate
 from gossamer.engines.recording import Observer
+from gossamer.errors import RunFailed
 from gossamer.experiment import Experiment
 
 END_S = 60.0
@@ -82,6 +83,7 @@ def launch(
     Raises:
         BadInput: if something can't be used.
         RemoteError: if a host can't be reached.
+        RunFailed: if a node can't start.
     """
     experiment = as_deployed(experiment, shape=shape)
     places = hosts.place(experiment.nodes)
@@ -124,6 +126,7 @@ class _Launcher:
         self._unfetched: set[str] = set()
         self._ending = False
         self._killing: asyncio.Task[None] | None = None
+        self._failure: RunFailed | None = None
 
     async def run(self, bundle: Bundle, out: Path, records: Path) -> Collected:
         """From copying to tidying up."""
@@ -135,6 +138,9 @@ class _Launcher:
             await self._copy(bundle)
             started = True
             await self._live()
+            if self._failure is not None:  # nothing was learned
+                started = False
+                raise self._failure
             await self._fetch(records)
             collected = collect([records], out / self._experiment.name / self._id)
             started = False
@@ -190,7 +196,7 @@ class _Launcher:
     async def _fetch(self, records: Path) -> None:
         self._observer.say(f"collecting from {', '.join(host.name for host, _ in self._hosts)}")
         jobs = [
-            remote.do(f"cd {self._folder(host)} && tar -c -f - runs", timeout_s=FETCH_S)
+            remote.do(f"cd {self._folder(host)} && mkdir -p runs && tar -c -f - runs", timeout_s=FETCH_S)
             for host, remote in self._hosts
         ]
         for (host, _), packed in zip(
@@ -252,9 +258,10 @@ class _Launcher:
                 said = {"said": line.decode(errors="replace").rstrip()}
             self._hear(node, said)
         code, error = await process.wait(), await errors
-        if code and not self._ending:
-            self._observer.say(f"{node.name} ended with exit code {code}{': ' if error else ''}{error}")
-        if not node.began:
+        if code and node.began and not self._ending:
+            self._observer.say(f"{node.name} ended ({_how(code)}){': ' if error else ''}{error}")
+        if not node.began and not self._ending:
+            self._failure = RunFailed(f"{node.name} did not start: {error or _how(code)}")
             self._end()  # the others would wait for it
 
     def _hear(self, node: _Node, said: dict[str, Any]) -> None:
@@ -274,6 +281,10 @@ class _Launcher:
                 self._observer.say(f"{node.name} is {status}")
             case _:
                 self._observer.say(f"{node.name}: {said}")
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"its connection was killed by signal {-code}"
 
 
 async def _last_line(stream: asyncio.StreamReader) -> str:

@@ -30,7 +30,7 @@ def tc_commands(experiment: Experiment, rank: int, hosts: Sequence[str], device:
     uplink = float(conditions.rates[rank])
     lines = [
         f"qdisc add dev {device} root handle 1: htb default 1",
-        f"class add dev {device} parent 1: classid 1:1 htb {_rate(uplink)}",
+        f"class add dev {device} parent 1: classid 1:1 htb {_rate(uplink)} quantum 60000",
     ]
     for to in range(nodes):
         if to == rank:

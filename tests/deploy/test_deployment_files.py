@@ -1,0 +1,246 @@
+"""Files for Slurm, Docker Compose and Kollaps: what they say, and that it works as far as it can be tried here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from fleet import SETTINGS, free_addresses
+
+from gossamer import Experiment
+from gossamer.deploy.compose import write_compose
+from gossamer.deploy.kollaps import kollaps_xml
+from gossamer.deploy.shaping import tc_commands
+from gossamer.deploy.slurm import slurm_script
+from gossamer.engines.processes.peers import Peers
+from gossamer.engines.processes.security import Security, key_file
+from gossamer.errors import BadInput
+from gossamer.network.kollaps.network import Kollaps
+from gossamer.results.run import load_run
+from network.kernel import lab, missing
+
+UNIFORM = {
+    "name": "uniform",
+    "latency_s": 0.02,
+    "jitter_s": 0.001,
+    "loss": 0.01,
+    "uplink_mbps": 20,
+    "downlink_mbps": 35.5,
+}
+STAR = {
+    "name": "star",
+    "uplink_mbps": [10, 20, 30, 40],
+    "downlink_mbps": 50,
+    "latency_s": [0.001, 0.002, 0.003, 0.0041],
+    "loss": [0.0, 0.1, 0.0, 0.2],
+}
+STRAGGLERS = {"name": "stragglers", "bandwidth_mbps": 60, "latency_s": 0.002, "count": 2, "factor": 5}
+
+
+def experiment(network: Any, **changes: Any) -> Experiment:
+    return Experiment.of({**SETTINGS, "network": network, "gather": {"timeout_s": 1.0}, **changes})
+
+
+def matrix(folder: Path) -> dict[str, Any]:
+    (folder / "latency.csv").write_text("0,10,20,30\n11,0,21,31\n12,13,0,32\n14,15,16,0\n")
+    (folder / "mbps.csv").write_text("0,1,2,3\n4,0,5,6\n7,8,0,9\n10,11,12,0\n")
+    return {
+        "name": "matrix",
+        "latency_ms": str(folder / "latency.csv"),
+        "bandwidth_mbps": str(folder / "mbps.csv"),
+        "uplink_mbps": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    "network", [UNIFORM, STAR, STRAGGLERS, "matrix"], ids=["uniform", "star", "stragglers", "matrix"]
+)
+def test_a_network_written_for_kollaps_is_the_same_when_it_is_read(network: Any, tmp_path: Path) -> None:
+    made = experiment(matrix(tmp_path) if network == "matrix" else network)
+    file = tmp_path / "topology.xml"
+    file.write_text(kollaps_xml(made))
+    before = made.network.conditions(4, made.seed)
+    after = Kollaps(path=file).conditions(4, made.seed)
+    limit = np.where(np.isinf(before.rates[:8]), 1e12 / 8, before.rates[:8])
+    assert np.allclose(after.rates[:8], limit)
+    for source in range(4):
+        for to in range(4):
+            if source == to:
+                continue
+            one, other = before.path(source, to), after.path(source, to)
+            assert one is not None
+            assert other is not None
+            assert (other.links[0], other.links[-1]) == (source, 4 + to)
+            assert other.latency_s == pytest.approx(one.latency_s)
+            assert other.jitter_s == pytest.approx(one.jitter_s)
+            assert other.loss == pytest.approx(one.loss, abs=1e-12)
+            inner = min([1e12 / 8, *(float(after.rates[link]) for link in other.links[1:-1])])
+            assert inner == pytest.approx(min(one.rate, 1e12 / 8))
+
+
+def test_a_kollaps_file_stays_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own.xml").write_text(kollaps_xml(experiment(UNIFORM)).replace("switch", "centre"))
+    own = experiment({"name": "kollaps", "path": str(tmp_path / "own.xml")})
+    assert kollaps_xml(own) == (tmp_path / "own.xml").read_text()
+
+
+def test_networks_that_kollaps_can_not_be_told_are_refused(tmp_path: Path) -> None:
+    shared = {**matrix(tmp_path), "shared": True, "placement": "blocks"}
+    with pytest.raises(BadInput, match="network: nodes 0 and 2 share a link with nodes 0 and 3"):
+        (tmp_path / "latency.csv").write_text("0,10\n11,0\n")
+        (tmp_path / "mbps.csv").write_text("0,1\n2,0\n")
+        kollaps_xml(experiment(shared))
+    varying = {
+        "name": "varying",
+        "base": UNIFORM,
+        "rate_changes": [{"at_s": 1.0, "factor": 0.5}],
+    }
+    with pytest.raises(BadInput, match="network: varying changes with time"):
+        kollaps_xml(experiment(varying))
+
+
+def test_a_compose_folder_has_a_service_and_a_key_for_each_node(tmp_path: Path) -> None:
+    written = write_compose(experiment(UNIFORM), tmp_path / "deployment", subnet="10.9.0.0/24")
+    assert all(path.exists() for path in written)
+    said = yaml.safe_load((tmp_path / "deployment" / "compose.yaml").read_text())
+    peers = Peers.load(tmp_path / "deployment" / "experiment" / "peers.yaml")
+    assert len(said["services"]) == len(peers) == 4
+    for rank, (name, service) in enumerate(said["services"].items()):
+        assert name == f"node-{rank}"
+        assert service["command"] == [str(rank)]
+        assert service["networks"]["links"]["ipv4_address"] == peers.addresses[rank][0]
+        mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}
+        assert set(mounted) == {"/experiment", f"/keys/node-{rank}.pem", "/records"}  # nobody else's key
+        for source in mounted.values():
+            assert (tmp_path / "deployment" / source).exists()
+        Security(key_file(tmp_path / "deployment" / "keys", rank), peers, rank)
+    assert Experiment.load(tmp_path / "deployment" / "experiment" / "experiment.yaml").nodes == 4
+    with pytest.raises(BadInput, match="--out .*deployment: there already"):
+        write_compose(experiment(UNIFORM), tmp_path / "deployment")
+    with pytest.raises(BadInput, match="--subnet: 10.9.0.0/29 has no room for 4 nodes"):
+        write_compose(experiment(UNIFORM), tmp_path / "other", subnet="10.9.0.0/29")
+
+
+def test_links_without_limit_are_not_shaped(tmp_path: Path) -> None:
+    write_compose(experiment("uniform"), tmp_path / "deployment")
+    assert not (tmp_path / "deployment" / "experiment" / "links").exists()
+
+
+def test_a_container_takes_its_key_and_is_its_node(tmp_path: Path) -> None:
+    """What stands in for the program says how it was called; tc is not there, or may not."""
+    write_compose(experiment(UNIFORM), tmp_path / "deployment")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "gossamer").write_text('#!/bin/sh\necho "$@"\nls -l "$8"\n')
+    (tools / "tc").write_text("#!/bin/sh\nexit 2\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "EXPERIMENT_FOLDER": str(tmp_path / "deployment" / "experiment"),
+        "KEY_FOLDER": str(tmp_path / "deployment" / "keys"),
+        "RECORDS": str(tmp_path / "records"),
+    }
+    entry = tmp_path / "deployment" / "entry.sh"
+    done = subprocess.run(["sh", entry, "2"], env=environment, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("node experiment.yaml --rank 2 --peers peers.yaml --keys /")
+    assert "-rw------- 1 " in done.stdout
+    assert "node-2.pem" in done.stdout
+    assert "the link is not shaped" in done.stderr
+
+
+def test_the_kernel_takes_the_commands_for_a_link() -> None:
+    """Where it has no netem, the rates alone."""
+    if reason := missing():
+        pytest.skip(reason)
+    with lab() as made:
+        for name in ("one", "other"):
+            made.host(name)
+        made.switch("switch")
+        for name in ("one", "other"):
+            made.link(name, "switch", np.inf, np.inf)
+        hosts = [made.address("one"), made.address("other"), "10.77.0.77", "10.77.0.78"]
+        lines = tc_commands(experiment(UNIFORM), 0, hosts, device="v1a")
+
+        def tc(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+            command = ["ip", "netns", "exec", f"{made.prefix}one", "tc", *words]
+            return subprocess.run(command, input=given, capture_output=True, text=True, timeout=20)
+
+        done = tc("-force", "-batch", "-", given="\n".join(lines))
+        problems = [line for line in done.stderr.splitlines() if not line.startswith("Command failed")]
+        assert set(problems) <= {"Error: Specified qdisc kind is unknown."}
+        delayed = not problems
+        classes = tc("class", "show", "dev", "v1a").stdout
+        assert classes.count("rate 5Mbit ceil 20Mbit") == 3
+        assert classes.count("rate 20Mbit ceil 20Mbit") == 1
+        assert tc("filter", "show", "dev", "v1a").stdout.count("flowid") == 3
+        assert tc("qdisc", "show", "dev", "v1a").stdout.count("netem") == 3 * delayed
+
+
+def slurm_tools(folder: Path, port: int) -> dict[str, str]:
+    """An srun that runs all tasks here, and a machine's name."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text(
+        "#!/bin/bash\nstatus=0\npids=()\nwhile [[ $1 == -* ]]; do shift; done\n"
+        'for ((task = 0; task < SLURM_NTASKS; task++)); do\n  SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & pids+=($!)\ndone\n'
+        'for pid in "${pids[@]}"; do wait "$pid" || status=$?; done\nexit $status\n'
+    )
+    (tools / "hostname").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_ID": "17",
+        "SLURM_NTASKS": "2",
+    }
+
+
+def test_a_batch_script_is_one_for_sbatch(tmp_path: Path) -> None:
+    script = tmp_path / "job.slurm"
+    script.write_text(
+        slurm_script(
+            experiment("uniform"),
+            "my experiment.yaml",
+            overrides=["seed=2"],
+            directives=("--partition=long",),
+        )
+    )
+    lines = script.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    directives = [line for line in lines if line.startswith("#SBATCH ")]
+    assert {"#SBATCH --ntasks=4", "#SBATCH --requeue", "#SBATCH --partition=long"} <= set(directives)
+    assert lines.index(directives[-1]) < lines.index("set -euo pipefail")
+    assert "experiment='my experiment.yaml'" in lines
+    assert subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=20).stderr == ""
+
+
+@pytest.mark.slow
+def test_a_batch_script_runs_all_tasks_and_collects(tmp_path: Path) -> None:
+    port = int(free_addresses(1)[0].rpartition(":")[2])
+    experiment("uniform", nodes=2, gather={}).save(tmp_path / "experiment.yaml")
+    script = slurm_script(
+        experiment("uniform", nodes=2), "experiment.yaml", command=f"{sys.executable} -m gossamer", port=port
+    )
+    (tmp_path / "job.slurm").write_text(script)
+    done = subprocess.run(
+        ["bash", tmp_path / "job.slurm"],
+        env=slurm_tools(tmp_path, port),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "runs" / "deployed" / "slurm-17-0" / "run")
+    assert (run.status, run.lost, run.metrics["node"].max()) == ("done", [], 1)
+    assert not (run.path.parent / "keys").exists()
