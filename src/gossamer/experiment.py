@@ -307,6 +307,12 @@ class Experiment(BaseModel):
     def _path(self, value: Path | None) -> str | None:
         return None if value is None else str(value)
 
+    @property
+    def mortal(self) -> bool:
+        """Whether nodes may be away and come back. Such a run can't be resumed: its nodes are saved each for itself."""
+        restarts = isinstance(self.engine, Processes) and self.engine.restart == "always"
+        return bool(self.faults) or restarts
+
     @model_validator(mode="after")
     def _known_ranks(self) -> Experiment:
         chosen = self.evaluation.nodes

@@ -57,12 +57,6 @@ class Setup:
     evaluated: tuple[int, ...]
     message_limit: int
 
-    @property
-    def mortal(self) -> bool:
-        """Whether nodes may be away and come back. Such a run can't be resumed: nodes are saved each for itself."""
-        engine = self.experiment.engine
-        return bool(self.faults) or (isinstance(engine, Processes) and engine.restart == "always")
-
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
         shared = self.experiment.initial == "common"

@@ -222,12 +222,12 @@ class _Worker:
         self._cutting: Cutting | None = None
         self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
         self._last_cut: int | None = None
-        if not setup.mortal and (experiment.checkpoint.on or cut is not None):
+        if not experiment.mortal and (experiment.checkpoint.on or cut is not None):
             self._make_cuts(folder, cut)
         self._leaving = False
         self._arrival: Arrival | None = None
         self._crashes = list(place.crashes)
-        self._saves = setup.mortal and experiment.checkpoint.on
+        self._saves = experiment.mortal and experiment.checkpoint.on
         self._saves_made = 0  # checkpoints that were due so far
         self._restart_file = folder.path / "restart" / f"node-{rank}.safetensors"
         self._transport: Transport

@@ -136,8 +136,6 @@ class SimulateEngine:
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
-        if cut is not None and self._setup.faults:
-            raise BadInput("faults: a run with faults can't be resumed; accepted: one without")
         timeline = timeline_log(self._setup.experiment, folder)
         with (
             folder.segment("metrics") as metrics,
