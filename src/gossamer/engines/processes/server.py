@@ -231,7 +231,7 @@ class Supervisor:
         for rank in self._fates.away:
             self._tell_all("lost", rank, "not there yet", None)
         self._tell_all("go", self._start)
-        for rank in sorted(set(range(self._nodes)) - self.children.keys()):
+        for rank in [] if self._cut is None else sorted(set(range(self._nodes)) - self._cut.rounds.keys()):
             self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
         self._assembly.begin(self.alive, self._start)
         self._fates.begin(self._start)
@@ -296,12 +296,12 @@ class Supervisor:
         elif what == "done":
             child.done, child.round = True, rest[0]
             self._assembly.done(child.rank)
+            if child.leaving:
+                self.tell(child.rank, "finish", "left", None)
         elif what == "marked":
             self._assembly.marked(child.rank, *rest)
         elif what == "saved":
             self._assembly.saved(child.rank, *rest)
-            if child.leaving:
-                self.tell(child.rank, "finish", "left", None)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
             if child.leaving and not self._ending:
