@@ -52,6 +52,6 @@ class EventLog:
         """Who is away at the end, and since when, in one line; None if nobody is."""
         if not self._away:
             return None
-        said = [f"node {rank} since {time_s:.6g} s" for rank, time_s in sorted(self._away.items())]
+        said = [f"node {rank} since {time_s:.1f} s" for rank, time_s in sorted(self._away.items())]
         more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
         return f"away at the end: {', '.join(said[:MOST_NAMED])}{more}"
