@@ -168,6 +168,35 @@ def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Pat
     assert last["messages_late"].max() == 1
 
 
+def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path) -> None:
+    """Three of eight nodes are away from 4 s to 40 s: nobody knows them then, and the graph goes on without them."""
+    away = (1, 4, 6)
+
+    async def script(node: Node) -> dict[int, tuple[int, ...]]:
+        seen = {}
+        async for r in node.rounds():
+            await node.sleep(2.0)
+            seen[r] = await node.neighbors(r, "out")
+        return seen
+
+    faults = [{"name": "crash", "nodes": list(away), "at_s": 4.5, "restart_after_s": 35.0}]
+    played = play(
+        tmp_path,
+        script,
+        NODES,
+        topology=TIMED,
+        faults=faults,
+        gather={"lost_peer": "skip"},
+        evaluation={"every_s": 10.0, "every_rounds": None},
+        stop={"time_s": 100.0},
+    )
+    found = graphs(played.run)
+    assert max(found) > 20
+    known = {r: {j for _, j in edges} for r, edges in found.items()}
+    assert not known[next(r for r in sorted(found) if r >= 14)] & set(away)
+    assert known[max(found)] >= set(away)
+
+
 def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.receive("never")

@@ -211,8 +211,8 @@ class GraphLog:
 
 
 class ViewLog:
-    """Records the graph of all nodes' views where neighbours are sampled: at each moment at which every node was recorded,
-    an edge from a node to each that it knew. The moment's round is that of the node that was least far.
+    """Records the graph of all views where neighbours are sampled: at each moment at which every node was recorded that is
+    there, an edge from a node to each that it knew. The moment's round is that of the node that was least far.
 
     Args:
         nodes: number of nodes.
@@ -220,32 +220,33 @@ class ViewLog:
     """
 
     def __init__(self, nodes: int, segment: Segment) -> None:
-        self._known, self._segment = set(range(nodes)), segment
-        self._pending: dict[Moment, dict[int, tuple[int, Sequence[int]]]] = {}
+        self._views: Muster[tuple[int, Sequence[int]]] = Muster(range(nodes), MOST_PENDING)
+        self._segment = segment
         self._rounds = 0
+
+    def resume(self, rounds: int) -> None:
+        """So many rounds are on record already."""
+        self._rounds = rounds
 
     def add(self, moment: Moment, rank: int, rounds: int, view: Sequence[int]) -> None:
         """A node is recorded, with so many rounds completed and these ranks in its view."""
-        self._pending.setdefault(moment, {})[rank] = (rounds, view)
-        if len(self._pending) > MOST_PENDING:
-            del self._pending[next(iter(self._pending))]
-        self._complete(moment)
+        if (views := self._views.take(moment, rank, (rounds, view))) is not None:
+            self._record(views)
 
-    def without(self, rank: int) -> None:
-        """A node is gone for good."""
-        self._known.discard(rank)
-        for moment in list(self._pending):
-            self._complete(moment)
+    def without(self, rank: int, *, keep: bool = False) -> None:
+        """A node is gone; the views that it gave count if they are to be kept."""
+        for _, views in self._views.without(rank, keep=keep):
+            self._record(views)
 
-    def _complete(self, moment: Moment) -> None:
-        views = self._pending.get(moment, {})
-        if self._known - views.keys():
-            return
-        del self._pending[moment]
-        rounds = min((views[rank][0] for rank in self._known), default=0)
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node is there (again), and is recorded from this round and this tick on."""
+        self._views.back(rank, round, tick)
+
+    def _record(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        rounds = min(rounds for rounds, _ in views.values())
         if rounds > self._rounds:
             self._rounds = rounds
-            graph = [[rank, other] for rank in sorted(views) for other in views[rank][1]]
+            graph = [[rank, other] for rank, (_, view) in views.items() for other in view]
             self._segment.append({"round": rounds, "edges": graph})
 
 

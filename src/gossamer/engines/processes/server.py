@@ -145,7 +145,8 @@ class Supervisor:
 
     def _resume(self, cut: Cut) -> None:
         self._time_s = max(cut.times_s.values())
-        self._graphs.resume(max(cut.rounds.values()))
+        for log in (self._graphs, self._views):
+            log.resume(max(cut.rounds.values()))
         for rank in set(range(self._nodes)) - cut.rounds.keys():
             self.without(rank, keep=False)
             self._forget_models([rank])
@@ -388,7 +389,7 @@ class Supervisor:
         self._wiped = True
         self._assembly.lost(rank)
         self._target.without(rank, keep=keep)
-        self._views.without(rank)
+        self._views.without(rank, keep=keep)
         for moment, row in self._rows.without(rank, keep=keep).items():
             self._append(moment, row)
 
@@ -402,6 +403,7 @@ class Supervisor:
         """A node that takes part from a round on is recorded again."""
         self._target.back(rank, first + 1, self._next_tick())
         self._rows.back(rank, first + 1, self._next_tick())
+        self._views.back(rank, first + 1, self._next_tick())
 
     def tell(self, rank: int, *message: Any) -> None:
         """Send a node a message; one that is gone is noticed by its closed channel."""

@@ -77,7 +77,8 @@ class Recording:
     def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
         """Go on with a record that reaches until a checkpoint."""
         self.wall = stopwatch(cut.wall_s)
-        self._graph_log.resume(max(cut.rounds.values()))
+        for log in (self._graph_log, self._view_log):
+            log.resume(max(cut.rounds.values()))
         resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
 
     def take(
@@ -102,6 +103,7 @@ class Recording:
         """A node is gone; what it gave for moments that are not complete counts if it is to be kept."""
         self.flush()
         self._target.without(rank, keep=keep)
+        self._view_log.without(rank, keep=keep)
         for moment, network in self._network_rows.without(rank, keep=keep).items():
             self._append(network, moment)
 
@@ -109,6 +111,7 @@ class Recording:
         """A node is there (again), and is recorded from this round and this tick on."""
         self.flush()
         self._target.back(rank, round, tick)
+        self._view_log.back(rank, round, tick)
         self._network_rows.back(rank, round, tick)
 
     def flush(self) -> None:
