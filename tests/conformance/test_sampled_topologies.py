@@ -169,7 +169,7 @@ def test_a_node_that_is_done_keeps_answering_and_takes_no_messages(tmp_path: Pat
 
 
 def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path) -> None:
-    """Three of eight nodes are away from 4 s to 40 s: nobody knows them then, and the graph goes on without them."""
+    """Three of eight nodes are away from 4.5 s to 24.5 s: nobody knows them then, and the graph goes on without them."""
     away = (1, 4, 6)
 
     async def script(node: Node) -> dict[int, tuple[int, ...]]:
@@ -179,7 +179,7 @@ def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path
             seen[r] = await node.neighbors(r, "out")
         return seen
 
-    faults = [{"name": "crash", "nodes": list(away), "at_s": 4.5, "restart_after_s": 35.0}]
+    faults = [{"name": "crash", "nodes": list(away), "at_s": 4.5, "restart_after_s": 20.0}]
     played = play(
         tmp_path,
         script,
@@ -188,12 +188,11 @@ def test_who_crashes_is_forgotten_and_known_again_when_it_is_back(tmp_path: Path
         faults=faults,
         gather={"lost_peer": "skip"},
         evaluation={"every_s": 10.0, "every_rounds": None},
-        stop={"time_s": 100.0},
+        stop={"time_s": 50.0},
     )
     found = graphs(played.run)
-    assert max(found) > 20
     known = {r: {j for _, j in edges} for r, edges in found.items()}
-    assert not known[next(r for r in sorted(found) if r >= 14)] & set(away)
+    assert not known[next(r for r in sorted(found) if r >= 9)] & set(away)
     assert known[max(found)] >= set(away)
 
 
