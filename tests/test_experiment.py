@@ -308,6 +308,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop": ...}, "stop: missing"),
     ({"stop": {}}, "stop: got {}; accepted: stop.rounds or stop.time_s"),
     ({"stop": {"target": {"metric": "x", "value": 1}}}, "stop: got "),
+    (
+        {"failures": {"heartbeat_s": 6}},
+        "failures: got {'heartbeat_s': 6}; accepted: heartbeat_s of at most half of detection_s",
+    ),
+    ({"failures": {"detection_s": 0}}, "failures.detection_s: got 0"),
     ({"stop": {"round": 5}}, "stop.round: unknown field (did you mean 'rounds'?)"),
     ({"stop": {"rounds": 1, "target": {"metric": "x"}}}, "stop.target.value: missing"),
     ({"stop": 3}, "stop: got 3; accepted: "),

@@ -146,7 +146,7 @@ class Failures(_Section):
     @model_validator(mode="after")
     def _beats_in_time(self) -> Failures:
         if self.heartbeat_s is not None and 2 * self.heartbeat_s > self.detection_s:
-            raise ValueError(f"heartbeat_s: got {self.heartbeat_s}; accepted: at most half of detection_s")
+            raise ValueError("heartbeat_s of at most half of detection_s")
         return self
 
 

@@ -90,10 +90,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, data: memoryview) -> None:
         for event in self.decoder.feed(data):
-            if isinstance(event, Beat):
+            if type(event) is Beat:
                 if self.contact is not None:
                     self.owner._peering.heard(self.contact, event.status)
-            elif isinstance(event, Left):
+            elif type(event) is Left:
                 if self.contact is not None:
                     self.owner._peering.left(self.contact)
             else:
@@ -181,7 +181,6 @@ class Incoming(Connection):
             return
         self._count()
         if not self.closed:
-            contact.expected = self.decoder.expected
             self._give_credit()
 
     def handle(self, event: Event) -> None:
@@ -220,9 +219,8 @@ class Incoming(Connection):
         else:
             self._known()
             owner._peering.meet(contact, said.incarnation)
-            before, contact.incoming, self.contact = contact.incoming, self, contact
-            if before is not None:
-                before.close()
+            contact.hang_up()
+            contact.incoming, self.contact = self, contact
             contact.answered = said.connection
             self.decoder.expect(contact.expected)
             self.write(hello(owner.rank, owner._token, owner.incarnation, said.connection, contact.expected))
@@ -277,7 +275,7 @@ class Incoming(Connection):
         contact = self.contact
         if contact is not None:
             if contact.incoming is self:
-                contact.incoming = None
+                contact.hang_up()
                 self.owner._peering.gone(contact, str(error or "closed its connection"))
         elif not expected:
             self.refuse("went away without saying who it is")

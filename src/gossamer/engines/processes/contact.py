@@ -161,10 +161,16 @@ class Contact:
             self.timer.cancel()
             self.timer = None
 
+    def hang_up(self) -> None:
+        """Close the connection that it dialled; the next one goes on where that one was."""
+        if self.incoming is not None:
+            self.expected = self.incoming.decoder.expected
+            link, self.incoming = self.incoming, None
+            link.close()
+
     def disconnect(self) -> None:
         """Close its connections, without another word about them."""
-        links = self.incoming, self.outgoing
-        self.incoming = self.outgoing = None
-        for link in links:
-            if link is not None:
-                link.close()
+        self.hang_up()
+        if self.outgoing is not None:
+            link, self.outgoing = self.outgoing, None
+            link.close()

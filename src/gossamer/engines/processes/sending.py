@@ -26,6 +26,9 @@ class State(enum.Enum):
     LOST = enum.auto()
 
 
+_UNDER_WAY = (State.LEAVING, State.QUEUED, State.AGAIN)
+
+
 class OwnSending(Sending):
     """One message on its way to one peer."""
 
@@ -44,7 +47,7 @@ class OwnSending(Sending):
     @property
     def over(self) -> bool:
         """Whether no chunk of it is to be sent (any more)."""
-        return self.state not in (State.QUEUED, State.LEAVING, State.AGAIN)
+        return self.state not in _UNDER_WAY
 
     def __await__(self) -> Generator[Any, None, None]:
         # Shielded: who waits may be cancelled, and others wait for the same message.

@@ -366,14 +366,8 @@ class Decoder:
 
     def _frame(self, fields: tuple[int, ...]) -> Event | None:
         kind, *values = fields
-        if kind == _CREDIT:
-            return Credited(values[0])
-        if kind == _LEAVE:
-            return Left()
-        if kind == _MARK:
-            return Marked(*values)
-        if kind == _BEAT:
-            return self._begin_status(values[0])
+        if kind > _ABORT:
+            return self._say(kind, values)
         self.frame_bytes += _HEADERS[kind].size
         if kind == _BEGIN:
             number, length, total, head = values
@@ -392,6 +386,16 @@ class Decoder:
             raise FrameError(f"sent a chunk of {length} bytes where {due} were due")
         self._chunk_left = length
         return None
+
+    def _say(self, kind: int, values: list[int]) -> Event | None:
+        """A frame that is no part of a message."""
+        if kind == _CREDIT:
+            return Credited(values[0])
+        if kind == _LEAVE:
+            return Left()
+        if kind == _MARK:
+            return Marked(*values)
+        return self._begin_status(values[0])
 
     def _begin_status(self, length: int) -> Beat | None:
         if length > STATUS_BYTES:
