@@ -115,7 +115,7 @@ class Supervisor:
         self._heard = 0.0
         self._skips = 0
         self._cut = cut
-        self._assembly = Assembly(setup.experiment, folder, cut, self.tell)
+        self._assembly = Assembly(setup.experiment, folder, cut, self.tell, self._say)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
