@@ -511,6 +511,9 @@ class Supervisor:
         for rank in sorted(self.alive):
             self.tell(rank, *message)
 
+    def _say(self, text: str) -> None:
+        self._launcher.send("say", text)
+
     def _kill(self) -> None:
         for rank in self.alive:
             os.kill(self.children[rank].pid, signal.SIGKILL)
