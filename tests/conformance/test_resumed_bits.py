@@ -128,7 +128,7 @@ class Stopper(Silent):
             signal.raise_signal(signal.SIGTERM)
 
 
-QUICK = ("d-psgd", "fedavg", "d2", "relay-sum", "sgp-overlapped")
+QUICK = ("d-psgd", "fedavg", "sgp-overlapped")
 """Of the algorithms, those that every run of the tests resumes; the others are slow together."""
 
 
@@ -150,7 +150,7 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
     assert resumed.events["event"].to_list() == ["resumed"]
 
 
-@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+@pytest.mark.parametrize("sharing", ["fair", pytest.param("fifo", marks=pytest.mark.slow)])
 def test_messages_under_way_arrive_after_all(tmp_path: Path, sharing: str) -> None:
     """Where links are slow, much is on its way at a checkpoint: times are others then, models and what they are worth are not."""
     network = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.02, "sharing": sharing}
