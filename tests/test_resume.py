@@ -208,10 +208,10 @@ def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path)
 # --- the program ---
 
 
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_killed_program_is_started_again_and_goes_on(tmp_path: Path, engine: str) -> None:
     """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
-    rounds = 400
+    rounds = 200
     described = {**SETTINGS, "engine": engine, "stop": {"rounds": rounds}, "evaluation": {"every_rounds": 50}}
     described["checkpoint"] = {"every_rounds": 20}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))

@@ -115,6 +115,11 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
                 f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
             )
         cut.check(experiment)
+        if isinstance(experiment.engine, Simulate) and len(cut.rounds) < experiment.nodes:
+            lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
+            raise BadInput(
+                f"{path}: nodes {lost} were lost; accepted under simulate: a run that has all of its nodes"
+            )
         cut.verify()
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":

@@ -96,7 +96,7 @@ def as_left_by_a_kill(run: Run, number: int, to: Path) -> Path:
     return folder
 
 
-def assert_same(resumed: Run, whole: Run) -> None:
+def assert_same(resumed: Run, whole: Run, *, timed: bool = True) -> None:
     one, other = (load_file(run.path / "models.safetensors") for run in (resumed, whole))
     for name in other:
         assert torch.equal(one[name], other[name]), name
@@ -105,10 +105,11 @@ def assert_same(resumed: Run, whole: Run) -> None:
     counters = [name for name in left.columns if name.startswith(("bytes_", "messages_"))]
     if not whole.virtual:
         # What is still to leave, or to arrive, when a row is made is up to the machine, but for the last row's messages.
-        ends = (table.filter(pl.col("round") == ROUNDS) for table in (left, right))
+        ends = (table.filter(pl.col("round") == ROUNDS).sort("node") for table in (left, right))
         sent = ["node", "bytes_sent", "messages_sent", "messages_lost"]
         first, second = (table.select(sent) for table in ends)
         assert first.equals(second)
+    if not (timed and whole.virtual):
         left, right = (table.drop(*REAL, *counters) for table in (left, right))
     for name in right.columns:
         assert left[name].to_list() == right[name].to_list(), name
@@ -127,7 +128,13 @@ class Stopper(Silent):
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+QUICK = ("d-psgd", "fedavg", "sgp-overlapped")
+"""Of the algorithms, those that every run of the tests resumes; the others are slow together."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYNCHRONOUS]
+)
 def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
     described = settings(name)
     whole = play(tmp_path, described)
@@ -143,7 +150,29 @@ def test_a_simulation_is_the_same(tmp_path: Path, name: str) -> None:
     assert resumed.events["event"].to_list() == ["resumed"]
 
 
-@pytest.mark.parametrize("name", ["d-psgd", "fedavg", "gradient-tracking", "relay-sum"])
+@pytest.mark.parametrize("sharing", ["fair", pytest.param("fifo", marks=pytest.mark.slow)])
+def test_messages_under_way_arrive_after_all(tmp_path: Path, sharing: str) -> None:
+    """Where links are slow, much is on its way at a checkpoint: times are others then, models and what they are worth are not."""
+    network = {"name": "uniform", "latency_s": 0.05, "bandwidth_mbps": 0.02, "sharing": sharing}
+    described = {**settings("gradient-tracking"), "network": network}
+    whole = play(tmp_path, described)
+    for number in (2, 7):
+        resumed = gossamer.resume(as_left_by_a_kill(whole, number, tmp_path / str(number)))
+        assert_same(resumed, whole, timed=False)
+    stopped = play(tmp_path / "stopped", described, Stopper(9))
+    assert_same(gossamer.resume(stopped.path), whole, timed=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "d-psgd",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fedavg", "gradient-tracking", "relay-sum")
+        ),
+    ],
+)
 def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     described = {**settings(name), "engine": PROCESSES, "network": "uniform"}
     whole = play(tmp_path, described)
@@ -156,7 +185,10 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     assert_same(gossamer.resume(stopped.path), whole)
 
 
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "ad-psgd" else pytest.param(name, marks=pytest.mark.slow) for name in ASYNCHRONOUS],
+)
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_asynchronous_run_goes_on_and_learns(tmp_path: Path, name: str, engine: str) -> None:
     """What nodes that wait for nobody do again is something else; it's the same task, and they learn it."""

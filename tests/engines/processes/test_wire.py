@@ -121,6 +121,28 @@ def test_credit_goes_back() -> None:
     ]
 
 
+def test_a_mark_stands_between_messages_and_weighs_nothing() -> None:
+    data = wire.hello(2, bytes(16)) + stream_of("before") + wire.mark(3, 1) + stream_of("after", 1)
+    decoder = Decoder(1000)
+    events = [
+        event for event in read(decoder, data, list(range(len(data)))) if not isinstance(event, wire.Hello)
+    ]
+    assert [event.payload if isinstance(event, wire.Arrived) else event for event in events] == [
+        "before",
+        wire.Marked(3, 1),
+        "after",
+    ]
+    assert decoder.frame_bytes == len(stream_of("before")) + len(stream_of("after", 1))
+    with pytest.raises(FrameError, match="sent a frame of type 7, which has no place here"):
+        list(Decoder(None).feed(wire.hello(2, bytes(16)) + wire.mark(3, 1)))
+
+
+def stream_of(payload: Any, number: int = 0) -> bytes:
+    encoded = encode(payload)
+    head = pack_head("tag", 0.0, encoded.structure)
+    return b"".join(chunk.frame for chunk in wire.chunks(number, head, encoded.buffers))
+
+
 def test_aborted_message_is_discarded_and_the_next_one_arrives() -> None:
     encoded = encode(torch.zeros(10_000))
     first = list(chunks(0, pack_head("a", 0.0, encoded.structure), encoded.buffers))

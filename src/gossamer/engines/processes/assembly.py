@@ -39,18 +39,25 @@ class Assembly:
         folder: the run's.
         cut: the checkpoint from which it goes on, if it does.
         tell: sends a message to a node.
+        say: told of a checkpoint that can't be written.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, cut: Cut | None, tell: Callable[..., None]
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        cut: Cut | None,
+        tell: Callable[..., None],
+        say: Callable[[str], None],
     ) -> None:
         self._on = experiment.checkpoint.on
         self._folder = CheckpointFolder(folder.checkpoints, experiment)
-        self._tell = tell
+        self._tell, self._say = tell, say
         self._alive: set[int] = set()
         self._done: set[int] = set()
         self._open: dict[int, _Open] = {}
         self._highest = highest(folder.checkpoints)
+        self._complete = 0
         self._wall_start = time.monotonic()
         self._wall_before_s = 0.0 if cut is None else cut.wall_s
 
@@ -61,6 +68,8 @@ class Assembly:
 
     def marked(self, rank: int, number: int, told: Iterable[int]) -> None:
         """A node was cut."""
+        if number < self._complete:
+            return  # a newer one was complete first
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
@@ -71,7 +80,9 @@ class Assembly:
 
     def saved(self, rank: int, number: int, rounds: int, time_s: float) -> None:
         """A node's file is written."""
-        cut = self._open[number]
+        cut = self._open.get(number)
+        if cut is None:
+            return
         cut.rounds[rank], cut.times_s[rank] = rounds, time_s
         self._look(number)
 
@@ -100,10 +111,17 @@ class Assembly:
                 heard = [other for other in sorted(self._alive) if rank in cut.told[other]]
                 self._tell(rank, "expect", number, heard)
         if cut.asked and self._alive <= cut.rounds.keys():
-            rounds = {rank: cut.rounds[rank] for rank in sorted(self._alive)}
-            times_s = {rank: cut.times_s[rank] for rank in rounds}
-            wall_s = self._wall_before_s + time.monotonic() - self._wall_start
+            self._finish(number, cut)
+
+    def _finish(self, number: int, cut: _Open) -> None:
+        rounds = {rank: cut.rounds[rank] for rank in sorted(self._alive)}
+        times_s = {rank: cut.times_s[rank] for rank in rounds}
+        wall_s = self._wall_before_s + time.monotonic() - self._wall_start
+        try:
             self._folder.complete(number, rounds, times_s, wall_s, "sequential")
-            del self._open[number]
-            for rank in rounds:
-                self._tell(rank, "kept", number)
+        except OSError as error:  # (disk full, ...) no reason to end a run
+            self._say(f"checkpoint {number} could not be written: {error}")
+        self._complete = number
+        self._open = {other: each for other, each in self._open.items() if other > number}
+        for rank in rounds:
+            self._tell(rank, "kept", number)

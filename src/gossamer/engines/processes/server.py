@@ -115,7 +115,7 @@ class Supervisor:
         self._heard = 0.0
         self._skips = 0
         self._cut = cut
-        self._assembly = Assembly(setup.experiment, folder, cut, self.tell)
+        self._assembly = Assembly(setup.experiment, folder, cut, self.tell, self._say)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
@@ -512,6 +512,9 @@ class Supervisor:
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self.alive):
             self.tell(rank, *message)
+
+    def _say(self, text: str) -> None:
+        self._launcher.send("say", text)
 
     def _kill(self) -> None:
         for rank in self.alive:
