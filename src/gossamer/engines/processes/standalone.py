@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,7 +21,7 @@ from gossamer.engines.processes.roster import Report, Roster, State
 from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import GraphLog, Observer
 from gossamer.engines.setup import Setup
-from gossamer.errors import RunFailed
+from gossamer.errors import RunFailed, cause
 from gossamer.experiment import Processes
 from gossamer.payload import FrameError
 from gossamer.results.folder import RunFolder
@@ -306,7 +307,7 @@ class Standalone:
                     await self._changed.wait()
         except TimeoutError:
             pass  # who does not answer finds the connection closed
-        self._hear(["finish", reason])
+        self._hear(["finish", reason, None])
 
     def _knows(self, report: Report) -> bool:
         own = report.entries.get(self._rank)
@@ -318,7 +319,7 @@ class Standalone:
             self._ending, self.reason = True, "failed"
             self._roster.say(state=State.LOST)
             self._report()
-            self._hear(["finish", "failed"])
+            self._hear(["finish", "failed", None])
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         time_s, wall_s = 0.0, 0.0
@@ -330,4 +331,9 @@ class Standalone:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"node {self._rank}: {cause(error)}", "".join(traceback.format_exception(error)))
