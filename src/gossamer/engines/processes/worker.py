@@ -403,6 +403,8 @@ class _Worker:
         if what == "go":
             self._start = rest[0] - (0.0 if self._saved is None else self._saved.time_s)
             self._wall_start = rest[0] - self._wall_before_s
+            if len(rest) > 1:  # it joins the others
+                self._node.round = rest[1]
             if self._shaper is not None:
                 self._shaper.start(self._start)
             self._go.set_result(None)
