@@ -25,7 +25,9 @@ import sklearn.datasets
 import gossamer.deploy.node, gossamer.deploy.watch, gossamer.tasks, gossamer.tasks.digits, gossamer.algorithms
 from gossamer.cli import main
 libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(1, 9)  # nothing outlives the tests, however they end
 def become(order):
+    libc.prctl(1, 9)
     try:
         if order["space"]:
             space = os.open("/run/netns/" + order["space"], os.O_RDONLY)

@@ -116,3 +116,47 @@ def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
     assert run.status == "done"
     ends = run.metrics.filter(run.metrics["moment"].str.contains("end"))
     assert sorted(ends["node"]) == [-1, 0, 1, 2]
+
+
+def test_a_node_that_is_started_again_joins_the_others(made: Fleet, tmp_path: Path) -> None:
+    patient = {"lost_peer": "skip", "timeout_s": 0.5}
+    prepare(tmp_path, nodes=3, topology="complete", gather=patient, stop={"time_s": 12.0})
+    nodes(made, range(3), "--keys", "keys")
+    made.until(lambda: "round 2 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGKILL)
+    made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
+    assert made.wait("node-1") == -9
+    made.start(
+        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    )
+    assert [made.wait(name) for name in ("node-0", "again", "node-2")] == [0] * 3, made.said("again")
+    assert "node 1 is back" in made.said("node-0")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    events = run.events.filter(run.events["node"] == 1)["event"].to_list()
+    assert events == ["lost", "found"]
+    rows = run.metrics.filter(run.metrics["node"] == 1)
+    assert rows["round"].is_sorted()
+    assert rows["round"].to_list()[:2] == [0, 2]
+    assert rows["time_s"].is_sorted()
+    last = run.metrics.filter(run.metrics["moment"].str.contains("end") & (run.metrics["node"] >= 0))
+    assert sorted(last["node"]) == [0, 1, 2]
+    assert last["round"].max() - last["round"].min() <= 2
+    assert run.parameters is not None
+    assert not run.parameters.isnan().any()
+
+
+def test_a_node_that_could_not_join_any_more_says_so(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=3, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 10**6})
+    nodes(made, range(3), "--keys", "keys")
+    made.until(lambda: "round 2 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGKILL)
+    assert made.wait("node-1") == -9
+    made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
+    made.start(
+        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    )
+    assert made.wait("again") == 1
+    assert "would wait for messages of rounds that are over; accepted: gather.timeout_s" in made.said("again")
+    for name in ("node-0", "node-2"):
+        made.signal(name, signal.SIGTERM)
+        assert made.wait(name) == 0

@@ -205,14 +205,15 @@ def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: di
     events = (
         pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
     )
-    whole = [rank for rank in parts if rank not in incomplete]
-    kind = pl.when((pl.col("event") == "lost") & pl.col("node").is_in(whole)).then(pl.lit("unreachable"))
-    events = events.with_columns(event=kind.otherwise(pl.col("event")))
     # Many have noticed each loss and each return: the first of those who follow one another says it all.
     shared = pl.col("event").is_in(["lost", "leave", "found"])
     again = pl.col("event") == pl.col("event").shift().over("node")
     noted = events.filter(shared).filter(again.fill_null(False).not_())
     events = pl.concat([events.filter(~shared), noted]).sort("time_s", nulls_last=True, maintain_order=True)
+    # (A rank with an older record was lost, though it has come back.)
+    whole = [rank for rank, own in parts.items() if rank not in incomplete and len(own) == 1]
+    kind = pl.when((pl.col("event") == "lost") & pl.col("node").is_in(whole)).then(pl.lit("unreachable"))
+    events = events.with_columns(event=kind.otherwise(pl.col("event")))
     noticed = set(events.filter(pl.col("event") == "lost")["node"])
     unnoticed = dict.fromkeys(missing, "has left no record") | {
         rank: how for rank, how in incomplete.items() if how.startswith("was killed")

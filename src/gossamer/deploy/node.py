@@ -139,6 +139,10 @@ def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bo
         )
     if experiment.evaluation.nodes == "average":
         problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
+    if experiment.checkpoint.on:
+        problems.append(
+            "checkpoint: nodes without a supervisor make none; accepted: every_rounds and every_s null"
+        )
     if peers is not None and len(peers) != experiment.nodes:
         problems.append(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
     if problems:

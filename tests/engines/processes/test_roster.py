@@ -24,7 +24,14 @@ def tell(source: Roster, to: Roster, nodes: int) -> dict[int, State]:
     return to.take(Report.unpack(source.report().pack(), nodes))
 
 
-entries = st.builds(Entry, st.integers(0, 3), st.integers(0, 3), st.sampled_from(State), st.integers(0, 100))
+entries = st.builds(
+    Entry,
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from(State),
+    st.integers(0, 100),
+    st.integers(0, 3),
+)
 reports = st.builds(
     Report,
     st.just(DIGEST),
@@ -58,13 +65,13 @@ def test_what_is_no_report_is_refused_as_a_frame_is(data: bytes) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        [6, 1, 0, 0, 0],
-        [0, -1, 0, 0, 0],
-        [0, 1, 0, 4, 0],
-        [0, 1, 0, 0, 2**32],
-        [0, 1, 0, 0],
-        ["0", 1, 0, 0, 0],
-        [True, 1, 0, 0, 0],
+        [6, 1, 0, 0, 0, 0],
+        [0, -1, 0, 0, 0, 0],
+        [0, 1, 0, 4, 0, 0],
+        [0, 1, 0, 0, 2**32, 0],
+        [0, 1, 0, 0, 0],
+        ["0", 1, 0, 0, 0, 0],
+        [True, 1, 0, 0, 0, 0],
     ],
 )
 def test_entries_that_no_node_has_are_refused(row: list[object]) -> None:
@@ -93,7 +100,7 @@ def test_a_node_that_is_said_to_be_lost_contradicts() -> None:
     tell(a, b, 3)
     assert b.of_state(State.LOST) == [2]
     tell(b, c, 3)
-    assert c.own == Entry(1, 1, State.RUNNING, 0)
+    assert c.own == Entry(1, 1, State.RUNNING, 0, 1)
     assert tell(c, b, 3) == {2: State.RUNNING}
     tell(a, b, 3)  # older news
     assert b.of_state(State.LOST) == []
@@ -104,7 +111,7 @@ def test_what_a_node_says_of_itself_is_not_undone_by_who_loses_it_afterwards() -
     b.say(state=State.DONE, round=7)
     tell(b, a, 2)
     assert not a.lose(1)
-    assert a[1] == Entry(1, 0, State.DONE, 7)
+    assert a[1] == Entry(1, 0, State.DONE, 7, 1)
 
 
 def test_a_later_process_of_a_rank_is_another_one() -> None:
@@ -113,6 +120,9 @@ def test_a_later_process_of_a_rank_is_another_one() -> None:
     a.lose(1)
     again = Roster(1, 2, 2, DIGEST)
     assert tell(again, a, 2) == {1: State.RUNNING}
+    assert not again.again
+    tell(a, again, 2)  # which knows by now that it is there, and that it was before
+    assert again.again
     tell(a, b, 2)
     assert b.superseded
 
@@ -157,10 +167,10 @@ def test_a_report_of_many_nodes_fits_and_all_are_told_in_turn() -> None:
         Report(
             DIGEST,
             None,
-            {rank: Entry(2**32 - 1, 2**32 - 1, State.RUNNING, 10**6) for rank in range(1, nodes)},
+            {rank: Entry(2**32 - 1, 2**32 - 1, State.RUNNING, 10**6, 2**32 - 1) for rank in range(1, nodes)},
         )
     )
-    full.take(Report(DIGEST, None, {500: Entry(2**32 - 1, 2**32 - 1, State.DONE, 10**6)}))
+    full.take(Report(DIGEST, None, {500: Entry(2**32 - 1, 2**32 - 1, State.DONE, 10**6, 2**32 - 1)}))
     told: set[int] = set()
     for _ in range(2 * nodes // MOST_ENTRIES + 1):
         report = full.report()

@@ -20,7 +20,7 @@ import msgpack
 from gossamer.payload import FrameError
 
 DIGEST_BYTES = 16
-MOST_ENTRIES = 200
+MOST_ENTRIES = 150
 """Entries in one report, which so stays below 4 KiB: those that changed last, and some of the others in turn."""
 ENDS = ("time", "stopped")
 """Why a run may end for all of its nodes at once."""
@@ -37,19 +37,25 @@ class State(enum.IntEnum):
 
 
 class Entry(NamedTuple):
-    """What is known of a node; the greatest is the newest.
+    """What is known of a node; the greatest (but for ``born``) is the newest.
 
     Args:
         incarnation: of its process; one that is started later has a higher one.
         number: how often it has contradicted others.
         state: how it is doing.
         round: rounds that it has completed.
+        born: the incarnation of its first process that anybody knows of.
     """
 
     incarnation: int
     number: int
     state: State
     round: int
+    born: int
+
+    def newer(self, other: Entry) -> bool:
+        """Whether it is newer than another one."""
+        return self[:4] > other[:4]
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,13 @@ class Report:
 
 
 def _entry(row: Any, nodes: int) -> tuple[int, Entry]:
-    rank, incarnation, number, state, round = row
-    for value, most in ((rank, nodes - 1), (incarnation, _HIGHEST), (number, _HIGHEST), (round, _HIGHEST)):
-        if type(value) is not int or not 0 <= value <= most:
-            raise ValueError(f"{value!r} in an entry; accepted: 0 to {most}")
-    return rank, Entry(incarnation, number, State(state), round)
+    rank, incarnation, number, state, round, born = row
+    for value in row:
+        if type(value) is not int or not 0 <= value <= _HIGHEST:
+            raise ValueError(f"{value!r} in an entry; accepted: 0 to {_HIGHEST}")
+    if rank >= nodes:
+        raise ValueError(f"rank {rank}; accepted: 0 to {nodes - 1}")
+    return rank, Entry(incarnation, number, State(state), round, born)
 
 
 class Roster:
@@ -114,7 +122,7 @@ class Roster:
     def __init__(self, rank: int, nodes: int, incarnation: int, digest: bytes) -> None:
         self._rank, self._nodes, self._digest = rank, nodes, digest
         # Those that changed last are at the end.
-        self._entries = {rank: Entry(incarnation, 0, State.RUNNING, 0)}
+        self._entries = {rank: Entry(incarnation, 0, State.RUNNING, 0, incarnation)}
         self._turn = 0
         self.end: str | None = None
         self.superseded = False
@@ -123,6 +131,11 @@ class Roster:
     def own(self) -> Entry:
         """This node's entry."""
         return self._entries[self._rank]
+
+    @property
+    def again(self) -> bool:
+        """Whether another process of this rank was there before."""
+        return self.own.born < self.own.incarnation
 
     def __getitem__(self, rank: int) -> Entry | None:
         """What is known of a node; None if nothing."""
@@ -136,7 +149,7 @@ class Roster:
 
     def lose(self, rank: int) -> bool:
         """This node can't reach another one; whether that is news."""
-        known = self._entries.get(rank, Entry(0, 0, State.RUNNING, 0))
+        known = self._entries.get(rank, Entry(0, 0, State.RUNNING, 0, _HIGHEST))
         if rank == self._rank or known.state is not State.RUNNING:
             return False
         self._put(rank, known._replace(state=State.LOST))
@@ -147,8 +160,12 @@ class Roster:
         changed = {}
         for rank, entry in report.entries.items():
             known = self._entries.get(rank)
-            if known is not None and entry <= known:
-                continue
+            if known is not None:
+                born = min(known.born, entry.born)
+                known = self._entries[rank] = known._replace(born=born)
+                if not entry.newer(known):
+                    continue
+                entry = entry._replace(born=born)
             if rank == self._rank:
                 self._contradict(entry)
                 continue
@@ -187,6 +204,10 @@ class Roster:
     def unheard(self) -> list[int]:
         """The ranks of which nothing is known, ascending."""
         return [rank for rank in range(self._nodes) if rank not in self._entries]
+
+    def latest_round(self) -> int:
+        """Rounds completed by whoever is furthest."""
+        return max(entry.round for entry in self._entries.values())
 
     def over(self) -> bool:
         """Whether no node has anything to do any more."""

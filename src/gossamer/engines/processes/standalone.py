@@ -4,7 +4,8 @@ Every node stays connected with the next rank that lives, going round, besides w
 one another however its topology changes, and every node is watched by one at least. On these connections
 heartbeats carry reports (:mod:`gossamer.engines.processes.roster`), at once where something changed.
 
-A node goes when it has heard of all and is connected with its neighbours of the first round. It ends when all are done,
+A node goes when it has heard of all and is connected with its neighbours of the first round; one that is started again
+joins in the round after the others'. It ends when all are done,
 have left or are lost; when its clock, or another's that it hears of, has reached the end of the run's time; or when
 it is asked to stop. Before it closes its connections it waits until those it is connected with have heard so.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,7 +22,7 @@ from gossamer.engines.processes.roster import Report, Roster, State
 from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import GraphLog, Observer
 from gossamer.engines.setup import Setup
-from gossamer.errors import RunFailed
+from gossamer.errors import RunFailed, cause
 from gossamer.experiment import Processes
 from gossamer.payload import FrameError
 from gossamer.results.folder import RunFolder
@@ -68,6 +70,7 @@ class Standalone:
         self._rank, self._setup, self._roster, self._observer = rank, setup, roster, observer
         self._start_timeout_s = experiment.engine.start_timeout_s
         self._loss_fails = experiment.gather.lost_peer == "fail"
+        self._waits = experiment.algorithm.gathers and experiment.gather.timeout_s is None
         self._began, self._options = began, transport
         self._events = folder.segment("events", rank)
         graphs = folder.segment("graphs", rank)
@@ -179,9 +182,24 @@ class Standalone:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+        if self._roster.again and self._waits:
+            self._fail(
+                f"node {self._rank} was there before, and would wait for messages of rounds that are over; accepted:"
+                " gather.timeout_s in seconds, for nodes that are started again"
+            )
+            return
         self._start = time.monotonic()
         self._began()
+        if (first := self._first_round()) > 0:
+            self._hear(["join", first])
         self._hear(["go", self._start])
+
+    def _first_round(self) -> int:
+        """The round to begin with: started again, one that no other has begun, so that nobody waits for an older one."""
+        if not self._roster.again:
+            return 0
+        last = self._setup.experiment.stop.rounds
+        return min(self._roster.latest_round() + 1, last or self._roster.latest_round() + 1)
 
     def _not_up(self) -> list[int]:
         """The ranks that this node waits for before it starts."""
@@ -306,7 +324,7 @@ class Standalone:
                     await self._changed.wait()
         except TimeoutError:
             pass  # who does not answer finds the connection closed
-        self._hear(["finish", reason])
+        self._hear(["finish", reason, None])
 
     def _knows(self, report: Report) -> bool:
         own = report.entries.get(self._rank)
@@ -318,7 +336,7 @@ class Standalone:
             self._ending, self.reason = True, "failed"
             self._roster.say(state=State.LOST)
             self._report()
-            self._hear(["finish", "failed"])
+            self._hear(["finish", "failed", None])
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         time_s, wall_s = 0.0, 0.0
@@ -330,4 +348,9 @@ class Standalone:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"node {self._rank}: {cause(error)}", "".join(traceback.format_exception(error)))

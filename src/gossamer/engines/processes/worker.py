@@ -480,6 +480,9 @@ class _Worker:
             self._transport.mark_found(rest[0])
         elif what == "leave":
             self._leaving = True
+        elif what == "join":
+            self._node.rejoin(rest[0])
+            self._node.catch_up()
         elif what == "find":
             self._find(rest[0], anew=rest[1])
         elif what == "meet":
