@@ -286,7 +286,8 @@ class Node:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`. What stands for who is missing, the experiment's ``gather.missing`` says
         where ``missing`` doesn't."""
-        mix = Mix(own, inbox, weights, self_weight, self._missing(inbox, weights, missing), self._index_sets)
+        stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
+        mix = Mix(own, inbox, weights, self_weight, stands_in, self._index_sets)
         return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
 
     async def mix(
@@ -303,7 +304,7 @@ class Node:
         :meth:`combine`.
         """
 
-        stands_in = self._missing(inbox, weights, missing)
+        stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
         whole = any(isinstance(payload, Model) for payload in inbox.values())
 
         def prepare() -> Mix:
@@ -317,13 +318,6 @@ class Node:
             self._set_parameters(mixed)
 
         await self._host.mix(prepare, commit, read=False)
-
-    def _missing(
-        self, inbox: Mapping[int, Payload], weights: Mapping[int, float], said: Missing | None
-    ) -> Missing:
-        if said is not None:
-            return said
-        return self._setup.missing if len(inbox) < len(weights) else "own"
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
@@ -888,7 +882,8 @@ class _Rounds:
     async def __anext__(self) -> int:
         if self._current is not None:
             await self._node.end_round(self._current)
-        self._node.catch_up()
+        if self._node._first:
+            self._node.catch_up()
         if self._node.finished:
             raise StopAsyncIteration
         self._current = self._node.round
