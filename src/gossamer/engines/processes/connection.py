@@ -414,6 +414,9 @@ class Outgoing(Connection):
         super().connection_lost(error)
         why = str(error or "closed the connection")
         self._fail(why)
+        for expected in self._expected:
+            if expected.timed:  # (what is not acknowledged waits for the next connection)
+                expected.sending.accept()
         if self.to.outgoing is self:
             self.owner._peering.broke(self.to, why)
 
