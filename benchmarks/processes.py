@@ -1,6 +1,6 @@
 """``make bench-processes``: what the engine ``processes`` costs, beside what the machine can do.
 
-    python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--json FILE]
+    python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--memory POLICY] [--json FILE]
 
 D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one where
 there are fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
@@ -10,8 +10,10 @@ Printed for each size:
 
 start-up      seconds from the start of Python to the first round: imports, data, forks and all
 node-rounds   a second, over the last three quarters of the rounds
+cpu           milliseconds of processor time of all nodes and their supervisor, a node-round
 bare          training steps a second of as many processes as cores that do nothing else (``channels_last``, an allocator
-              that keeps what is freed), measured before and after the run; and the part of them that the run's own steps are
+              that keeps what is freed), and a step's processor time, measured before and after the run; and the part of
+              them that the run's own steps are, by the clock and by processor time (which a busy machine disturbs less)
 private       MiB a node that no other process shares: the mean and the most over nodes, while they run (sampled before the
               measured rounds) and as each one found itself at its end
 bytes         that a node sends in a round, over the least possible: degree times parameters times four
@@ -59,17 +61,19 @@ def main() -> None:
     root = os.environ.get("GOSSAMER_DATA_ROOT")
     parser.add_argument("--data-root", type=Path, default=root, help="a folder with hub/uoft-cs/cifar10/...")
     parser.add_argument("--nodes", default=",".join(map(str, NODES)), help="numbers of nodes")
+    parser.add_argument("--memory", default="auto", help="engine.memory: auto, keep or trim")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
     data_root = None if arguments.data_root is None else str(arguments.data_root.resolve())
     print("data:", "random images of CIFAR-10's shape (no data root)" if data_root is None else "CIFAR-10")
     rows = []
     for nodes in map(int, arguments.nodes.split(",")):
-        before = bare_steps_per_s()
-        row = in_process(nodes, data_root)
-        bare = statistics.mean((before, bare_steps_per_s()))
-        row["bare_steps_per_s"] = bare
-        row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / bare
+        before = bare()
+        row = in_process(nodes, data_root, arguments.memory)
+        rate, cpu_ms = (statistics.mean(both) for both in zip(before, bare(), strict=True))
+        row["bare_steps_per_s"], row["bare_cpu_ms_a_step"] = rate, cpu_ms
+        row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / rate
+        row["ratio_to_bare_by_cpu"] = LOCAL_STEPS * cpu_ms / row["cpu_ms_a_node_round"]
         rows.append(row)
         print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
     machine = describe()
@@ -82,9 +86,11 @@ def _shown(key: str, value: Any) -> str:
     return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
 
 
-def experiment(nodes: int, rounds: int, data_root: str | None = None, **changes: Any) -> Experiment:
+def experiment(
+    nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
+) -> Experiment:
     """What is run: rows of all nodes each quarter of the rounds, of which one node is judged, on few samples."""
-    synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": 50_000}
+    synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(
         {
@@ -105,14 +111,17 @@ def experiment(nodes: int, rounds: int, data_root: str | None = None, **changes:
 
 
 class Watcher:
-    """Notes what a run records, and looks once at the memory of its nodes, before the rounds that are measured.
+    """Notes what a run records, and looks at the memory and processor time of its nodes.
 
     Args:
-        looks_at: node-rounds after which it looks.
+        looks_at: node-rounds after which it looks at memory, before the rounds that are measured.
+        counts_at: node-rounds between which it counts processor time.
     """
 
-    def __init__(self, looks_at: int) -> None:
-        self._looks_at = looks_at
+    def __init__(self, looks_at: int, counts_at: tuple[int, int]) -> None:
+        self._looks_at, self._counts_at = looks_at, list(counts_at)
+        self.cpu: list[tuple[int, float]] = []
+        """Node-rounds, and seconds of processor time until then."""
         self.go = float("inf")
         """When the nodes began, by the system's monotonic clock."""
         self.parameters = 0
@@ -124,13 +133,24 @@ class Watcher:
 
     def progress(self, rounds: int, time_s: float) -> None:
         if rounds >= self._looks_at and not self.private:
-            [server] = psutil.Process().children()
-            self.private = [private_bytes(node.pid) or 0 for node in server.children()]
+            nodes = [node for server in psutil.Process().children() for node in server.children()]
+            self.private = [private_bytes(node.pid) or 0 for node in nodes]
+        if self._counts_at and rounds >= self._counts_at[0]:
+            self._counts_at.pop(0)
+            times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+            self.cpu.append((rounds, sum(time.user + time.system for time in times)))
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.go = min(self.go, time.monotonic() - row["wall_s"])
         if row["node"] >= 0:
             self.rows.setdefault(row["round"], []).append(dict(row))
+
+    def cpu_ms(self) -> float:
+        """Milliseconds of processor time a node-round, or not a number where a run was too short to tell."""
+        if len(self.cpu) < 2 or self.cpu[0][0] == self.cpu[1][0]:
+            return float("nan")
+        (first, before), (last, after) = self.cpu
+        return 1e3 * (after - before) / (last - first)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr)
@@ -146,7 +166,7 @@ def measure(described: Experiment, started: float) -> Row:
     nodes, rounds, every = described.nodes, described.stop.rounds, described.evaluation.every_rounds
     assert rounds is not None
     assert every is not None
-    watcher = Watcher(nodes * every // 2)
+    watcher = Watcher(nodes * every // 2, (nodes * every, nodes * (rounds - 1)))
     with tempfile.TemporaryDirectory() as folder:
         at_end = run(described, folder, observer=watcher).private_bytes
     wall_s = {round: statistics.mean(row["wall_s"] for row in rows) for round, rows in watcher.rows.items()}
@@ -158,6 +178,7 @@ def measure(described: Experiment, started: float) -> Row:
         "rounds": rounds,
         "start_up_s": watcher.go - started,
         "node_rounds_per_s": nodes * (rounds - every) / (wall_s[rounds] - wall_s[every]),
+        "cpu_ms_a_node_round": watcher.cpu_ms(),
         "private_MiB_mean": statistics.mean(watcher.private) / MIB,
         "private_MiB_max": max(watcher.private) / MIB,
         "private_MiB_mean_at_end": at_end["mean"] / MIB,
@@ -167,28 +188,33 @@ def measure(described: Experiment, started: float) -> Row:
     }
 
 
-def in_process(nodes: int, data_root: str | None) -> Row:
+def in_process(nodes: int, data_root: str | None, memory: str) -> Row:
     """One size, in a process of its own, so that its start-up has all that a user waits for."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
-    code = f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {time.monotonic()!r})"
+    code = (
+        f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r}, {time.monotonic()!r})"
+    )
     row: Row = json.loads(_answer(code))
     return row
 
 
-def one(nodes: int, rounds: int, data_root: str | None, started: float) -> None:
+def one(nodes: int, rounds: int, data_root: str | None, memory: str, started: float) -> None:
     """In a process of its own: measure one size, and print the row."""
-    print(json.dumps(measure(experiment(nodes, rounds, data_root), started)))
+    engine = {"name": "processes", "memory": memory}
+    print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine), started)))
 
 
-def bare_steps_per_s(steps: int = 300) -> float:
-    """GN-LeNet steps a second of one process a core, all at once, that train and do nothing else."""
+def bare(steps: int = 300) -> tuple[float, float]:
+    """GN-LeNet steps a second of one process a core, all at once, that train and do nothing else; and milliseconds of
+    processor time a step."""
     code = f"import processes; processes.bare_steps({steps})"
     running = [_start(code) for _ in range(cores())]
-    return sum(json.loads(process.communicate()[0]) for process in running)
+    rates, cpu_ms = zip(*(json.loads(process.communicate()[0]) for process in running), strict=True)
+    return sum(rates), statistics.mean(cpu_ms)
 
 
 def bare_steps(steps: int) -> None:
-    """In a process of its own: print steps a second."""
+    """In a process of its own: print steps a second, and milliseconds of processor time a step."""
     keep_freed_memory()
     torch.set_num_threads(1)
     model = model_factory("gn-lenet", (3, 32, 32), 10, hidden=())()
@@ -203,10 +229,10 @@ def bare_steps(steps: int) -> None:
 
     for _ in range(20):
         step()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
-    print(steps / (time.perf_counter() - start))
+    print(json.dumps([steps / (time.perf_counter() - start), 1e3 * (time.process_time() - cpu) / steps]))
 
 
 def _start(code: str) -> subprocess.Popen[str]:

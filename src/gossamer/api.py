@@ -105,6 +105,10 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
             raise BadInput(
                 f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200"
             )
+        if experiment.mortal:
+            raise BadInput(
+                f"{path}: a run with faults or engine.restart, whose nodes are saved each for itself; accepted: one without"
+            )
         cut = newest(folder.checkpoints)
         if cut is None:
             raise BadInput(

@@ -113,11 +113,21 @@ class Gather(_Section):
 
     Args:
         timeout_s: go on without the missing ones after so many seconds; null waits for ever.
-        lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without it.
+        lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without it; "wait" waits for it to come back, at
+            most ``timeout_s``.
+        missing: what becomes of the weight of a model that is not there, where an algorithm mixes with given weights:
+            the node's "own" model gets it, or "renormalize" divides by the weight of what is there.
     """
 
     timeout_s: float | None = Field(default=None, gt=0)
-    lost_peer: Literal["fail", "skip"] = "fail"
+    lost_peer: Literal["fail", "skip", "wait"] = "fail"
+    missing: Literal["own", "renormalize"] = "own"
+
+    @model_validator(mode="after")
+    def _waits_for_a_time(self) -> Gather:
+        if self.lost_peer == "wait" and self.timeout_s is None:
+            raise ValueError("with lost_peer: wait, a timeout_s: who is dead may not come back")
+        return self
 
 
 class Failures(_Section):
@@ -197,6 +207,9 @@ class Processes(_Section):
             "trim" hands it back (small), "auto" keeps it if all nodes' fits into half of what the machine has left.
         pace: what was computed sooner than the compute profile says is waited for until then, so that real seconds
             compare with virtual ones.
+        restart: what becomes of a node that dies though no fault of the experiment says so: "never", or "always" a new
+            start, from its newest checkpoint.
+        restart_limit: how often, for each node.
     """
 
     name: Literal["processes"] = "processes"
@@ -206,6 +219,8 @@ class Processes(_Section):
     train_at_once: Count | None = None
     memory: Literal["auto", "keep", "trim"] = "auto"
     pace: bool = Field(default=False, strict=True)
+    restart: Literal["never", "always"] = "never"
+    restart_limit: Count = 3
 
 
 ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
@@ -238,8 +253,16 @@ def _wrappers(value: Any) -> Any:
     )
 
 
+def _faults(value: Any, info: Any) -> Any:
+    return (
+        [build("fault", item, info.context, f"faults.{number}") for number, item in enumerate(value)]
+        if isinstance(value, list | tuple)
+        else value
+    )
+
+
 class Experiment(BaseModel):
-    """One complete description: task, partition, topology, algorithm, network, compute, evaluation, stop
+    """One complete description: task, partition, topology, algorithm, network, compute, faults, evaluation, stop
     rule, seed.
 
     Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen;
@@ -261,6 +284,7 @@ class Experiment(BaseModel):
     initial: Literal["common", "independent"] = "common"
     compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
     network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
+    faults: Annotated[tuple[Any, ...], BeforeValidator(_faults)] = ()
     gather: Gather = Gather()
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
@@ -275,13 +299,19 @@ class Experiment(BaseModel):
     def _component(self, value: Component) -> dict[str, Any]:
         return value.spec()
 
-    @field_serializer("wrappers", when_used="always")
+    @field_serializer("wrappers", "faults", when_used="always")
     def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:
         return [item.spec() for item in value]
 
     @field_serializer("data_root", when_used="always")
     def _path(self, value: Path | None) -> str | None:
         return None if value is None else str(value)
+
+    @property
+    def mortal(self) -> bool:
+        """Whether nodes may be away and come back. Such a run can't be resumed: its nodes are saved each for itself."""
+        restarts = isinstance(self.engine, Processes) and self.engine.restart == "always"
+        return bool(self.faults) or restarts
 
     @model_validator(mode="after")
     def _known_ranks(self) -> Experiment:

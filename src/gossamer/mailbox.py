@@ -183,8 +183,7 @@ class Mailbox:
         if late[prefix] == 0:
             del late[prefix]
             if not late:
-                del self._late[message.source]
-                self._picky = bool(self._late)
+                self.forget_late(message.source)
         return True
 
     def retire(self) -> None:
@@ -199,6 +198,11 @@ class Mailbox:
         for source in sources:
             self._late.setdefault(source, Counter())[prefix] += 1
             self._picky = True
+
+    def forget_late(self, source: int) -> None:
+        """Nothing of a source is late any more: it was started again, and will not send what it owed."""
+        self._late.pop(source, None)
+        self._picky = self._retired or bool(self._late)
 
     def take_first(self, prefix: Prefix, sources: set[int] | None) -> Message | None:
         """Take out the oldest message that fits, if there is one."""

@@ -54,7 +54,9 @@ class NodeSetup:
         batch_size: samples a local step, or "full".
         test_samples: samples that a recorded or asked-for evaluation judges.
         gather_timeout_s: default timeout of ``gather``, seconds; None waits for ever.
-        lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it.
+        lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it, "wait" waits
+            for it to come back.
+        missing: what stands for a model that is not there, where the algorithm does not say; as for :meth:`Node.combine`.
         wrappers: change what the node sends or receives, outermost last.
     """
 
@@ -70,7 +72,8 @@ class NodeSetup:
     batch_size: int | Literal["full"]
     test_samples: int
     gather_timeout_s: float | None = None
-    lost_peer: Literal["fail", "skip"] = "fail"
+    lost_peer: Literal["fail", "skip", "wait"] = "fail"
+    missing: Missing = "own"
     wrappers: Sequence[NodeWrapper] = ()
 
 
@@ -112,6 +115,7 @@ class Node:
         self._reset = False
         self._index_sets: dict[str, Tensor] = {}
         self._mailbox = Mailbox(self._drop)
+        self._first: dict[int, int] = {}  # the round in which a node that was away takes part again, by rank
         self.ages = Ages()
         self._sampler = setup.topology.sampler(self, host)
         self._sampling: asyncio.Task[None] | None = None
@@ -277,11 +281,12 @@ class Node:
         weights: Mapping[int, float],
         *,
         self_weight: float | None = None,
-        missing: Missing = "own",
+        missing: Missing | None = None,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
-        :func:`gossamer.learning.mixing.combine`."""
-        mix = Mix(own, inbox, weights, self_weight, missing, self._index_sets)
+        :func:`gossamer.learning.mixing.combine`. What stands for who is missing, the experiment's ``gather.missing`` says
+        where ``missing`` doesn't."""
+        mix = Mix(own, inbox, weights, self_weight, self._missing(inbox, weights, missing), self._index_sets)
         return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
 
     async def mix(
@@ -290,18 +295,20 @@ class Node:
         weights: Mapping[int, float],
         *,
         self_weight: float | None = None,
-        missing: Missing = "own",
+        missing: Missing | None = None,
     ) -> None:
         """Read the parameters, combine them with the inbox and write the result, indivisibly.
 
-        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only.
+        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only. ``missing`` is as for
+        :meth:`combine`.
         """
 
+        stands_in = self._missing(inbox, weights, missing)
         whole = any(isinstance(payload, Model) for payload in inbox.values())
 
         def prepare() -> Mix:
             own = self.model if whole else self._snapshot()
-            return Mix(own, inbox, weights, self_weight, missing, self._index_sets)
+            return Mix(own, inbox, weights, self_weight, stands_in, self._index_sets)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -310,6 +317,13 @@ class Node:
             self._set_parameters(mixed)
 
         await self._host.mix(prepare, commit, read=False)
+
+    def _missing(
+        self, inbox: Mapping[int, Payload], weights: Mapping[int, float], said: Missing | None
+    ) -> Missing:
+        if said is not None:
+            return said
+        return self._setup.missing if len(inbox) < len(weights) else "own"
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
@@ -501,14 +515,14 @@ class Node:
         self._mailbox.watch(waiter)
         taken_before = self._mailbox.taken
         timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
+        away: set[int] = set()  # who need not be waited for, though they may come back meanwhile
         try:
-            while len(waiter.seen) < enough and not waiter.expired:
-                dead = (wanted & self._host.lost) - waiter.seen if self._host.lost else frozenset()
-                if dead and self._setup.lost_peer == "fail":
-                    raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(dead)} are dead")
-                if len(wanted - dead) < enough:
-                    enough = waiter.wanted = len(wanted - dead)
-                    continue
+            while not waiter.expired:
+                if self._host.lost or self._first:
+                    away |= self._away(wanted - waiter.seen, waiter)
+                    enough = waiter.wanted = min(enough, len(wanted) - len(away))
+                if len(waiter.seen - away if away else waiter.seen) >= enough:
+                    break
                 await waiter.wait()
                 if self._mailbox.taken != taken_before:
                     taken_before = self._mailbox.taken
@@ -527,6 +541,16 @@ class Node:
             if not message.unchanged():
                 self._intact(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _away(self, awaited: set[int], waiter: Waiter) -> set[int]:
+        """Those of some ranks from whom nothing comes in this round."""
+        lost = awaited & self._host.lost
+        if lost and self._setup.lost_peer == "fail":
+            raise PeerLost(f"node {self.rank} waits for {waiter}, of which {sorted(lost)} are dead")
+        if self._first.get(self.rank, 0) > self.round:
+            return awaited
+        away = {rank for rank in awaited if self._first.get(rank, 0) > self.round}
+        return away if self._setup.lost_peer == "wait" else away | lost
 
     def _intact(self, message: Message) -> Message:
         if not message.unchanged():
@@ -558,6 +582,33 @@ class Node:
     def peer_lost(self) -> None:
         """For engines: ``host.lost`` has grown."""
         self._mailbox.wake_all()
+
+    def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
+        """For engines: a peer that was away is back; ``host.lost`` has it no more.
+
+        Args:
+            rank: the peer.
+            first: the round from which on it takes part; in those before nobody waits for it.
+            anew: whether it was started again, so that nothing that it owed will come.
+        """
+        self._first[rank] = first
+        if anew:
+            self._mailbox.forget_late(rank)
+        self._mailbox.wake_all()
+
+    def rejoin(self, first: int) -> None:
+        """For engines: the node was taken for dead, or was; it takes part again from a round on. In the rounds before, if
+        it is in one, it waits for nobody, since what the others sent meanwhile is lost."""
+        self._first[self.rank] = first
+        self._mailbox.wake_all()
+
+    def catch_up(self) -> None:
+        """Go on with the round from which on this node takes part again, if it is in one before."""
+        first = self._first.get(self.rank, 0)
+        if first > self.round:
+            self.round = first
+            if self._setup.optimizer.schedule is not None:
+                self.lr = self._setup.optimizer.lr_at(self.round)
 
     def waiting(self) -> list[str]:
         """What this node's tasks wait for, in words."""
@@ -837,6 +888,7 @@ class _Rounds:
     async def __anext__(self) -> int:
         if self._current is not None:
             await self._node.end_round(self._current)
+        self._node.catch_up()
         if self._node.finished:
             raise StopAsyncIteration
         self._current = self._node.round

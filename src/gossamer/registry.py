@@ -24,6 +24,7 @@ from gossamer.validation import bad_input
 KINDS: dict[str, tuple[str, ...]] = {
     "algorithm": ("gossamer.algorithms",),
     "compute": ("gossamer.network",),
+    "fault": ("gossamer.faults",),
     "network": ("gossamer.network",),
     "optimizer": ("gossamer.learning",),
     "partition": ("gossamer.tasks",),

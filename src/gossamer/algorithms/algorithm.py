@@ -27,11 +27,13 @@ class Algorithm(Component):
         bears_loss: whether it may run on a network that loses messages, as is the default.
         bears_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
             neither for weights nor for the graph. Not the default.
+        bears_absence: whether nodes may crash, leave, join and come back while it runs, as is the default.
     """
 
     gathers: ClassVar[bool] = True
     bears_loss: ClassVar[bool] = True
     bears_sampling: ClassVar[bool] = False
+    bears_absence: ClassVar[bool] = True
 
     @abstractmethod
     async def run(self, node: Node) -> None:
@@ -51,6 +53,10 @@ class Algorithm(Component):
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks that hold training data, ascending; the partition is over these. The default is all."""
         return tuple(range(nodes))
+
+    def needed_ranks(self, nodes: int) -> tuple[int, ...]:
+        """Ranks without which the others can't go on. The default is none."""
+        return ()
 
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""

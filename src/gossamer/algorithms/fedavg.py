@@ -48,6 +48,9 @@ class FedAvg(Algorithm):
             )
         return tuple(rank for rank in range(nodes) if rank != self.server)
 
+    def needed_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (self.server,)
+
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:
         return (self.server,)
 

@@ -37,6 +37,9 @@ class Centralized(Algorithm):
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)
 
+    def needed_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (0,)
+
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)
 

@@ -46,11 +46,12 @@ class SGP(Algorithm):
         overlap: tau: send every so many rounds, and wait for what was sent to this node no sooner than at the next sending.
             The k-th exchange uses the graph of round k. 0: exchange and wait in every round.
 
-    A network that loses messages is refused. What nobody waits for any more is lost too: ``gather.timeout_s``, if it is
-    not null, has to be longer than any message takes.
+    A network that loses messages is refused, and so are nodes that are away, with whom their weight would be. What nobody
+    waits for any more is lost too: ``gather.timeout_s``, if it is not null, has to be longer than any message takes.
     """
 
     bears_loss: ClassVar[bool] = False
+    bears_absence: ClassVar[bool] = False
 
     local_steps: int = Field(default=1, ge=1)
     overlap: int = Field(default=0, ge=0)

@@ -12,6 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from gossamer.engines.muster import Moment, Muster
 from gossamer.engines.setup import Setup, edges
 from gossamer.experiment import Target
 from gossamer.learning.evaluate import Evaluator
@@ -25,10 +26,6 @@ from gossamer.topology import TopologySchedule
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
-
-
-Moment = int | tuple[str, int] | str
-"""What rows belong together by: a node's own round, ("tick", k) for an instant of the grid of time, or "end"."""
 
 
 def moment_text(moment: Moment) -> str:
@@ -143,39 +140,37 @@ class NetworkRows:
     """
 
     def __init__(self, setup: Setup, evaluator: Evaluator) -> None:
-        self._judged = set(setup.judged)
         self._average = setup.experiment.evaluation.nodes == "average"
         self._evaluator = evaluator
-        self._pending: dict[Moment, dict[int, tuple[Mapping[str, Any], Model]]] = {}
-        self._skipped: set[Moment] = set()
+        self._snapshots: Muster[tuple[Mapping[str, Any], Model]] = Muster(setup.judged, MOST_PENDING)
+        self._judged = frozenset(setup.judged)
 
     def add(self, moment: Moment, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         """Take a node's row and snapshot; gives the network's row when it is the last one."""
-        if row["node"] in self._judged and moment not in self._skipped:
-            self._pending.setdefault(moment, {})[row["node"]] = (row, model)
-            if len(self._pending) > MOST_PENDING:
-                self.skip(next(iter(self._pending)))
-        return self._completed(moment)
+        if row["node"] not in self._judged:
+            return None
+        snapshots = self._snapshots.take(moment, row["node"], (row, model))
+        return None if snapshots is None else self._row(moment, snapshots)
 
     def skip(self, moment: Moment) -> None:
         """A node could not give its snapshot for a moment: it will have no row."""
-        self._pending.pop(moment, None)
-        self._skipped.add(moment)
+        self._snapshots.skip(moment)
 
-    def without(self, rank: int) -> dict[Moment, dict[str, Any]]:
-        """A node is gone for good; gives the rows, by moment, that waited for it alone."""
-        self._judged.discard(rank)
-        for snapshots in self._pending.values():
-            snapshots.pop(rank, None)
-        rows = {moment: self._completed(moment) for moment in list(self._pending)}
-        return {moment: row for moment, row in rows.items() if row is not None}
+    def without(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
+        """A node is gone; gives the rows, by moment, that waited for it alone. The snapshots that it gave count if they are
+        to be kept."""
+        complete = self._snapshots.without(rank, keep=keep)
+        return {moment: self._row(moment, snapshots) for moment, snapshots in complete}
 
-    def _completed(self, moment: Moment) -> dict[str, Any] | None:
-        snapshots = self._pending.get(moment, {})
-        if not snapshots or len(snapshots) < len(self._judged):
-            return None
-        del self._pending[moment]
-        rows, models = zip(*(snapshots[rank] for rank in sorted(snapshots)), strict=True)
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node is there (again), and is recorded from this round and this tick on."""
+        if rank in self._judged:
+            self._snapshots.back(rank, round, tick)
+
+    def _row(
+        self, moment: Moment, snapshots: Mapping[int, tuple[Mapping[str, Any], Model]]
+    ) -> dict[str, Any]:
+        rows, models = zip(*snapshots.values(), strict=True)
         parameters = torch.stack([model.parameters for model in models])
         network: dict[str, Any] = {
             "node": NETWORK,
@@ -263,12 +258,18 @@ class TargetWatch:
     """
 
     def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
-        self._target, self._reporters = target, set(reporters)
-        self._values: dict[Moment, list[float | None]] = {}
+        self._target, self._reporters = target, frozenset(reporters)
+        self._values: Muster[float | None] = Muster(self._reporters)
 
-    def without(self, rank: int) -> None:
-        """A node is gone for good."""
-        self._reporters.discard(rank)
+    def without(self, rank: int, *, keep: bool = False) -> None:
+        """A node is gone; what it has reported counts if it is to be kept."""
+        for _ in self._values.without(rank, keep=keep):
+            """What is complete without it has been missed by then."""
+
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node is there (again), and reports from this round and this tick on."""
+        if rank in self._reporters:
+            self._values.back(rank, round, tick)
 
     def reached(self, moment: Moment, row: Mapping[str, Any]) -> bool:
         """Take a row; whether it completes an evaluation at which the target is met."""
@@ -278,11 +279,10 @@ class TargetWatch:
         if row["node"] == NETWORK:
             values = [value]
         elif row["node"] in self._reporters:
-            values = self._values.setdefault(moment, [])
-            values.append(value)
-            if len(values) < len(self._reporters):
+            taken = self._values.take(moment, row["node"], value)
+            if taken is None:
                 return False
-            del self._values[moment]
+            values = list(taken.values())
         else:
             return False
         known = [float(each) for each in values if each is not None]

@@ -10,16 +10,19 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from gossamer.engines.newcomer import Hospitality
 from gossamer.errors import BadInput, listed
-from gossamer.experiment import Experiment
+from gossamer.experiment import Experiment, Processes, Simulate
+from gossamer.faults import Schedule
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages import Model
-from gossamer.network import ComputeProfile
+from gossamer.network import ComputeProfile, Network
 from gossamer.node import NodeSetup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.registry import names
 from gossamer.tasks import Task, label_counts, load_task
 from gossamer.topology import Graph, TopologySchedule
+from gossamer.wrapper import NodeWrapper
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,9 @@ class Setup:
         parts: indices of each node's training samples.
         labels: samples of each class at each node, or None where there are no classes.
         topology: who may talk to whom.
-        compute: how long local steps take, settled for these nodes.
+        faults: what goes wrong, and when.
+        network: what links do to a message, faults included.
+        compute: how long local steps take, settled for these nodes, faults included.
         layout: the shapes behind the flat vectors.
         judged: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is judged by itself.
@@ -44,6 +49,8 @@ class Setup:
     parts: list[Int[np.ndarray, " _"]]
     labels: Int[np.ndarray, "nodes classes"] | None
     topology: TopologySchedule
+    faults: Schedule
+    network: Network
     compute: ComputeProfile
     layout: Layout
     judged: tuple[int, ...]
@@ -75,8 +82,13 @@ class Setup:
             test_samples=test_samples if samples is None else min(samples, test_samples),
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
-            wrappers=experiment.wrappers,
+            missing=experiment.gather.missing,
+            wrappers=self._wrappers(),
         )
+
+    def _wrappers(self) -> tuple[NodeWrapper, ...]:
+        given: tuple[NodeWrapper, ...] = self.experiment.wrappers
+        return (Hospitality(), *given) if self.faults.asks_neighbors else given
 
     def description(self) -> dict[str, Any]:
         """What the record keeps of the start: nodes, label counts, the first graph."""
@@ -105,7 +117,12 @@ def prepare(experiment: Experiment) -> Setup:
         BadInput: for anything that can't be used; names the field.
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
-    _check_network(experiment)
+    virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
+    experiment.network.conditions(nodes, seed)
+    faults = Schedule(experiment.faults, nodes, seed)
+    network = faults.network(experiment.network, frozen=virtual)
+    _check_network(experiment, network)
+    _check_faults(experiment, faults)
     holders, judged = algorithm.data_ranks(nodes), algorithm.judged_ranks(nodes)
     task = load_task(experiment.task, experiment.data_root, seed)
     with torch.random.fork_rng(devices=[]):
@@ -125,7 +142,7 @@ def prepare(experiment: Experiment) -> Setup:
             f" {algorithm.name_of()}; accepted: a topology with a graph (or an algorithm that does not ask:"
             f" {listed(bearing)})"
         )
-    compute = experiment.compute.settled(nodes, seed)
+    compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(topology, experiment.optimizer)
     _check_metric(experiment, task)
     return Setup(
@@ -134,6 +151,8 @@ def prepare(experiment: Experiment) -> Setup:
         parts=parts,
         labels=label_counts(task, parts),
         topology=topology,
+        faults=faults,
+        network=network,
         compute=compute,
         layout=layout,
         judged=judged,
@@ -142,19 +161,43 @@ def prepare(experiment: Experiment) -> Setup:
     )
 
 
-def _check_network(experiment: Experiment) -> None:
-    algorithm, network = experiment.algorithm, experiment.network
-    network.conditions(experiment.nodes, experiment.seed)
+def _check_network(experiment: Experiment, network: Network) -> None:
+    algorithm = experiment.algorithm
     waits = algorithm.gathers and experiment.gather.timeout_s is None
     if algorithm.bears_loss and not waits:
         return
     if not network.loses(experiment.nodes, experiment.seed):
         return
+    if experiment.network.loses(experiment.nodes, experiment.seed):
+        loser, without = "network: one that loses messages", "one without loss, whose paths stay"
+    else:
+        loser, without = "faults: some that lose messages", "none that do"
     if not algorithm.bears_loss:
+        raise BadInput(f"{loser}, for {algorithm.name_of()}; accepted: {without}")
+    raise BadInput(
+        f"gather.timeout_s: null {'on a network that loses' if loser[0] == 'n' else 'with faults that lose'} messages;"
+        " accepted: seconds"
+    )
+
+
+def _check_faults(experiment: Experiment, faults: Schedule) -> None:
+    """Refuse that nodes are away where the algorithm, or what its nodes do about a dead peer, can't work then."""
+    algorithm, gather = experiment.algorithm, experiment.gather
+    restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
+    if not (faults.hit or restarts):
+        return
+    field = "faults: nodes that are away" if faults.hit else "engine.restart: always"
+    if not algorithm.bears_absence:
         raise BadInput(
-            f"network: one that loses messages, for {algorithm.name_of()}; accepted: one without loss, whose paths stay"
+            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that bears it (docs/faults.md)"
         )
-    raise BadInput("gather.timeout_s: null on a network that loses messages; accepted: seconds")
+    needed = sorted(faults.hit & set(algorithm.needed_ranks(experiment.nodes)))
+    if needed:
+        raise BadInput(
+            f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
+        )
+    if algorithm.gathers and gather.lost_peer == "fail":
+        raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

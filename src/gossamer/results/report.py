@@ -25,6 +25,7 @@ from gossamer.results.time_to_text import note, tables
 from gossamer.results.words import NOTHING, bytes_text, count_text, metric_title, seconds_text, value_text
 
 _PAGE = files("gossamer.results") / "page"
+_COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
 _MOST_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
 
@@ -221,14 +222,19 @@ def _notice(run: Run, name: str, several: bool) -> str:
 
 
 def _lost(run: Run, of: str) -> str:
-    """What is on record about the nodes that were lost."""
-    if not run.lost:
+    """What is on record about nodes that were lost, and that came and went, with their times."""
+    events = run.events.filter(pl.col("event").is_in(_COMINGS), pl.col("detail").is_not_null()).sort("time_s")
+    if not run.lost and events.is_empty():
         return ""
-    details = run.events.filter(pl.col("event") == "lost")["detail"].drop_nulls().to_list()
-    more = f"\nand {len(details) - _MOST_NAMED} more" if len(details) > _MOST_NAMED else ""
-    text = escape("\n".join(details[:_MOST_NAMED]) + more)
-    named = f"node {_named(run.lost)}" if len(run.lost) == 1 else f"nodes {_named(run.lost)}"
-    return f'<div class="notice"><strong>Run{of} lost {named}</strong> and went on.<pre>{text}</pre></div>'
+    said = [f"{row['time_s']:8.1f} s  {row['detail']}" for row in events.head(_MOST_NAMED).to_dicts()]
+    if len(events) > _MOST_NAMED:
+        said.append(f"and {len(events) - _MOST_NAMED} more")
+    if run.lost:
+        named = f"node {_named(run.lost)}" if len(run.lost) == 1 else f"nodes {_named(run.lost)}"
+        title = f"<strong>Run{of} lost {named}</strong> and went on."
+    else:
+        title = f"<strong>Run{of}</strong>: nodes came and went."
+    return f'<div class="notice">{title}<pre>{escape(chr(10).join(said))}</pre></div>'
 
 
 def _cards(run: Run) -> str:

@@ -138,9 +138,9 @@ class TopologySchedule:
     def check(self) -> None:
         """Find what is wrong before any work starts: parameters, connectivity and weights of round 0.
 
-        A directed graph has to be strongly connected; of views to start with, the graph of who knows whom. Of a topology that changes by a rule
-        (one-peer-exponential), the union over one cycle has to be connected. Later draws of a random
-        topology are connected by construction.
+        A directed graph has to be strongly connected; of views to start with, the graph of who knows whom. Of a topology
+        that changes by a rule (one-peer-exponential), the union over one cycle has to be connected. Later draws of a
+        random topology are connected by construction.
 
         Raises:
             BadInput: naming the field, its value and what is accepted.

@@ -17,26 +17,73 @@ class Scene:
     def __init__(self, *hosts: str) -> None:
         self.time, self.lines = 0.0, list[str]()
         self.guard = Guard(hosts, self.lines.append, lambda: self.time)
+        self.refused = list[str]()
+
+    def come(self, host: str, *names: str) -> list[Stranger]:
+        strangers = [Stranger(name, self.refused) for name in names]
+        for stranger in strangers:
+            self.guard.enter(host, stranger)
+        return strangers
 
 
-def test_connections_that_have_not_said_who_they_are_are_bounded_by_address() -> None:
-    scene = Scene("10.0.0.1", "10.0.0.1", "10.0.0.2")
-    for host, nodes in (("10.0.0.1", 2), ("10.0.0.9", 0)):
-        for _ in range(guard.STRANGERS_EACH + nodes):
-            assert scene.guard.enter(host) is None
-        assert "too many" in str(scene.guard.enter(host))
-    scene.guard.leave("10.0.0.9")
-    assert scene.guard.enter("10.0.0.9") is None
+class Stranger:
+    def __init__(self, name: str, refused: list[str]) -> None:
+        self.name, self._refused = name, refused
+
+    def refuse(self, reason: str) -> None:
+        self._refused.append(self.name)
 
 
-def test_and_altogether() -> None:
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two places an address beside those of nodes, five in all beside them."""
+    monkeypatch.setattr(guard, "STRANGERS_EACH", 2)
+    monkeypatch.setattr(guard, "STRANGERS", 5)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_oldest_of_an_address_makes_room() -> None:
     scene = Scene("10.0.0.1")
-    allowed = sum(scene.guard.enter(f"10.0.1.{n}") is None for n in range(250))
-    assert allowed == guard.STRANGERS + 1
-    for n in range(allowed):
-        scene.guard.leave(f"10.0.1.{n}")
-    assert scene.guard.enter("10.0.2.1") is None
-    assert scene.guard._here == {"10.0.2.1": 1}
+    scene.come("10.0.0.2", *"abcd")
+    assert scene.refused == ["a", "b"]
+    scene.come("10.0.0.1", *"xyz")  # where a node is, there is a place more
+    assert scene.refused == ["a", "b"]
+    scene.come("10.0.0.1", "w")
+    assert scene.refused == ["a", "b", "x"]
+
+
+@pytest.mark.usefixtures("few")
+def test_who_has_left_holds_no_place() -> None:
+    scene = Scene("10.0.0.1")
+    a, b = scene.come("10.0.0.2", *"ab")
+    scene.guard.leave("10.0.0.2", a)
+    scene.guard.leave("10.0.0.2", a)
+    [c] = scene.come("10.0.0.2", "c")
+    assert scene.refused == []
+    [d] = scene.come("10.0.0.2", "d")
+    assert scene.refused == ["b"]
+    for stranger in (b, c, d):  # b too leaves, when its connection is closed
+        scene.guard.leave("10.0.0.2", stranger)
+    assert scene.guard._here == {}
+
+
+@pytest.mark.usefixtures("few")
+def test_when_all_places_are_taken_the_address_with_most_loses_one() -> None:
+    scene = Scene("10.0.0.1")
+    for n in range(3):
+        scene.come(f"10.0.1.{n}", f"alone {n}")
+    scene.come("10.0.0.2", *"ab")
+    scene.come("10.0.0.3", "x")
+    assert scene.refused == []
+    scene.come("10.0.0.4", "y")
+    assert scene.refused == ["a"]
+
+
+def test_places_are_bounded_altogether() -> None:
+    scene = Scene("10.0.0.1")
+    for n in range(250):
+        scene.come(f"10.0.1.{n}", str(n))
+    assert len(scene.refused) == 250 - guard.STRANGERS - 1
 
 
 def test_lines_about_one_address_are_bounded_and_counted() -> None:
@@ -87,15 +134,15 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
             ends.append(end)
         most = guard.STRANGERS_EACH + 2  # both nodes are at that address
         await a.until(lambda: len(a.events) == guard.LINES)
-        assert "is one of too many that did not say who they are" in a.events[0][1]
+        assert "did not say who it is while others came" in a.events[0][1]
+        b.send(0, "honest", "t")
+        await a.receive(1)
         assert len(a.transport._connections) <= most
+        assert len(a.transport._contacts) == 1
         for end in ends:
             end.close()
         while a.transport._guard._here:
             await asyncio.sleep(0)
-        b.send(0, "honest", "t")
-        await a.receive(1)
-        assert len(a.transport._contacts) == 1
         assert len(a.events) == guard.LINES
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transport_scene import TOKEN, Peer, RawEnd, accept, dial, message, network, on_loop, proxied
 
-from gossamer.engines.processes import transport as module
+from gossamer.engines.processes import peering as module
 from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.wire import Aborted, Arrived, Hello, credit, hello
 from gossamer.messages import WINDOW
@@ -106,7 +106,7 @@ async def test_what_was_acknowledged_is_let_go() -> None:
             await a.send(1, torch.zeros(3000), n)
         await a.transport.flush()
         await b.receive(50)
-        assert len(a.transport._contact(1).unacknowledged) == 0
+        assert len(a.transport._peering.contact(1).unacknowledged) == 0
 
 
 @on_loop
@@ -143,7 +143,7 @@ async def test_a_message_for_a_peer_that_is_away_holds_up_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (hello(1, TOKEN, 3, 1), "says that it is rank 1, which is connected already"),
+        (hello(1, TOKEN, 3, 1), "says that it is rank 1, on a connection that is known already"),
         (hello(1, TOKEN, 2, 9), "says that it is rank 1, in its life 2, which is over"),
     ],
 )
@@ -285,7 +285,7 @@ async def test_a_life_that_is_over_is_not_listened_to() -> None:
             await end.until(lambda: end.events)
         assert a.found == [1]
         a.transport.mark_lost(1, "killed", incarnation=4)  # late news
-        assert a.transport._contact(1).lost is None
+        assert a.transport._peering.contact(1).lost is None
 
 
 @pytest.mark.parametrize(

@@ -185,10 +185,10 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
             # The sending is over while the last window of it is still unacknowledged.
             while not await is_done(large):
-                uncredited = a.transport._contact(1).outgoing.unacknowledged
+                uncredited = a.transport._peering.contact(1).outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))
                 await end.read()
-            assert 0 < a.transport._contact(1).outgoing.unacknowledged <= WINDOW
+            assert 0 < a.transport._peering.contact(1).outgoing.unacknowledged <= WINDOW
 
 
 @pytest.mark.usefixtures("wire")
@@ -302,7 +302,7 @@ async def test_mark_lost_and_found() -> None:
 async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
     async with network(2) as ((a, b), _):
         a.send(1, 1, "t")
-        assert a.transport._contact(1).dial is not None
+        assert a.transport._peering.contact(1).dial is not None
         a.transport.mark_lost(1, "gone")
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
@@ -341,7 +341,7 @@ async def test_larger_messages_than_the_limit_are_refused() -> None:
         (hello(1, b"another run's to"), "has the token of another run"),
         (hello(2, TOKEN), "says that it is rank 2 of 2"),
         (hello(0, TOKEN), "says that it is rank 0 of 2"),
-        (hello(1, TOKEN), "says that it is rank 1, which is connected already"),
+        (hello(1, TOKEN), "says that it is rank 1, on a connection that is known already"),
     ],
 )
 @on_loop
@@ -380,7 +380,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, hello(1, TOKEN)) as end:
             await end.until(lambda: end.events)
-            incoming = a.transport._contact(1).incoming
+            incoming = a.transport._peering.contact(1).incoming
             incoming.pause_writing()  # as if the peer did not read its credit
             await end.say(b"".join(message(0, torch.zeros(100_000))[:5]))
             await a.until(lambda: a.events)

@@ -92,10 +92,10 @@ class Connection(asyncio.BufferedProtocol):
         for event in self.decoder.feed(data):
             if isinstance(event, Beat):
                 if self.contact is not None:
-                    self.owner._heard_status(self.contact, event.status)
+                    self.owner._peering.heard(self.contact, event.status)
             elif isinstance(event, Left):
                 if self.contact is not None:
-                    self.owner._left(self.contact)
+                    self.owner._peering.left(self.contact)
             else:
                 self.handle(event)
             if self.closed:
@@ -168,15 +168,11 @@ class Incoming(Connection):
             return
         peername = transport.get_extra_info("peername")
         host = peername[0] if peername else ""
-        too_many = self.owner._guard.enter(host)
-        if too_many is not None:
-            self._host = host
-            self.refuse(too_many)
-            return
         self._host = host
         self._deadline = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self.refuse, f"did not say who it is within {HELLO_TIMEOUT_S} s"
         )
+        self.owner._guard.enter(host, self)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -212,7 +208,7 @@ class Incoming(Connection):
         if self.tls and security and not security.belongs_to(self.tls.certificate, rank):
             self.refuse(f"says that it is rank {rank}, but has not got its key")
             return
-        contact = owner._contact(rank)
+        contact = owner._peering.contact(rank)
         if not hmac.compare_digest(said.token, owner._token):
             if self.tls is not None:  # it's a peer, and shall know why
                 self.write(hello(owner.rank, owner._token, owner.incarnation, said.connection))
@@ -223,14 +219,14 @@ class Incoming(Connection):
             self.refuse(f"says that it is rank {rank}, {stale}")
         else:
             self._known()
-            owner._meet(contact, said.incarnation)
+            owner._peering.meet(contact, said.incarnation)
             before, contact.incoming, self.contact = contact.incoming, self, contact
             if before is not None:
                 before.close()
             contact.answered = said.connection
             self.decoder.expect(contact.expected)
             self.write(hello(owner.rank, owner._token, owner.incarnation, said.connection, contact.expected))
-            owner._came(contact)
+            owner._peering.came(contact)
 
     def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
         """Take what came in since the last time, and deliver the message that it completes."""
@@ -273,7 +269,7 @@ class Incoming(Connection):
             who = f"stranger at {_show(self.link.get_extra_info('peername'))}"
             self.owner._guard.tell(self._host, f"{who} {reason}")
         else:
-            self.owner._refuse(self.contact, reason)
+            self.owner._peering.refuse(self.contact, reason)
 
     def connection_lost(self, error: Exception | None) -> None:
         expected = self.closed
@@ -282,7 +278,7 @@ class Incoming(Connection):
         if contact is not None:
             if contact.incoming is self:
                 contact.incoming = None
-                self.owner._gone(contact, str(error or "closed its connection"))
+                self.owner._peering.gone(contact, str(error or "closed its connection"))
         elif not expected:
             self.refuse("went away without saying who it is")
         self._known()
@@ -292,7 +288,7 @@ class Incoming(Connection):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            self.owner._guard.leave(self._host)
+            self.owner._guard.leave(self._host, self)
 
 
 @dataclass(eq=False, slots=True)
@@ -377,11 +373,11 @@ class Outgoing(Connection):
         elif (stale := contact.stale(said.incarnation, None)) is not None:
             self.refuse(f"answered {stale}")
         else:
-            owner._meet(contact, said.incarnation)
+            owner._peering.meet(contact, said.incarnation)
             contact.resume(said.expected)
             self.contact = contact
             self.greeted.set_result(None)
-            owner._reached(contact, self)
+            owner._peering.reached(contact, self)
 
     def accept_after(self, nbytes: int, after_s: float, sending: OwnSending) -> None:
         """A message is accepted so many seconds after so many bytes more are acknowledged."""
@@ -406,7 +402,7 @@ class Outgoing(Connection):
             self.owner._guard.tell(host, f"{self.to.rank} (dialled at {host}:{port}) {reason}")
             self._fail(reason)
         else:
-            self.owner._refuse(self.contact, reason)
+            self.owner._peering.refuse(self.contact, reason)
 
     def _fail(self, why: str) -> None:
         if not self.greeted.done():
@@ -421,7 +417,7 @@ class Outgoing(Connection):
         why = str(error or "closed the connection")
         self._fail(why)
         if self.to.outgoing is self:
-            self.owner._broke(self.to, why)
+            self.owner._peering.broke(self.to, why)
 
 
 def _show(address: Any) -> str:

@@ -105,7 +105,7 @@ class Contact:
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its life {incarnation}, which is over"
         if connection is not None and incarnation == self.incarnation and connection <= self.answered:
-            return "which is connected already"
+            return "on a connection that is known already"
         return None
 
     def acknowledge(self, nbytes: int) -> None:
@@ -160,3 +160,11 @@ class Contact:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    def disconnect(self) -> None:
+        """Close its connections, without another word about them."""
+        links = self.incoming, self.outgoing
+        self.incoming = self.outgoing = None
+        for link in links:
+            if link is not None:
+                link.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
 
 STRANGERS = 128
 """Connections that may be here without having said who they are, beside one a node."""
@@ -16,6 +17,14 @@ ALL_LINES = 64
 """Lines a minute about all of them."""
 MINUTE_S = 60.0
 _REMEMBERED = 1024
+
+
+@runtime_checkable
+class Stranger(Protocol):
+    """A connection that has not said who it is."""
+
+    def refuse(self, reason: str) -> None:
+        """Close it."""
 
 
 class Guard:
@@ -33,26 +42,34 @@ class Guard:
         self._at = Counter(map(place_of, hosts))
         self._most = STRANGERS + self._at.total()
         self._report, self._clock = report, clock
-        self._here: Counter[str] = Counter()
+        self._here: dict[str, OrderedDict[Stranger, None]] = {}  # by address, the first that came first
         self._lines: OrderedDict[str, tuple[float, int]] = (
             OrderedDict()
         )  # minute's start, and lines asked for
         self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
 
-    def enter(self, host: str) -> str | None:
-        """A connection comes in; gives why it may not stay, or None if it may, until :meth:`leave`."""
+    def enter(self, host: str, stranger: Stranger) -> None:
+        """A connection comes in, to stay until :meth:`leave`. Where that makes too many, the one from its address, or else
+        from the address with most, that has been there longest is refused: those who hold their places for nothing must not
+        keep out who would say at once who it is."""
         place = place_of(host)
-        if self._here[place] >= STRANGERS_EACH + self._at[place] or self._here.total() >= self._most:
-            return f"is one of too many that did not say who they are ({self._here[place]} from there)"
-        self._here[place] += 1
-        return None
+        self._here.setdefault(place, OrderedDict())[stranger] = None
+        if len(self._here[place]) > STRANGERS_EACH + self._at[place]:
+            self._refuse_oldest(place)
+        elif sum(map(len, self._here.values())) > self._most:
+            self._refuse_oldest(max(self._here, key=lambda each: len(self._here[each])))
 
-    def leave(self, host: str) -> None:
+    def leave(self, host: str, stranger: Stranger) -> None:
         """A connection has said who it is, or is gone."""
-        place = place_of(host)
-        self._here[place] -= 1
-        if not self._here[place]:
-            del self._here[place]
+        here = self._here.get(place := place_of(host), OrderedDict())
+        here.pop(stranger, None)
+        if not here:
+            self._here.pop(place, None)
+
+    def _refuse_oldest(self, place: str) -> None:
+        count, oldest = len(self._here[place]), next(iter(self._here[place]))
+        del self._here[place][oldest]
+        oldest.refuse(f"did not say who it is while others came ({count} from there)")
 
     def tell(self, host: str, line: str) -> None:
         """Report a line about an address or a rank, unless there were too many; these are counted with the next one."""

@@ -19,15 +19,20 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+from gossamer.engines.events import EventLog
+from gossamer.engines.muster import Moment
 from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.assembly import Assembly
 from gossamer.engines.processes.channel import Channel, close_all_but
+from gossamer.engines.processes.child import Child
 from gossamer.engines.processes.death import describe_exit, die_with
+from gossamer.engines.processes.fates import Fates
 from gossamer.engines.processes.memory import FINAL, SharedModels
 from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.processes.transport import listen
@@ -35,7 +40,6 @@ from gossamer.engines.processes.worker import Place
 from gossamer.engines.processes.worker import main as worker_main
 from gossamer.engines.recording import (
     GraphLog,
-    Moment,
     NetworkRows,
     TargetWatch,
     ViewLog,
@@ -47,7 +51,7 @@ from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.workers import cores
-from gossamer.messages import Model
+from gossamer.messages import Model, Traffic
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
@@ -56,25 +60,11 @@ END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
 SPARE_DESCRIPTORS = 64
 """Open files that are neither channels nor connections."""
+TRAFFIC = tuple(field.name for field in fields(Traffic))
+"""The counters in a row."""
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 PROGRESS_S = 0.1
-
-
-@dataclass(eq=False)
-class _Child:
-    """One node's process, as its supervisor sees it."""
-
-    rank: int
-    pid: int
-    channel: Channel
-    ready: bool = False
-    done: bool = False
-    final: bool = False
-    round: int = 0
-    private: int | None = None  # bytes of its memory at its end
-    idle: tuple[int, int, list[str]] | None = None  # messages sent and received, and what it waits for
-    idle_reports: int = 0
 
 
 class Ended(Exception):
@@ -109,9 +99,14 @@ class Supervisor:
         self._stage = Stage(setup)
         self._rows = NetworkRows(setup, self._stage.evaluator)
         self._target = TargetWatch(experiment.stop.target, reporters(setup))
-        self._children: dict[int, _Child] = {}
-        self._alive: set[int] = set()
+        self.children: dict[int, Child] = {}
+        self.alive: set[int] = set()
         self._selector = selectors.DefaultSelector()
+        self._fates = Fates(setup, self)
+        self._addresses: list[tuple[str, int]] = []
+        self._listeners: dict[int, socket.socket] = {}  # of nodes that are not there yet
+        self._token = secrets.token_bytes(16)
+        self._wiped = False  # whether messages may have been lost with a node
         self._suspects: list[tuple[float, int, int, str]] = []
         self._time_s = 0.0
         self._said = 0.0
@@ -120,14 +115,14 @@ class Supervisor:
         self._heard = 0.0
         self._skips = 0
         self._cut = cut
-        self._assembly = Assembly(setup.experiment, folder, cut, self._tell_one)
+        self._assembly = Assembly(setup.experiment, folder, cut, self.tell)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
         try:
             self._fork()
             self._metrics = self._folder.segment("metrics", self._nodes)
-            self._events = self._folder.segment("events")
+            self._events = EventLog(self._folder.segment("events"), lambda: self._time_s, self._wall)
             graphs = self._folder.segment("graphs")
             self._graphs = GraphLog(self._setup.topology, graphs)
             self._views = ViewLog(self._nodes, graphs)
@@ -152,41 +147,60 @@ class Supervisor:
         self._time_s = max(cut.times_s.values())
         self._graphs.resume(max(cut.rounds.values()))
         for rank in set(range(self._nodes)) - cut.rounds.keys():
-            self._without(rank)
+            self.without(rank, keep=False)
+            self._forget_models([rank])
         resume_rows(self._setup, cut, read_metrics(self._folder.path), self._rows, self._target)
 
     def _fork(self) -> None:
         self._stage.rehearse()
         try:
-            listeners = [listen() for _ in range(self._nodes)]
+            listeners = dict(enumerate(listen() for _ in range(self._nodes)))
         except OSError as error:
             raise Ended("failed", message=f"no port for each of {self._nodes} nodes: {error}") from None
-        addresses = [listener.getsockname()[:2] for listener in listeners]
-        at_once, token = self._options.train_at_once or cores(), secrets.token_bytes(16)
-        trims = self._stage.trims()
-        parent = os.getpid()
+        self._addresses = [listener.getsockname()[:2] for listener in listeners.values()]
+        absent = self._fates.absent()
+        self._forget_models(absent)
+        if self._cut is not None:  # who is not in it was lost before
+            absent |= listeners.keys() - self._cut.rounds.keys()
+        self._listeners = {rank: listeners[rank] for rank in absent}
         gc.collect()
         gc.freeze()  # so that the collector does not write to, and so copy, what all share
-        for rank, listener in enumerate(listeners):
-            if self._cut is not None and rank not in self._cut.rounds:
-                continue  # it was lost before
-            ours, theirs = socket.socketpair()
-            try:
-                pid = os.fork()
-            except OSError as error:
-                text = f"no process for node {rank} of {self._nodes}: {error}; see ulimit -u"
-                raise Ended("failed", message=text) from None
-            if pid == 0:
-                keep = {listener.fileno(), theirs.fileno(), self._memory}
-                _forget_sockets(listeners[rank + 1 :])
-                close_all_but(keep)
-                place = Place(listener, theirs, addresses, token, self._memory, at_once, trims)
-                self._become_node(rank, parent, place)
-            theirs.close()
-            listener.close()
-            self._children[rank] = _Child(rank, pid, Channel(ours))
-            self._alive.add(rank)
-            self._selector.register(self._children[rank].channel, selectors.EVENT_READ, self._children[rank])
+        for rank in range(self._nodes):
+            if rank not in absent:
+                listener = listeners.pop(rank)
+                try:
+                    self._fork_one(rank, listener, list(listeners.values()))
+                except OSError as error:
+                    text = f"no process for node {rank} of {self._nodes}: {error}; see ulimit -u"
+                    raise Ended("failed", message=text) from None
+                listener.close()
+
+    def _fork_one(self, rank: int, listener: socket.socket, others: Sequence[socket.socket] = ()) -> Child:
+        before, parent = self.children.get(rank), os.getpid()
+        life = 0 if before is None else before.life + 1
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            keep = {listener.fileno(), theirs.fileno(), self._memory}
+            _forget_sockets(list(others))
+            close_all_but(keep)
+            place = Place(
+                listener,
+                theirs,
+                self._addresses,
+                self._token,
+                self._memory,
+                self._options.train_at_once or cores(),
+                self._stage.trims(),
+                life,
+                tuple(crash.round for crash in self._fates.at_rounds.get(rank, ())),
+            )
+            self._become_node(rank, parent, place)
+        theirs.close()
+        child = self.children[rank] = Child(rank, pid, Channel(ours), life=life)
+        self.alive.add(rank)
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
+        return child
 
     def _become_node(self, rank: int, parent: int, place: Place) -> None:
         """In the child: live as a node, and leave without the parent's clean-up."""
@@ -205,33 +219,39 @@ class Supervisor:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._options.start_timeout_s
-        while not all(child.ready for child in self._children.values()):
+        while not all(child.ready for child in self.children.values()):
             if time.monotonic() > deadline:
-                late = [child.rank for child in self._children.values() if not child.ready]
+                late = [child.rank for child in self.children.values() if not child.ready]
                 raise Ended(
                     "failed",
                     message=f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}",
                 )
             self._poll(0.5)
         self._start = time.monotonic()
+        for rank in self._fates.away:
+            self._tell_all("lost", rank, "not there yet", None)
         self._tell_all("go", self._start)
-        for rank in sorted(set(range(self._nodes)) - self._children.keys()):
-            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed")
-        self._assembly.begin(self._alive, self._start)
+        for rank in [] if self._cut is None else sorted(set(range(self._nodes)) - self._cut.rounds.keys()):
+            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
+        self._assembly.begin(self.alive, self._start)
+        self._fates.begin(self._start)
 
     # --- watching
 
     def _supervise(self) -> None:
         while True:
-            self._poll(0.2)
-            if all(child.done for rank, child in self._children.items() if rank in self._alive):
+            self._poll(self._fates.timeout(0.2))
+            self._fates.look()
+            if self.alive and all(self.children[rank].done for rank in self.alive):
                 raise Ended("rounds")
+            if not self.alive and not self._fates.expects():
+                raise Ended("failed", message=f"no node is left: {self._events.summary()}")
             self._look_at_suspects()
             self._look_for_deadlock()
 
     def _poll(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
-            child: _Child | None = key.data
+            child: Child | None = key.data
             channel = self._launcher if child is None else child.channel
             messages = channel.read()
             if messages is None:
@@ -247,18 +267,23 @@ class Supervisor:
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
-            rounds = sum(child.round for child in self._children.values())
+            rounds = sum(child.round for child in self.children.values())
             self._launcher.send("progress", rounds, self._time_s)
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
             raise Ended("stopped")
 
-    def _hear(self, child: _Child, message: list[Any]) -> None:
+    def _hear(self, child: Child, message: list[Any]) -> None:
         what, *rest = message
         self._heard = time.monotonic()
+        if child.rank in self._fates.away and self._start is not None and child.ready:
+            self._fates.heard(child)
         if what == "ready":
             child.ready = True
+            if self._start is not None:
+                child.arriving = True
+                self._fates.ready(child)
         elif what == "progress":
             child.round, self._time_s = rest[0], max(self._time_s, rest[1])
         elif what == "time" and not self._ending:
@@ -271,17 +296,27 @@ class Supervisor:
         elif what == "done":
             child.done, child.round = True, rest[0]
             self._assembly.done(child.rank)
+            if child.leaving:
+                self.tell(child.rank, "finish", "left", None)
         elif what == "marked":
             self._assembly.marked(child.rank, *rest)
         elif what == "saved":
             self._assembly.saved(child.rank, *rest)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
+            if child.leaving and not self._ending:
+                self._fates.left(child)
+        elif what == "at":
+            self._fates.told(child, rest[0], rest[1])
+        elif what == "crash":
+            self._fates.crashes_itself(child, rest[0])
         elif what == "idle":
             child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
             child.idle_reports = child.idle_reports + 1 if child.idle else 0
         elif what == "event":
             self._event(child.rank, rest[0], rest[1])
+        elif what == "unreachable" and not self._ending and self._setup.experiment.gather.lost_peer != "fail":
+            self._fates.doubt(child, rest[0], rest[1])
         elif what == "unreachable" and not self._ending:
             self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
         elif what == "reachable":
@@ -298,58 +333,108 @@ class Supervisor:
                 traceback=trace,
             )
 
-    def _died(self, child: _Child) -> None:
+    def _died(self, child: Child) -> None:
         """A channel was closed: that node's process is gone."""
         self._selector.unregister(child.channel)
         child.channel.close()
         _, status = os.waitpid(child.pid, 0)
-        self._alive.discard(child.rank)
-        if self._ending and child.final:
+        self.alive.discard(child.rank)
+        if child.final and (self._ending or child.leaving):
             return
-        text = f"node {child.rank} died in round {child.round}: {describe_exit(status)}"
+        said = "crashed" if child.planned else "died"
+        text = f"node {child.rank} {said} in round {child.round}: {describe_exit(status)}"
         self._event(child.rank, "lost", text)
-        if self._setup.experiment.gather.lost_peer == "fail" or self._start is None:
+        again = self._options.restart == "always" and child.restarts < self._options.restart_limit
+        fails = self._setup.experiment.gather.lost_peer == "fail" and not (child.planned or again)
+        if fails or self._start is None:
             raise Ended("failed", message=text, node=child.rank, round=child.round)
         self._launcher.send("say", text)
-        if not self._alive:
+        self._fates.died(child, text)
+        self._forget_models([child.rank])
+        if again and not child.planned:
+            child.restarts += 1
+            self._fates.bring_back(child.rank, "checkpoint")
+        if not self.alive and not self._fates.expects():
             raise Ended("failed", message=f"every node died; the last one: {text}")
-        self._tell_all("lost", child.rank, text)
-        self._assembly.lost(child.rank)
-        self._without(child.rank)
 
-    def _without(self, rank: int) -> None:
-        """A node is gone for good."""
-        self._target.without(rank)
+    def _forget_models(self, ranks: Iterable[int]) -> None:
+        """What these ended with is not known; nobody shall take zeros for a model."""
+        sizes = self._setup.layout.size, self._setup.layout.buffer_size
+        unknown = Model(*(torch.full((n,), math.nan) for n in sizes))
+        for rank in ranks:
+            self._models.write(FINAL, rank, unknown)
+
+    # --- what faults ask for
+
+    def fork(self, rank: int) -> Child:
+        """Start a node anew, on the port that it had.
+
+        Raises:
+            OSError: if its port is taken.
+        """
+        listener = self._listeners.pop(rank, None) or listen(*self._addresses[rank])
+        try:
+            return self._fork_one(rank, listener)
+        finally:
+            listener.close()
+
+    def say(self, rank: int | None, event: str, text: str) -> None:
+        """Write an event down, and show it."""
+        self._event(rank, event, text)
+        self._launcher.send("say", text or event)
+
+    def without(self, rank: int, *, keep: bool) -> None:
+        """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
+        self._wiped = True
+        self._assembly.lost(rank)
+        self._target.without(rank, keep=keep)
         self._views.without(rank)
-        # What it ended with is not known; nobody shall take zeros for a model.
-        lost = Model(
-            *(torch.full((n,), math.nan) for n in (self._setup.layout.size, self._setup.layout.buffer_size))
-        )
-        self._models.write(FINAL, rank, lost)
-        for moment, row in self._rows.without(rank).items():
+        for moment, row in self._rows.without(rank, keep=keep).items():
             self._append(moment, row)
+
+    def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:
+        """Let a node live that was started anew, from this round on, and with each of the others from one."""
+        start = time.monotonic() - self._time_s  # the nodes' clocks stand still while they are judged
+        arrival = [first, together, child.start_from, self._next_tick(), dict(child.traffic or {})]
+        self.tell(child.rank, "go", start, arrival)
+
+    def again(self, rank: int, first: int) -> None:
+        """A node that takes part from a round on is recorded again."""
+        self._target.back(rank, first + 1, self._next_tick())
+        self._rows.back(rank, first + 1, self._next_tick())
+
+    def tell(self, rank: int, *message: Any) -> None:
+        """Send a node a message; one that is gone is noticed by its closed channel."""
+        self.children[rank].channel.send(*message)
+
+    def _next_tick(self) -> int:
+        every_s = self._setup.experiment.evaluation.every_s
+        return 0 if every_s is None else int(self._time_s / every_s) + 1
 
     def _look_at_suspects(self) -> None:
         """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
         now = time.monotonic()
         for since, reporter, rank, why in list(self._suspects):
-            if rank in self._alive and now - since < UNREACHABLE_S:
+            if rank in self.alive and now - since < UNREACHABLE_S:
                 continue
             self._suspects.remove((since, reporter, rank, why))
-            if rank in self._alive and reporter in self._alive:
+            if rank in self.alive and reporter in self.alive:
                 text = f"node {reporter} can't reach node {rank}: {why}"
                 self._event(reporter, "unreachable", text)
-                if self._setup.experiment.gather.lost_peer == "fail":
-                    raise Ended("failed", message=text, node=reporter)
-                self._children[reporter].channel.send("lost", rank, why)
+                raise Ended("failed", message=text, node=reporter)
 
     def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever."""
-        if self._setup.experiment.stop.time_s is not None or len(self._alive) < self._nodes:
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever.
+
+        (Not while a peer is given up: that may be what they wait for, and is the better reason.)
+        """
+        if self._suspects:
             return
-        if any(child.idle is None or child.idle_reports < 2 for child in self._children.values()):
+        if self._setup.experiment.stop.time_s is not None or len(self.alive) < self._nodes or self._wiped:
             return
-        nodes = [child for _, child in sorted(self._children.items())]
+        if any(child.idle is None or child.idle_reports < 2 for child in self.children.values()):
+            return
+        nodes = [child for _, child in sorted(self.children.items())]
         states = [child.idle for child in nodes if child.idle is not None]
         if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
             return
@@ -358,9 +443,10 @@ class Supervisor:
 
     # --- recording
 
-    def _record(self, child: _Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
+    def _record(self, child: Child, moment: Any, row: dict[str, Any], slot: int | None) -> None:
         key = _moment(moment)
         self._graphs.completed(row["round"])
+        child.traffic = {name: row[name] for name in TRAFFIC}
         self._launcher.send("row", row)
         if self._target.reached(key, row):
             raise Ended("target")
@@ -369,7 +455,7 @@ class Supervisor:
                 self._skip(key)
             return
         complete = self._rows.add(key, row, self._models.read(slot, child.rank))
-        self._send_to(child, "consumed")
+        self.tell(child.rank, "consumed")
         if complete is not None:
             self._append(key, complete)
 
@@ -388,52 +474,49 @@ class Supervisor:
         if self._target.reached(moment, row):
             raise Ended("target")
 
-    def _event(self, rank: int, kind: str, text: str) -> None:
-        wall_s = 0.0 if self._start is None else time.monotonic() - self._start
-        wall_s += 0.0 if self._cut is None else self._cut.wall_s
-        self._events.append(
-            {"time_s": self._time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text}
-        )
+    def _event(self, rank: int | None, kind: str, text: str) -> None:
+        self._events.append(rank, kind, text)
+
+    def _wall(self) -> float:
+        now_s = 0.0 if self._start is None else time.monotonic() - self._start
+        return now_s + (0.0 if self._cut is None else self._cut.wall_s)
 
     # --- ending
 
     def _finish(self, end: Ended) -> Ended:
         """Have every node write its last row and its model; gives how it went."""
         self._ending = True
+        self._fates.thaw_all()
         self._tell_all("finish", end.reason, self._assembly.last())
         self._heard = time.monotonic()
         try:
-            while any(not self._children[rank].final for rank in self._alive):
+            while any(not self.children[rank].final for rank in self.alive):
                 if time.monotonic() > self._heard + END_S:
-                    late = [rank for rank in sorted(self._alive) if not self._children[rank].final]
+                    late = [rank for rank in sorted(self.alive) if not self.children[rank].final]
                     return Ended("failed", message=f"nodes {late} did not end within {END_S} s")
                 self._poll(0.2)
         except Ended as other:
             if other.failure is not None:
                 return other
+        if (away := self._events.summary()) is not None:
+            self._launcher.send("say", away)
         return end
 
     def private_bytes(self) -> dict[str, float] | None:
         """What nodes had to themselves at their end, as far as they said."""
-        said = [child.private for child in self._children.values() if child.private is not None]
+        said = [child.private for child in self.children.values() if child.private is not None]
         return {"mean": sum(said) / len(said), "max": max(said)} if said else None
 
     def _tell_all(self, *message: Any) -> None:
-        for rank in sorted(self._alive):
-            self._send_to(self._children[rank], *message)
-
-    def _tell_one(self, rank: int, *message: Any) -> None:
-        self._send_to(self._children[rank], *message)
-
-    def _send_to(self, child: _Child, *message: Any) -> None:
-        child.channel.send(*message)  # a child that is gone is noticed by its closed channel
+        for rank in sorted(self.alive):
+            self.tell(rank, *message)
 
     def _kill(self) -> None:
-        for rank in self._alive:
-            os.kill(self._children[rank].pid, signal.SIGKILL)
-        for rank in self._alive:
-            os.waitpid(self._children[rank].pid, 0)
-        self._alive.clear()
+        for rank in self.alive:
+            os.kill(self.children[rank].pid, signal.SIGKILL)
+        for rank in self.alive:
+            os.waitpid(self.children[rank].pid, 0)
+        self.alive.clear()
 
 
 def _moment(said: Any) -> Moment:

@@ -29,13 +29,13 @@ import math
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from gossamer.engines.processes.connection import Connection, Incoming, Outgoing
 from gossamer.engines.processes.contact import Contact, Unacknowledged
 from gossamer.engines.processes.guard import Guard
+from gossamer.engines.processes.peering import Peering, Watch
 from gossamer.engines.processes.security import Security
 from gossamer.engines.processes.sending import OwnSending, State
 from gossamer.engines.processes.shaping import CATCH_UP_S, LATE_S, Departure, Shaper
@@ -44,13 +44,6 @@ from gossamer.errors import BadInput, GossamerError
 from gossamer.messages import WINDOW, Message, Payload, Sending, Tag, Traffic
 from gossamer.payload import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, framed_bytes, freeze, pack_head
 
-DIAL_TIMEOUT_S = 10.0
-"""Seconds that a peer has to answer a dial, before it is dialled again."""
-REDIAL_FIRST_S = 0.05
-"""Seconds between a dial that failed and the next one; doubled each time, up to the last."""
-REDIAL_LAST_S = 5.0
-PATIENCE_S = 0.5
-"""Seconds that messages to others wait behind one whose receiver does not answer."""
 _RECEIVE_BYTES = 64 * 1024
 _BACKLOG = 4096
 
@@ -155,11 +148,10 @@ class Transport:
         self._listener = listener
         self._addresses = addresses
         self._token = token
-        self._deliver, self._lost_callback, self._event, self._now = deliver, lost, event, now
+        self._deliver, self._now = deliver, now
         self._failed, self._watch = failed, watch
         self._shaper, self._security = shaper, security
-        self._heartbeat_s, self._detection_s = heartbeat_s, detection_s
-        self._found, self._status, self._heard = found, status, heard
+        self._heartbeat_s = heartbeat_s
         self._marked, self._told = marked, told
         self._telling: dict[
             int, list[int]
@@ -172,7 +164,8 @@ class Transport:
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
         self._connections: set[Connection] = set()
-        self._contacts: dict[int, Contact] = {}
+        self._peering = Peering(self, Watch(heartbeat_s, detection_s, lost, found, status, heard))
+        self._contacts = self._peering.contacts
         self._tasks: set[asyncio.Task[None]] = set()
         # What is shaped is read chunk by chunk.
         self._received = memoryview(
@@ -193,7 +186,7 @@ class Transport:
         )
         self._spawn(self._send_all())
         if self._heartbeat_s is not None:
-            self._spawn(self._beat(self._heartbeat_s / 2))
+            self._spawn(self._peering.watch(self._heartbeat_s / 2))
 
     @property
     def connected(self) -> frozenset[int]:
@@ -202,23 +195,15 @@ class Transport:
 
     def incarnation_of(self, rank: int) -> int | None:
         """How often a peer was started before, as far as it has said so."""
-        return self._contact(rank).incarnation
+        return self._peering.contact(rank).incarnation
 
     def keep(self, ranks: Iterable[int]) -> None:
         """Be connected with these peers, whether there are messages for them or not; calling it again replaces them."""
-        kept = frozenset(ranks)
-        for contact in self._contacts.values():
-            contact.kept = contact.rank in kept
-        for rank in kept:
-            contact = self._contact(rank)
-            contact.kept = True
-            if contact.outgoing is None:
-                self._dial_on(contact)
-                self._expect(contact)
+        self._peering.keep(ranks)
 
     def beat(self) -> None:
         """Send heartbeats at once, to whom the newest status was not sent yet."""
-        self._say_status()
+        self._peering.beat()
 
     def send(self, to: int, payload: Payload | Encoded, tag: Tag) -> Sending:
         """Queue a message; what becomes of the payload afterwards makes no difference to it.
@@ -247,12 +232,12 @@ class Transport:
             raise ValueError(
                 f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
             )
-        contact = self._contact(to)
+        contact = self._peering.contact(to)
         if contact.lost is not None:
             self._give_up(sending)
         else:
             self._queue[sending] = None
-            self._want(contact)
+            self._peering.want(contact)
             self._wake.set()
         return sending
 
@@ -287,21 +272,11 @@ class Transport:
             why: the cause.
             incarnation: which of its lives is known to be over: it isn't listened to any more, and not looked for.
         """
-        contact = self._contact(rank)
-        if incarnation is not None:
-            contact.ended = max(contact.ended, incarnation)
-            if contact.incarnation is not None and contact.ended < contact.incarnation:
-                return  # it lives again already
-            self._stop_dial(contact)
-        if contact.lost is None:
-            self._drop(contact, why)
+        self._peering.mark_lost(self._peering.contact(rank), why, incarnation)
 
     def mark_found(self, rank: int) -> None:
         """Take a lost peer for alive again: the next message to it dials it."""
-        contact = self._contact(rank)
-        contact.lost, contact.ended = None, -1
-        contact.down = contact.dial is not None
-        contact.hurry.set()
+        self._peering.mark_found(self._peering.contact(rank))
 
     @property
     def busy(self) -> bool:
@@ -376,7 +351,7 @@ class Transport:
                 await self._changed()
                 self._tell_marks()
             sending, _ = self._queue.popitem(last=False)
-            contact = self._contact(sending.to)
+            contact = self._peering.contact(sending.to)
             if contact.down:
                 contact.waiting[sending] = None
                 continue
@@ -459,7 +434,7 @@ class Transport:
     async def _connect(self, sending: OwnSending, contact: Contact) -> Outgoing | None:
         """The connection to a message's receiver; None if there is none yet, or the message needs none any more."""
         if contact.outgoing is None:
-            self._want(contact)
+            self._peering.want(contact)
         while not (sending.over or contact.down or contact.outgoing is not None):
             await self._changed()
         return contact.outgoing
@@ -505,7 +480,7 @@ class Transport:
         sending.state = State.CANCELLED
         self.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
-        self._contact(sending.to).waiting.pop(sending, None)
+        self._peering.contact(sending.to).waiting.pop(sending, None)
         sending.release()
         self._wake.set()
         return True
@@ -556,200 +531,29 @@ class Transport:
             self.traffic.messages_lost += 1
         sending.release()
 
-    # --- reaching peers
-
-    def _contact(self, rank: int) -> Contact:
-        if rank not in self._contacts:
-            self._contacts[rank] = Contact(rank)
-        return self._contacts[rank]
-
-    def _want(self, contact: Contact) -> None:
-        """There is a message for a peer."""
-        contact.used = True
-        if contact.outgoing is None:
-            self._dial_on(contact)
-            self._expect(contact)
-
-    def _dial_on(self, contact: Contact) -> None:
-        """Dial a peer until it answers, unless that is done already."""
-        contact.hurry.set()
-        if contact.dial is None and contact.outgoing is None and not self._closing:
-            contact.dial = self._spawn(self._dial(contact))
-
-    def _stop_dial(self, contact: Contact) -> None:
-        if contact.dial is not None:
-            contact.dial.cancel()
-            contact.dial = None
-
-    async def _dial(self, contact: Contact) -> None:
-        delay_s = REDIAL_FIRST_S
-        while contact.outgoing is None and contact.wanted:
-            contact.hurry.clear()
-            failure = await self._try(contact)
-            if failure is None:
-                continue
-            contact.why, contact.failures = failure, contact.failures + 1
-            self._park(contact)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await contact.hurry.wait()
-            delay_s = min(2 * delay_s, REDIAL_LAST_S)
-        contact.dial = None
-
-    async def _try(self, contact: Contact) -> str | None:
-        """Dial a peer once; gives why it failed, or None."""
-        host, port = self._addresses[contact.rank][:2]
-        contact.dialled += 1
-        link = None
-        timeout_s = min(DIAL_TIMEOUT_S, self._detection_s)
-        patience = self._loop.call_later(PATIENCE_S, self._park, contact)
-        try:
-            async with asyncio.timeout(timeout_s):
-                _, link = await self._loop.create_connection(lambda: Outgoing(self, contact), host, port)
-                return await link.greeted
-        except OSError as error:  # of which TimeoutError is one
-            return str(error) or f"did not answer within {timeout_s:g} s"
-        finally:
-            patience.cancel()
-            if link is not None and contact.outgoing is not link:
-                link.close()
-
-    def _park(self, contact: Contact) -> None:
-        """A peer does not answer: messages to it step aside until it does."""
-        if contact.outgoing is None:  # (it may have answered while this call was due)
-            contact.down = True
-            self._wake.set()
-
-    def _expect(self, contact: Contact) -> None:
-        """A peer is lost unless it is reached in time."""
-        if contact.timer is None and contact.lost is None and not self._closing:
-            contact.timer = self._loop.call_later(self._detection_s, self._miss, contact)
-
-    def _miss(self, contact: Contact) -> None:
-        contact.timer = None
-        if contact.dial is not None and not contact.failures:  # this process had no time to try
-            contact.timer = self._loop.call_later(REDIAL_FIRST_S, self._miss, contact)
-            return
-        self._lose(contact, f"could not be reached for {self._detection_s:g} s: {contact.why}")
-
-    def _meet(self, contact: Contact, incarnation: int) -> None:
-        """A peer has shown which of its lives this is, on a new connection."""
-        restarted = contact.incarnation is not None and incarnation > contact.incarnation
-        if incarnation != contact.incarnation:
-            self._disconnect(contact)
-            for sending in [sending for sending in contact.waiting if sending.state is State.AGAIN]:
-                del contact.waiting[sending]
-                self._give_up(sending)
-            contact.begin_life(incarnation)
-        lost, contact.lost = contact.lost, None
-        if (restarted or lost is not None) and self._found is not None:
-            self._found(contact.rank)
-
-    def _came(self, contact: Contact) -> None:
-        """A peer has dialled this node."""
-        contact.silent = 0
-        if contact.wanted:
-            self._dial_on(contact)
-        if contact.outgoing is not None or not contact.wanted:
-            contact.reached()
-
-    def _reached(self, contact: Contact, link: Outgoing) -> None:
-        """A peer has answered this node."""
-        contact.outgoing, contact.down, contact.silent = link, False, 0
-        contact.reached()
-        for sending in reversed(contact.waiting):
-            self._queue[sending] = None
-            self._queue.move_to_end(sending, last=False)
-        contact.waiting.clear()
-        self._wake.set()
-
-    def _gone(self, contact: Contact, why: str) -> None:
-        """A connection that a peer had dialled is gone; it will dial again if it can."""
-        contact.why = why
-        if contact.outgoing is None:
-            self._expect(contact)
-
-    def _broke(self, contact: Contact, why: str) -> None:
-        """A connection to a peer is gone."""
-        contact.outgoing, contact.why = None, why
-        if contact.lost is None:
-            self._park(contact)
-            self._expect(contact)
-            self._dial_on(contact)
-
-    def _left(self, contact: Contact) -> None:
-        self._lose(contact, "closed its connections", ended=True)
-
-    def _refuse(self, contact: Contact, reason: str) -> None:
-        """A peer does what no peer does: there's nothing more to do with it, in this life of it."""
-        self._guard.tell(f"rank {contact.rank}", f"{contact.rank} {reason}")
-        self._lose(contact, f"refused: {reason}", ended=True)
-
-    def _lose(self, contact: Contact, why: str, *, ended: bool = False) -> None:
-        """A peer is gone: for good, or until it is reached again."""
-        if self._closing:
-            return
-        if ended:
-            contact.ended = max(contact.ended, contact.incarnation or 0)
-            self._stop_dial(contact)
-        known = contact.lost is not None
-        self._drop(contact, why)
-        if not ended and contact.wanted:
-            self._dial_on(contact)
-        if not known:
-            self._lost_callback(contact.rank, why)
-
-    def _drop(self, contact: Contact, why: str) -> None:
-        """Let go of all that is for a peer."""
-        contact.lost = contact.lost or why
-        contact.reached()
+    def _drop(self, contact: Contact) -> None:
+        """Let go of all messages for a peer."""
         for sending in [sending for sending in self._queue if sending.to == contact.rank]:
             del self._queue[sending]
             self._give_up(sending)
         if self._current is not None and self._current.to == contact.rank and not self._current.over:
             self._give_up(self._current)
         self._forget(contact)
-        self._disconnect(contact)
-        self._wake.set()
 
-    def _forget(self, contact: Contact) -> None:
-        for sending in contact.waiting:
+    def _forget(self, contact: Contact, state: State | None = None) -> None:
+        """Let go of the messages that wait for a peer (in one state), and of those that it hasn't acknowledged."""
+        for sending in [each for each in contact.waiting if state is None or each.state is state]:
+            del contact.waiting[sending]
             self._give_up(sending)
-        contact.waiting.clear()
         contact.forget()
 
-    def _disconnect(self, contact: Contact) -> None:
-        links = contact.incoming, contact.outgoing
-        contact.incoming = contact.outgoing = None
-        for link in links:
-            if link is not None:
-                link.close()
-
-    # --- heartbeats
-
-    async def _beat(self, tick_s: float) -> None:
-        """Say that this node is alive, and notice who doesn't.
-
-        Silence is counted in ticks, not by the clock: a process that was itself stopped for a while blames nobody.
-        """
-        while True:
-            await asyncio.sleep(tick_s)
-            self._say_status(always=True)
-            for contact in [contact for contact in self._contacts.values() if contact.connected]:
-                contact.silent += 1
-                if contact.silent * tick_s > self._detection_s:
-                    self._lose(contact, f"silent for {self._detection_s:g} s")
-
-    def _say_status(self, *, always: bool = False) -> None:
-        status = b"" if self._status is None else self._status()
-        for contact in self._contacts.values():
-            for link in (contact.incoming, contact.outgoing):
-                if link is not None and not link.closed:
-                    link.beat(status, always=always)
-
-    def _heard_status(self, contact: Contact, status: bytes) -> None:
-        if self._heard is not None:
-            self._heard(contact.rank, status)
+    def _resume(self, contact: Contact) -> None:
+        """A peer is connected: what waited for it goes first."""
+        for sending in reversed(contact.waiting):
+            self._queue[sending] = None
+            self._queue.move_to_end(sending, last=False)
+        contact.waiting.clear()
+        self._wake.set()
 
 
 def _check_loopback(addresses: Iterable[tuple[Any, ...]]) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,18 +20,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gossamer import checkpoint
 from gossamer.engines.cuts import NodeCuts, made, sent_here
+from gossamer.engines.events import begins
+from gossamer.engines.muster import Moment
+from gossamer.engines.newcomer import newcomer
 from gossamer.engines.processes.channel import AsyncChannel
 from gossamer.engines.processes.cutting import Cutting
 from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of, private_bytes
 from gossamer.engines.processes.rehearsal import Stage
 from gossamer.engines.processes.shaping import Shaper
 from gossamer.engines.processes.transport import Transport
-from gossamer.engines.recording import Moment, Usage, is_due, node_row
+from gossamer.engines.recording import Usage, is_due, node_row
 from gossamer.engines.setup import Setup
 from gossamer.engines.timeline import timeline_log
 from gossamer.errors import cause
 from gossamer.experiment import Processes
+from gossamer.faults import StartFrom
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.memory import trim
 from gossamer.learning.mixing import Mix
@@ -39,7 +44,7 @@ from gossamer.messages import Message, Payload, Sending, Traffic
 from gossamer.node import Node
 from gossamer.payload import encode, wire_bytes
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import RunFolder, atomic
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
@@ -75,8 +80,11 @@ class Place:
         memory: descriptor of the shared file: models, and the places to compute in.
         at_once: how many nodes may compute at the same time.
         trims: hand memory back after computing.
+        life: how often the node was started before.
+        crashes: rounds after which it is to kill itself.
         oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
         connect: makes the node's transport.
+        progress_s: seconds between two reports of its progress.
     """
 
     listener: socket.socket
@@ -86,8 +94,30 @@ class Place:
     memory: int
     at_once: int
     trims: bool
+    life: int = 0
+    crashes: tuple[int, ...] = ()
     oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
     connect: Callable[..., Transport] = Transport
+    progress_s: float = PROGRESS_S
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """How a node takes part that comes, or comes back, while the others live.
+
+    Args:
+        first: the round that it begins with.
+        together: rank and round: from when on it and another node wait for each other.
+        start_from: the model that it begins with.
+        tick: the first instant of the grid of time at which it is recorded.
+        traffic: what its counters were in its last row.
+    """
+
+    first: int
+    together: Sequence[Sequence[int]]
+    start_from: StartFrom
+    tick: int
+    traffic: Mapping[str, int]
 
 
 def main(
@@ -194,8 +224,15 @@ class _Worker:
         self._cutting: Cutting | None = None
         self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
         self._last_cut: int | None = None
-        if experiment.checkpoint.on or cut is not None:
+        # Who oversees itself has nobody who puts checkpoints together.
+        if place.oversee is None and not experiment.mortal and (experiment.checkpoint.on or cut is not None):
             self._make_cuts(folder, cut)
+        self._leaving = False
+        self._arrival: Arrival | None = None
+        self._crashes = list(place.crashes)
+        self._saves = experiment.mortal and experiment.checkpoint.on
+        self._saves_made = 0  # checkpoints that were due so far
+        self._restart_file = folder.path / "restart" / f"node-{rank}.safetensors"
         self._transport: Transport
         self._channel: Overseer
         self._go: asyncio.Future[None]
@@ -212,7 +249,7 @@ class _Worker:
             assert self._place.channel is not None
             self._channel = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
         experiment = self._setup.experiment
-        self._shaper = Shaper.of(self._rank, experiment.network, experiment.nodes, experiment.seed, loop)
+        self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
         self._transport = self._place.connect(
             self._rank,
             self._place.listener,
@@ -231,11 +268,16 @@ class _Worker:
             found=lambda rank: self._channel.send("reachable", rank),
             marked=None if self._cutting is None else self._cutting.marked,
             told=None if self._cutting is None else self._cutting.told,
+            incarnation=self._place.life,
         )
         if self._cutting is not None:
             self._begin_cuts(self._cutting)
         try:
             await self._transport.start()
+            if experiment.checkpoint.on and self._cutting is None:
+                self._channel.send(
+                    "event", "checkpoint", "none is made: nodes without a supervisor can't be resumed"
+                )
             self._channel.send("ready")
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
@@ -255,7 +297,7 @@ class _Worker:
 
     async def _protocol(self) -> None:
         evaluation = self._setup.experiment.evaluation
-        if evaluation.every_rounds is not None and self._saved is None:
+        if evaluation.every_rounds is not None and self._saved is None and self._arrival is None:
             await self._record(0)
         beside = [asyncio.ensure_future(self._watch())]
         if evaluation.every_s:
@@ -276,6 +318,10 @@ class _Worker:
             alive = asyncio.ensure_future(self._say_alive())
             await self._record("end")
             alive.cancel()
+        elif reason == "left":
+            await self._flush()
+            if not is_due(self._setup, self._node.round):
+                await self._record("end")
         if self._cutting is not None and self._last_cut is not None:
             await self._cutting.last(self._last_cut, LAST_CUT_S)
 
@@ -374,7 +420,12 @@ class _Worker:
             before = counts if idle else None
 
     async def _life(self) -> None:
-        await self._node.live(self._setup.experiment.algorithm.run(self._node))
+        run, arrival = self._setup.experiment.algorithm.run, self._arrival
+        if arrival is None:
+            await self._node.live(run(self._node))
+        else:
+            asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
+            await self._node.live(newcomer(run, self._node, asks))
         self._report(final=True)
         self._channel.send("done", self._node.round)
         raise await self._node.failure()
@@ -384,7 +435,8 @@ class _Worker:
             self._node.fail(error)
 
     async def _ticks(self, every_s: float) -> None:
-        for number in count(math.ceil(self.now() / every_s) if self._saved is not None else 0):
+        first = 0 if self._arrival is None else self._arrival.tick
+        for number in count(math.ceil(self.now() / every_s) if self._saved is not None else first):
             await self._until(number * every_s)
             await self._record(("tick", number))
 
@@ -403,19 +455,19 @@ class _Worker:
         if what == "go":
             self._start = rest[0] - (0.0 if self._saved is None else self._saved.time_s)
             self._wall_start = rest[0] - self._wall_before_s
-            if len(rest) > 1:  # it joins the others
-                self._node.round = rest[1]
+            if len(rest) > 1:
+                self._arrive(Arrival(*rest[1]))
             if self._shaper is not None:
                 self._shaper.start(self._start)
             self._go.set_result(None)
         elif what == "finish" and not self._finish.done():
-            self._last_cut = rest[1]
+            self._last_cut = rest[1] if len(rest) > 1 else None
             self._finish.set_result(rest[0])
             self._freed.set()
         elif what == "lost":
             self.lost.add(rest[0])
             if rest[1] is not None:  # else the transport knows, and looks for it
-                self._transport.mark_lost(rest[0], rest[1])
+                self._transport.mark_lost(*rest)
             self._node.peer_lost()
             if self._cutting is not None:
                 self._cutting.lost(rest[0])
@@ -428,9 +480,50 @@ class _Worker:
         elif what == "found":
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
+        elif what == "begin":  # started again, it joins the others
+            self._node.round = rest[0]
+        elif what == "leave":
+            self._leaving = True
+        elif what == "find":
+            self._find(rest[0], anew=rest[1])
+        elif what == "meet":
+            self._node.peer_found(rest[0], rest[1], anew=False)
+        elif what == "met":
+            self._meet(rest[1])
+            self._node.rejoin(rest[0])
         elif what == "consumed":
             self._consumed += 1
             self._freed.set()
+
+    def _find(self, rank: int, *, anew: bool) -> None:
+        """A node comes, or comes back, perhaps this one: say which round this one is in."""
+        if rank != self._rank:
+            self.lost.discard(rank)
+            self._transport.mark_found(rank)
+            # Until it's known which round it begins with, it's in none that this node is in.
+            waits = self._setup.experiment.algorithm.gathers
+            self._node.peer_found(rank, self._node.round + 1 if waits else 0, anew=anew)
+        self._channel.send("at", rank, self._node.round)
+
+    def _meet(self, together: Sequence[Sequence[int]]) -> None:
+        for rank, since in together:
+            self.lost.discard(rank)
+            self._transport.mark_found(rank)
+            self._node.peer_found(rank, since, anew=False)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._arrival = arrival
+        saved = None
+        if arrival.start_from == "checkpoint" and self._restart_file.exists():
+            saved = checkpoint.read(self._restart_file)
+            self._node.restore(saved)
+            self._saves_made = self._setup.experiment.checkpoint.due(self._node.round, self.now())
+        text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
+        self._channel.send("event", "begins", text)
+        self._transport.traffic = Traffic(**arrival.traffic)
+        self._meet(arrival.together)
+        self._node.rejoin(arrival.first)
+        self._node.catch_up()
 
     # --- the host
 
@@ -489,7 +582,7 @@ class _Worker:
         if self._timeline is not None and not self._pace:
             running.add_done_callback(partial(self._note_computed, computation.kind))
         try:
-            result, _ = await asyncio.shield(running)
+            result, seconds = await asyncio.shield(running)
         except asyncio.CancelledError:
             # The thread can't be stopped; what it finds is not committed, and the next one waits behind
             # it.
@@ -497,6 +590,8 @@ class _Worker:
             raise
         if self._pace and computation.kind is not Kind.APPLY:
             await self._keep_pace(computation, began)
+        elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
+            await asyncio.sleep((factor - 1) * seconds)
         return computation.commit(result)
 
     async def _keep_pace(self, computation: Computation, began: float) -> None:
@@ -534,7 +629,7 @@ class _Worker:
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds
-        return last is not None and rounds >= last
+        return self._leaving or (last is not None and rounds >= last)
 
     async def end_round(self) -> None:
         self._report()
@@ -545,6 +640,27 @@ class _Worker:
         if self._cutting is not None:
             self._checkpoint(self._cutting)
 
+        if self._saves:
+            self._save_if_due()
+        if self._crashes:
+            self._crash_if_due()
+
+    def _save_if_due(self) -> None:
+        """Save the node, if that is due, for when it is started anew; a kill at any instant leaves the file before."""
+        due = self._setup.experiment.checkpoint.due(self._node.round, self.now())
+        if due > self._saves_made:
+            self._saves_made = due
+            self._restart_file.parent.mkdir(exist_ok=True)
+            with atomic(self._restart_file) as temporary:
+                checkpoint.write(self._node.checkpoint(), temporary, "")
+
+    def _crash_if_due(self) -> None:
+        for number, round in enumerate(self._crashes):
+            if self._node.round >= round:
+                self._report(final=True)
+                self._channel.send("crash", number)
+                os.kill(os.getpid(), signal.SIGKILL)
+
     def secret(self, n: int) -> bytes:
         return os.urandom(n)
 
@@ -552,7 +668,7 @@ class _Worker:
 
     def _report(self, final: bool = False) -> None:
         now = time.monotonic()
-        if final or now - self._said > PROGRESS_S:
+        if final or now - self._said > self._place.progress_s:
             self._said = now
             self._channel.send("progress", self._node.round, self.now())
 

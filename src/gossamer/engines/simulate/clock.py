@@ -77,6 +77,11 @@ class Clock:
         """Seconds since the start."""
         return self.now_ns / NS
 
+    @property
+    def pending(self) -> int:
+        """Events to come that could wake a node."""
+        return self._pending
+
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
     ) -> Event:

@@ -15,15 +15,19 @@ from torch import Tensor
 
 from gossamer.checkpoint import Checkpoint
 from gossamer.engines.cuts import NodeCuts, made, sent_here
+from gossamer.engines.events import EventLog
+from gossamer.engines.muster import Moment
+from gossamer.engines.newcomer import newcomer
 from gossamer.engines.outcome import Outcome, describe_failure, describe_waits
 from gossamer.engines.profile import Profile
-from gossamer.engines.recording import Moment, Observer, is_due, stacked
+from gossamer.engines.recording import Observer, is_due, stacked
 from gossamer.engines.setup import Setup, prepare
 from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.clock import MAX_PASSES, NS, Clock, Order, new_loop, to_ns
 from gossamer.engines.simulate.compute import Compute
 from gossamer.engines.simulate.cuts import Cuts
 from gossamer.engines.simulate.fair import FairLinks
+from gossamer.engines.simulate.fates import Fates
 from gossamer.engines.simulate.fifo import FifoLinks
 from gossamer.engines.simulate.links import Flights, Links
 from gossamer.engines.simulate.mixing import Mixing
@@ -31,6 +35,7 @@ from gossamer.engines.simulate.recording import Recording, model_of
 from gossamer.engines.timeline import TimelineLog, timeline_log
 from gossamer.errors import BadInput, GossamerError, RunFailed
 from gossamer.experiment import Experiment, Simulate
+from gossamer.host import Host
 from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
@@ -135,9 +140,10 @@ class SimulateEngine:
         with (
             folder.segment("metrics") as metrics,
             folder.segment("graphs") as graphs,
+            folder.segment("events") if self._setup.faults else nullcontext() as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
-            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut).run()
+            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut, events).run()
 
     def __enter__(self) -> SimulateEngine:
         return self
@@ -157,6 +163,7 @@ class Simulation:
         timeline: where it's written down when nodes compute and send; None is nowhere.
         folder: where checkpoints are written, and the record is that a checkpoint is of.
         cut: the checkpoint from which it goes on; None is the start.
+        events: where it's written down what happens to nodes, if there are faults.
 
     Raises:
         BadInput: for a checkpoint that can't be read.
@@ -171,6 +178,7 @@ class Simulation:
         timeline: TimelineLog | None = None,
         folder: RunFolder | None = None,
         cut: Cut | None = None,
+        events: Segment | None = None,
     ) -> None:
         experiment, self.setup, self._observer = setup.experiment, setup, observer
         options = experiment.engine
@@ -183,7 +191,7 @@ class Simulation:
         self._store = store_device(self.device, setup)
         self.rows = Rows(setup.layout.size, self._store)
         self._inboxes: list[Callable[[Message], None]] = []
-        network, nodes, seed = experiment.network, experiment.nodes, experiment.seed
+        network, nodes, seed = setup.network, experiment.nodes, experiment.seed
         links = FifoLinks if network.sharing == "fifo" else FairLinks
         self.links: Links = links(
             self.clock,
@@ -222,17 +230,27 @@ class Simulation:
         )
         self._to_choose = options.trainer == "auto"
         self._end: asyncio.Future[str]
-        self._running = experiment.nodes
-        self._rounds = 0
+        self._running = set(range(nodes))
+        self._lives: dict[int, asyncio.Future[None]] = {}
+        self._endings: set[asyncio.Future[None]] = set()
+        self._common: Model | None = None
+        self._next_tick = 0
+        self.rounds = 0
         self._progress_every = max(experiment.nodes // 16, 1)
         self.nodes: list[Node] = []
-        self.hosts: list[_Host] = []
+        self.hosts: dict[int, _Host] = {}
         self._starts_ns = [0] * experiment.nodes
         self._cut = cut
         self._cuts: Cuts | None = None
-        if folder is not None and (experiment.checkpoint.on or cut is not None):
+        if folder is not None and not setup.faults and (experiment.checkpoint.on or cut is not None):
             self._folder = folder
             self.links.flights = Flights(experiment.nodes)
+        self._events: EventLog | None = None
+        self._fates: Fates | None = None
+        if setup.faults:
+            assert events is not None
+            self._events = EventLog(events, self.clock.now, self._recording.wall)
+            self._fates = Fates(setup, self, self.clock, self.links, self._events)
 
     # --- the run
 
@@ -262,7 +280,9 @@ class Simulation:
                     self._last_rows()
                 if self._cuts is not None and self.setup.experiment.checkpoint.on:
                     self._cuts.end()
-                parameters, buffers = stacked([model_of(node) for node in self.nodes])
+                if self._events is not None and (said := self._events.summary()) is not None:
+                    self._observer.say(said)
+                parameters, buffers = stacked([self._last_model(node) for node in self.nodes])
             except RunFailed as error:
                 failure, reason = error, "failed"
                 self._keep_what_was_recorded()
@@ -293,19 +313,30 @@ class Simulation:
             self._recording.flush()
 
     def _build(self) -> None:
-        common = self.setup.initial(0) if self.setup.experiment.initial == "common" else None
-        for rank in range(self.setup.experiment.nodes):
-            initial = common or self.setup.initial(rank)
-            if self._store != "cpu":
-                initial = Model(*(vector.to(self._store) for vector in initial))
-            if common is not None:
-                common = initial = Model(self.rows.store(initial.parameters), initial.buffers)
-            self.hosts.append(_Host(self, rank))
-            self.nodes.append(Node(self.setup.node(rank, initial), self.hosts[rank]))
-        if self.links.flights is None:
+        nodes = range(self.setup.experiment.nodes)
+        self.nodes.extend(self._make(rank) for rank in nodes)
+        if self._fates is not None:
+            self._inboxes.extend(map(self._fates.inbox, nodes))
+        elif self.links.flights is None:
             self._inboxes.extend(node.deliver for node in self.nodes)
         else:
             self._make_cuts(self.links.flights)
+
+    def _make(self, rank: int) -> Node:
+        """A node as it begins."""
+        initial = self._common or self.setup.initial(rank)
+        if self._common is None:
+            if self._store != "cpu":
+                initial = Model(*(vector.to(self._store) for vector in initial))
+            if self.setup.experiment.initial == "common":
+                initial = Model(self.rows.store(initial.parameters), initial.buffers)
+                self._common = initial
+        inner = _Host(self, rank)
+        host: Host = inner if self._fates is None else self._fates.host(rank, inner)
+        if rank in self.hosts:  # an earlier life of it
+            inner.secrets = self.hosts[rank].secrets
+        self.hosts[rank] = inner
+        return Node(self.setup.node(rank, initial), host)
 
     # --- checkpoints
 
@@ -354,7 +385,7 @@ class Simulation:
                 flights.sent[source][rank] = count
             for arrival in each.arriving:
                 self.links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), self._starts_ns[rank]))
-        self._rounds = sum(each.round for each in saved)
+        self.rounds = sum(each.round for each in saved)
         self._recording.resume(cut, read_metrics(self._folder.path))
 
     def _place(self, tensor: Tensor) -> Tensor:
@@ -364,7 +395,9 @@ class Simulation:
         return tensor.to(self._store)
 
     def _checkpoint(self, node: Node) -> None:
-        if self._cuts is not None:
+        if self._fates is not None:
+            self._fates.keep(node)
+        elif self._cuts is not None:
             rank = node.rank
             engine = {
                 **self.links.saved(rank),
@@ -378,6 +411,8 @@ class Simulation:
         stop, every_s = self.setup.experiment.stop, self.setup.experiment.evaluation.every_s
         if stop.time_s is not None:
             self.clock.at(to_ns(stop.time_s), Order.END, 0, lambda: self._finish("time"))
+        if self._fates is not None:
+            self._fates.begin()
         if every_s is not None:
             first = math.ceil(self.clock.now() / every_s)
             if self._cut is None:
@@ -385,33 +420,42 @@ class Simulation:
             else:
                 self._tick_at(first, every_s)
         if self.setup.experiment.evaluation.every_rounds is not None and self._cut is None:
-            for node in self.nodes:
+            for node in self._present():
                 self._record(node, moment=0)
-        for node in self.nodes:
+        run = self.setup.experiment.algorithm.run
+        for node in self._present():
+            protocol = partial(run, node)
             if self._cut is None:
                 self._checkpoint(node)
-                self._start(node)
+                self._live(node, protocol)
             else:
                 start_ns = self._starts_ns[node.rank]
-                self.clock.at(start_ns, Order.TIMER, node.rank, partial(self._start, node))
+                self.clock.at(start_ns, Order.TIMER, node.rank, partial(self._live, node, protocol))
         return await self._end
 
-    def _start(self, node: Node) -> None:
-        life = asyncio.ensure_future(self._life(node, self.setup.experiment.algorithm.run(node)))
+    def _live(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        life = self._lives[node.rank] = asyncio.ensure_future(self._life(node, protocol))
         life.add_done_callback(self._ended)
 
-    async def _life(self, node: Node, protocol: Coroutine[Any, Any, None]) -> None:
+    async def _life(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A node's protocol; afterwards its spawned tasks go on answering, and may still fail."""
         try:
-            await node.live(protocol)
-            self._running -= 1
+            await node.live(protocol())
             if self._cuts is not None:
                 self._cuts.over(node.rank)
-            if self._running == 0:
-                self._finish("rounds")
+            if self._fates is not None and self._fates.leaves(node.rank):
+                self._running.discard(node.rank)
+                self._fates.departed(node.rank)
+            else:
+                self.ended(node.rank)
             raise await node.failure()
         except Exception as error:
             raise describe_failure(error, node.rank, node.round) from error
+
+    def _end_if_done(self) -> None:
+        """The run is over when all nodes that are there have completed their rounds."""
+        if not self._running and self._present():
+            self._finish("rounds")
 
     def _ended(self, life: asyncio.Future[None]) -> None:
         if not life.cancelled() and (error := life.exception()) is not None and not self._end.done():
@@ -431,6 +475,64 @@ class Simulation:
 
     def _waiting(self) -> str:
         return describe_waits({node.rank: node.waiting() for node in self.nodes})
+
+    # --- nodes that are away
+
+    def _present(self) -> list[Node]:
+        """The nodes that are there."""
+        return self.nodes if self._fates is None else [self.nodes[rank] for rank in sorted(self._fates.up)]
+
+    def _last_model(self, node: Node) -> Model:
+        """What a node ended with; not a number where that is gone with it."""
+        if self._fates is None or node.rank in self._fates.up | self._fates.left:
+            return model_of(node)
+        return Model(*(torch.full_like(part, math.nan) for part in (node.parameters, node.buffers)))
+
+    def running(self, rank: int) -> bool:
+        """Whether a node's protocol has not returned."""
+        return rank in self._running
+
+    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
+        """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
+        asking a neighbour for its model, or not."""
+        node = self.nodes[rank] = self._make(rank)
+        if saved is not None:
+            node.restore(saved)
+        algorithm, failures = self.setup.experiment.algorithm, self.setup.experiment.failures
+        asked = failures.detection_s if asks else None
+        self._live(node, partial(newcomer, algorithm.run, node, asked))
+        self._running.add(rank)
+        return node
+
+    def cancel(self, rank: int) -> None:
+        """End all tasks of a node."""
+        if rank in self._lives:
+            self._lives.pop(rank).cancel()
+            self._endings.add(ending := asyncio.ensure_future(self.nodes[rank].end()))
+            ending.add_done_callback(self._endings.discard)
+
+    def ended(self, rank: int) -> None:
+        """The run does not wait for a node any more."""
+        self._running.discard(rank)
+        self._end_if_done()
+
+    def without(self, rank: int, *, keep: bool) -> None:
+        """A node is recorded no more; what it gave for moments that are not complete counts if it is to be kept."""
+        self._recording.without(rank, keep=keep)
+
+    def again(self, rank: int, first: int) -> None:
+        """A node that takes part from a round on is recorded again."""
+        self._recording.back(rank, first + 1, self._next_tick)
+
+    def record_last(self, node: Node) -> None:
+        """Record a node as it ends, unless it was recorded in the same round."""
+        if not is_due(self.setup, node.round):
+            self._record(node, moment="end")
+
+    def fail(self, error: RunFailed) -> None:
+        """End the run."""
+        if not self._end.done():
+            self._end.set_exception(error)
 
     # --- what nodes ask for
 
@@ -478,15 +580,16 @@ class Simulation:
     def round_ended(self, rank: int) -> None:
         """A node has completed a round."""
         node = self.nodes[rank]
-        self._rounds += 1
-        if self._rounds % self._progress_every == 0:
-            self._observer.progress(self._rounds, self.clock.now())
+        self.rounds += 1
+        if self.rounds % self._progress_every == 0:
+            self._observer.progress(self.rounds, self.clock.now())
         if is_due(self.setup, node.round):
             self._record(node, moment=node.round)
         self._checkpoint(node)
 
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
+        self._next_tick = number + 1
         self._tick_at(number + 1, every_s)
 
     def _tick_at(self, number: int, every_s: float) -> None:
@@ -500,7 +603,7 @@ class Simulation:
         )
 
     def _record_all(self, moment: Moment) -> None:
-        for node in self.nodes:
+        for node in self._present():
             if self._starts_ns[node.rank] <= self.clock.now_ns:  # before, it's on record already
                 self._record(node, moment)
 
@@ -513,7 +616,7 @@ class Simulation:
         """A run that ended by time or target is recorded once more, as it ended."""
         if self.setup.experiment.stop.rounds is None or any(
             node.round < self.setup.experiment.stop.rounds
-            for node in self.nodes
+            for node in self._present()
             if node.rank in self.setup.judged
         ):
             self._record_all("end")

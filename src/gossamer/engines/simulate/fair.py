@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -229,6 +229,9 @@ class FairLinks(Links):
 
     def _settle(self, rank: int) -> None:
         """All that has left is counted as it does."""
+
+    def _waiting(self, rank: int) -> Sequence[Transfer]:
+        return [each for connection in self._connections[rank].values() for each in connection.messages]
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         now = self._clock.now_ns

@@ -8,7 +8,7 @@ not shared.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -116,6 +116,10 @@ class FifoLinks(Links):
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         uplink = self._uplinks[rank]
         return [(uplink[0], uplink[0].gone_by(self._clock.now_ns))] if uplink else []
+
+    def _waiting(self, rank: int) -> Sequence[Transfer]:
+        self._settle(rank)
+        return list(self._uplinks[rank])
 
     # --- downlinks
 

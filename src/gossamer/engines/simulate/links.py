@@ -7,6 +7,7 @@ how links are shared: :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -192,6 +193,11 @@ class Links(ABC):
         self._left_before: list[dict[int, int]] = [
             {} for _ in range(nodes)
         ]  # a pair's messages, where fates are drawn
+        self._open_since: dict[
+            int, float
+        ] = {}  # nodes that were away: what was queued for them before is lost
+        self._under_way = [0] * nodes  # messages that have left a node and are not lost, until they arrive
+        self._farewells: dict[int, Callable[[], None]] = {}
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest, where latencies vary
         change = next(self._changes, None)
         self._varies = change is not None  # whether latencies may vary
@@ -254,6 +260,7 @@ class Links(ABC):
         traffic = self._traffic[source]
         traffic.bytes_sent += size * len(to)
         traffic.messages_sent += len(to)
+        self._under_way[source] += len(to)
         if self._watch is not None:
             for rank in to:
                 self._watch(source, rank, now, now, size)
@@ -264,12 +271,17 @@ class Links(ABC):
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
         _check_unchanged(message)
         shared = not isinstance(message.payload, dict | list)
-        counters, deliver = self._traffic, self._deliver
+        counters, deliver, away = self._traffic, self._deliver, self._open_since
         for rank in to:
+            if rank in away and self._misses(rank, message):
+                continue
             traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
             deliver[rank](message if shared else _copy(message))
+        self._under_way[message.source] -= len(to)
+        if self._farewells:
+            self._see_off(message.source)
 
     # --- what depends on the sharing
 
@@ -332,8 +344,12 @@ class Links(ABC):
         if transfer.lost:
             traffic.messages_lost += 1
             self._land(transfer)
-        elif self._varies:
-            self._last_bits[source, transfer.to] = transfer.end_ns + transfer.latency_ns
+            if self._farewells:
+                self._clock.at(self._clock.now_ns, Order.TIMER, source, partial(self._see_off, source))
+        else:
+            self._under_way[source] += 1
+            if self._varies:
+                self._last_bits[source, transfer.to] = transfer.end_ns + transfer.latency_ns
         self._report(transfer)
 
     def _land(self, transfer: Transfer) -> None:
@@ -362,12 +378,60 @@ class Links(ABC):
 
     def _finish(self, transfer: Transfer) -> None:
         """A message's last bit arrives, or the last that had left when it was cancelled."""
-        traffic = self._traffic[transfer.to]
-        traffic.bytes_received += transfer.carried
+        to, message = transfer.to, transfer.message
+        if to not in self._open_since or not self._misses(to, message, transfer.cancelled):
+            traffic = self._traffic[to]
+            traffic.bytes_received += transfer.carried
+            if not transfer.cancelled:
+                _check_unchanged(message)
+                traffic.messages_received += 1
+                self._deliver[to](_copy(message))
         if not transfer.cancelled:
-            _check_unchanged(transfer.message)
-            traffic.messages_received += 1
-            self._deliver[transfer.to](_copy(transfer.message))
+            self._under_way[message.source] -= 1
+            if self._farewells:
+                self._see_off(message.source)
+
+    # --- nodes that go and come back
+
+    def go(self, rank: int, *, silently: bool) -> None:
+        """A node is away from now on: what is for it is lost. Silently, what it has not sent yet is gone with it, and stays
+        counted as far as it has left; else that goes on leaving."""
+        self._open_since[rank] = math.inf
+        if silently:
+            for transfer in reversed(self._waiting(rank)):
+                if self._withdraw(transfer):
+                    self._accept_at(transfer, self._clock.now_ns)
+                    transfer.cancelled = True
+
+    def come(self, rank: int) -> None:
+        """A node is there (again): what is queued for it from now on reaches it."""
+        self._open_since[rank] = self._clock.now()
+        self._farewells.pop(rank, None)
+
+    def when_landed(self, rank: int, call: Callable[[], None]) -> None:
+        """Make a call when all that a node has sent has arrived, or is lost."""
+        self._farewells[rank] = call
+        self._see_off(rank)
+
+    def give_up(self, rank: int) -> Sending:
+        """A message of a node is for one that is known to be dead: it counts as lost."""
+        self._traffic[rank].messages_lost += 1
+        return _Sent(self, rank, 0)
+
+    def _misses(self, rank: int, message: Message, cancelled: bool = False) -> bool:
+        """Whether a message that arrives is for a node that is not there (or was not, when it was queued)."""
+        missed = message.sent_at < self._open_since[rank]
+        if missed and not cancelled:
+            self._traffic[message.source].messages_lost += 1
+        return missed
+
+    def _see_off(self, source: int) -> None:
+        if source in self._farewells and not self._under_way[source] and not self._waiting(source):
+            self._farewells.pop(source)()
+
+    @abstractmethod
+    def _waiting(self, rank: int) -> Sequence[Transfer]:
+        """The messages of a node that have not left wholly, in the order in which they'd leave."""
 
     # --- changes
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
+from gossamer.engines.muster import Moment
 from gossamer.engines.outcome import describe_failure
 from gossamer.engines.profile import Profile
 from gossamer.engines.recording import (
     GraphLog,
-    Moment,
     NetworkRows,
     Observer,
     TargetWatch,
@@ -97,6 +97,19 @@ class Recording:
         shares = self._usage[node.rank].shares(now, computing_s, sending_s)
         row = node_row(node, moment, traffic, now, self.wall(), shares)
         self._pending.append((moment, row, model))
+
+    def without(self, rank: int, *, keep: bool = False) -> None:
+        """A node is gone; what it gave for moments that are not complete counts if it is to be kept."""
+        self.flush()
+        self._target.without(rank, keep=keep)
+        for moment, network in self._network_rows.without(rank, keep=keep).items():
+            self._append(network, moment)
+
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node is there (again), and is recorded from this round and this tick on."""
+        self.flush()
+        self._target.back(rank, round, tick)
+        self._network_rows.back(rank, round, tick)
 
     def flush(self) -> None:
         """Judge what was taken, and write it down."""

@@ -154,3 +154,27 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     stopped = play(tmp_path / "stopped", described, Stopper(rows))
     assert stopped.status == "stopped"
     assert_same(gossamer.resume(stopped.path), whole)
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_asynchronous_run_goes_on_and_learns(tmp_path: Path, name: str, engine: str) -> None:
+    """What nodes that wait for nobody do again is something else; it's the same task, and they learn it."""
+    described = {
+        **SETTINGS,
+        "algorithm": ASYNCHRONOUS[name],
+        "optimizer": {"name": "sgd", "lr": 0.05},
+        "checkpoint": {"every_s": 0.4},
+        "stop": {"rounds": 40},
+    }
+    if engine == "processes":
+        described |= {"engine": PROCESSES, "checkpoint": {"every_rounds": 10}}
+    stopped = play(tmp_path, described, Stopper(30))
+    assert stopped.status == "stopped"
+    resumed = gossamer.resume(stopped.path)
+    assert resumed.status == "done"
+    rows = resumed.metrics.filter(pl.col("node") >= 0).sort("node", "round")
+    assert rows.filter(pl.col("round") == 40)["node"].to_list() == [0, 1, 2, 3]
+    assert not rows.select("node", "round").is_duplicated().any()
+    losses = rows.group_by("round").agg(pl.col("test_loss").mean()).sort("round")["test_loss"]
+    assert losses[-1] < losses[0] / 4

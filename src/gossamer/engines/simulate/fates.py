@@ -1,0 +1,449 @@
+"""Faults in virtual time: nodes that die, go, come, come back or stand still at their instants."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from statistics import median_high
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from gossamer.checkpoint import Checkpoint
+from gossamer.engines.events import EventLog, begins
+from gossamer.engines.outcome import describe_waits
+from gossamer.engines.setup import Setup
+from gossamer.engines.simulate.clock import Clock, Order, to_ns
+from gossamer.engines.simulate.clock import Event as Due
+from gossamer.engines.simulate.links import NETWORK, Links
+from gossamer.errors import Deadlock, RunFailed
+from gossamer.faults import Event, Spell, StartFrom
+from gossamer.host import Host
+from gossamer.learning.computation import Computation
+from gossamer.learning.mixing import Mix
+from gossamer.messages import Message, Payload, Sending, Traffic
+from gossamer.node import Node
+
+MOST_IDLE = 10_000
+"""Events of the schedule in a row, with nothing else to wait for and no round completed, after which a run is given up."""
+
+
+class Mortal:
+    """A host whose node can die, go and stand still; all else is the host's that it stands before.
+
+    Args:
+        host: the node's side of the simulator.
+        fates: the faults of the run.
+        rank: the node.
+    """
+
+    def __init__(self, host: Host, fates: Fates, rank: int) -> None:
+        self._host, self._fates, self._rank = host, fates, rank
+        self.lost: set[int] = fates.lost
+        self.dead = self.leaving = False
+        self.frozen = False
+        self._held: list[Callable[[], None]] = []  # what would have happened while it stood still
+        self._thawed: asyncio.Future[None] | None = None
+
+    # --- what becomes of it
+
+    def freeze(self) -> None:
+        """Nothing happens to the node from now on."""
+        self.frozen = True
+        self._thawed = asyncio.get_running_loop().create_future()
+
+    def thaw(self) -> None:
+        """It goes on: with what should have happened meanwhile, in that order."""
+        self.frozen = False
+        assert self._thawed is not None
+        self._thawed.set_result(None)
+        held, self._held = self._held, []
+        for call in held:
+            call()
+
+    def happen(self, call: Callable[[], None]) -> None:
+        """Make a call on the node's behalf, as soon as it doesn't stand still; never if it is dead by then."""
+        if self.frozen:
+            self._held.append(lambda: self.happen(call))
+        elif not self.dead:
+            call()
+
+    async def wait_until_thawed(self) -> None:
+        """Until the node doesn't stand still."""
+        while self.frozen and self._thawed is not None:
+            await asyncio.shield(self._thawed)
+
+    # --- the host
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._host.traffic
+
+    @property
+    def counters(self) -> Traffic:
+        return self._host.counters
+
+    def now(self) -> float:
+        return self._host.now()
+
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> _Alarm:
+        return _Alarm(self, seconds, call, self._host, background)
+
+    def store(self, vector: Tensor) -> Tensor:
+        return self._host.store(vector)
+
+    def is_stored(self, tensor: Tensor) -> bool:
+        return self._host.is_stored(tensor)
+
+    def fresh(self, length: int) -> Tensor:
+        return self._host.fresh(length)
+
+    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+        links, rank = self._fates.links, self._rank
+        if self.dead:  # what is left of its tasks says this while they are cancelled
+            return [links.give_up(rank) for _ in to]
+        reached = [peer for peer in to if peer not in self.lost] if self.lost else to
+        sendings = self._host.send(reached, payload, tag) if reached else []
+        if self._fates.freezes:
+            sendings = [_Patient(sending, self) for sending in sendings]
+        if len(reached) == len(to):
+            return sendings
+        sent = dict(zip(reached, sendings, strict=True))
+        return [sent[peer] if peer in sent else links.give_up(rank) for peer in to]
+
+    def compute(self, computation: Computation) -> Awaitable[Any]:
+        self._live()
+        return self._host.compute(computation)
+
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+        self._live()
+        return self._host.mix(prepare, commit, read=read)
+
+    def settle(self, vector: Tensor) -> None:
+        self._host.settle(vector)
+
+    def finished(self, rounds: int) -> bool:
+        return self.leaving or self._host.finished(rounds)
+
+    async def end_round(self) -> None:
+        self._live()
+        await self._host.end_round()
+        self._fates.round_completed(self._rank)
+        self._live()
+
+    def secret(self, n: int) -> bytes:
+        return self._host.secret(n)
+
+    def _live(self) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+class _Alarm:
+    """A timer of a mortal node."""
+
+    def __init__(
+        self, host: Mortal, seconds: float, call: Callable[[], None], inner: Host, background: bool
+    ) -> None:
+        self._call: Callable[[], None] | None = call
+        self._timer = inner.timer(seconds, lambda: host.happen(self._ring), background=background)
+
+    def _ring(self) -> None:
+        if self._call is not None:
+            self._call()
+
+    def cancel(self) -> None:
+        """Don't make the call."""
+        self._call = None
+        self._timer.cancel()
+
+
+class _Patient(Sending):
+    """A message of a node that may stand still when it is accepted."""
+
+    def __init__(self, sending: Sending, host: Mortal) -> None:
+        self._sending, self._host = sending, host
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._sending.__await__()
+        yield from self._host.wait_until_thawed().__await__()
+
+    def cancel(self) -> bool:
+        return self._sending.cancel()
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """What the simulation does for its faults."""
+
+    nodes: list[Node]
+    rounds: int
+    """Rounds that all nodes together have completed."""
+
+    def running(self, rank: int) -> bool:
+        """Whether a node's protocol has not returned."""
+
+    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
+        """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
+        asking a neighbour for its model, or not."""
+
+    def cancel(self, rank: int) -> None:
+        """End all tasks of a node."""
+
+    def ended(self, rank: int) -> None:
+        """The run does not wait for a node any more."""
+
+    def without(self, rank: int, *, keep: bool) -> None:
+        """A node is recorded no more; what it gave for moments that are not complete counts if it is to be kept."""
+
+    def again(self, rank: int, first: int) -> None:
+        """A node that takes part from a round on is recorded again."""
+
+    def record_last(self, node: Node) -> None:
+        """Record a node as it ends, unless it was recorded in the same round."""
+
+    def fail(self, error: RunFailed) -> None:
+        """End the run."""
+
+
+class Fates:
+    """Carries the schedule of a run out.
+
+    Args:
+        setup: what is run.
+        stage: the simulation.
+        clock: the virtual clock.
+        links: the messages under way.
+        log: where it is written down.
+
+    Attributes:
+        lost: the ranks that the nodes take for dead.
+        up: the ranks that are there.
+        left: those that have left in good order.
+    """
+
+    def __init__(self, setup: Setup, stage: Stage, clock: Clock, links: Links, log: EventLog) -> None:
+        nodes = setup.experiment.nodes
+        self._setup, self._stage, self._clock, self._log = setup, stage, clock, log
+        self.links = links
+        self.lost: set[int] = set()
+        self.up = set(range(nodes))
+        self.left: set[int] = set()
+        self._absent: set[int] = set()  # who has not been there yet
+        self.freezes = any(fault.freezes for fault in setup.experiment.faults)
+        self._waits = setup.experiment.algorithm.gathers
+        self._hosts: dict[int, Mortal] = {}
+        self._agenda = setup.faults.agenda()
+        self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
+        self._noticing: dict[int, Due] = {}  # when peers take a node for dead
+        self._kept: dict[int, Checkpoint] = {}
+        self._made = [0] * nodes  # checkpoints, by node
+        self._next: Due | None = None
+        self._idle = (0, 0)  # events in a row, and the rounds completed by then
+
+    # --- the hosts
+
+    def host(self, rank: int, inner: Host) -> Mortal:
+        """The host of a node that is about to live."""
+        self._hosts[rank] = Mortal(inner, self, rank)
+        return self._hosts[rank]
+
+    def inbox(self, rank: int) -> Callable[[Message], None]:
+        """What puts a message into a node's mailbox, whichever of its lives it is in."""
+        return lambda message: self._hosts[rank].happen(lambda: self._stage.nodes[rank].deliver(message))
+
+    # --- the schedule
+
+    def begin(self) -> None:
+        """Let happen what does at the start, before any node lives."""
+        for event in self._agenda.due(0.0):
+            if event.what == "join" and event.node is not None:
+                self._hosts[event.node].dead = True
+                self._absent.add(event.node)
+                self._away(event.node, silently=True, keep=False)
+                self.lost.add(event.node)
+                self._log.append(event.node, "absent", f"node {event.node} is not there yet")
+            else:
+                self._happens(event)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        if math.isfinite(self._agenda.next_s):
+            due_ns = to_ns(self._agenda.next_s)
+            self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
+
+    def _due(self) -> None:
+        # Its own next instants apart, is anything under way that could wake a node?
+        quiet = self._clock.pending <= len(self._noticing)
+        idle, rounds = self._idle
+        self._idle = (idle + 1 if quiet and rounds == self._stage.rounds else 0), self._stage.rounds
+        if idle > MOST_IDLE:
+            waits = {node.rank: node.waiting() for node in self._stage.nodes}
+            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
+        now_s = max(self._clock.now(), self._agenda.next_s)  # which was rounded to nanoseconds
+        for event in self._agenda.due(now_s):
+            self._happens(event)
+        self._wait()
+
+    def _happens(self, event: Event) -> None:
+        rank = event.node
+        if rank is None:
+            self._log.append(None, event.what, event.detail)
+        elif event.what == "return":
+            self._returns(rank, event.start_from)
+        elif rank not in self.up:
+            return
+        elif event.what == "crash":
+            self._crashes(rank)
+        elif event.what == "leave":
+            self._hosts[rank].leaving = True
+            if not self._stage.running(rank):
+                self.departed(rank)
+        elif event.what == "freeze":
+            self._freezes(rank)
+        elif event.what == "thaw":
+            self._thaws(rank)
+        else:
+            self._log.append(rank, event.what, event.detail)
+
+    def round_completed(self, rank: int) -> None:
+        """A node has completed a round; it may be its last one."""
+        completed = self._stage.nodes[rank].round
+        for crash in list(self._at_rounds.get(rank, ())):
+            if completed >= crash.round and rank in self.up:
+                self._at_rounds[rank].remove(crash)
+                now_s = self._clock.now()
+                self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
+                for event in self._agenda.due(now_s):
+                    self._happens(event)
+                self._wait()
+
+    def keep(self, node: Node) -> None:
+        """Save a node that has completed a round, if that is due, for when it is started anew."""
+        due = self._setup.experiment.checkpoint.due(node.round, self._clock.now())
+        if due > self._made[node.rank]:
+            self._made[node.rank] = due
+            self._kept[node.rank] = node.checkpoint()
+
+    # --- what happens
+
+    def _crashes(self, rank: int) -> None:
+        round = self._stage.nodes[rank].round
+        self._hosts[rank].dead = True
+        self._stage.cancel(rank)
+        self._away(rank, silently=True, keep=False)
+        self._log.append(rank, "lost", f"node {rank} crashed in round {round}")
+        self._notice_later(rank)
+        self._anybody(f"node {rank} crashed in round {round}")
+
+    def departed(self, rank: int) -> None:
+        """A node that was to leave has completed its round: it says goodbye, behind all that it has sent."""
+        node = self._stage.nodes[rank]
+        self._stage.record_last(node)
+        self._hosts[rank].dead = True
+        self._stage.cancel(rank)
+        self.left.add(rank)
+        self._away(rank, silently=False, keep=True)
+        self._log.append(rank, "left", f"node {rank} left after round {node.round}")
+        self.links.when_landed(rank, lambda: self._lose(rank))
+        self._anybody(f"node {rank} left after round {node.round}")
+
+    def leaves(self, rank: int) -> bool:
+        """Whether a node was told to leave."""
+        return self._hosts[rank].leaving
+
+    def _away(self, rank: int, *, silently: bool, keep: bool) -> None:
+        self.up.discard(rank)
+        self.links.go(rank, silently=silently)
+        self._stage.without(rank, keep=keep)
+        self._stage.ended(rank)
+
+    def _returns(self, rank: int, start_from: StartFrom) -> None:
+        if rank in self.up:
+            self._hosts[rank].leaving = False  # it was to leave, and is still there
+            return
+        before = self._stage.nodes[rank].round
+        saved = self._kept.get(rank) if start_from == "checkpoint" else None
+        node = self._stage.start(rank, saved, asks=start_from == "neighbor")
+        joins = rank in self._absent
+        # (The round that it was in is not repeated where others may have its message.)
+        least = before + 1 if self._waits and not joins else max(node.round, before)
+        self._absent.discard(rank)
+        self.left.discard(rank)
+        self.links.come(rank)
+        first = self._meet(node, least, anew=True)
+        self.up.add(rank)
+        text = f"node {rank} takes part from round {first} on, with {begins(start_from, saved)}"
+        self._log.append(rank, "joined" if joins else "returned", text)
+
+    def _freezes(self, rank: int) -> None:
+        self._hosts[rank].freeze()
+        self._log.append(rank, "frozen", f"node {rank} stands still")
+        self._notice_later(rank)
+
+    def _thaws(self, rank: int) -> None:
+        host = self._hosts[rank]
+        if not host.frozen:
+            return
+        text = f"node {rank} goes on"
+        if rank in self.lost:
+            node = self._stage.nodes[rank]
+            first = self._meet(node, node.round + 1, anew=False)
+            text += f", and takes part from round {first} on"
+        self._unnotice(rank)
+        self._log.append(rank, "thawed", text)
+        host.thaw()
+
+    def _meet(self, node: Node, least: int, *, anew: bool) -> int:
+        """A node and the others find each other: it goes on in the round that most of them are in, and no two wait for what
+        was sent when one was taken for dead; gives that round.
+
+        Args:
+            node: the node that was away.
+            least: no earlier round than this one, which it is where nodes don't wait for each other.
+            anew: whether it was.
+        """
+        self._unnotice(node.rank)
+        self.lost.discard(node.rank)
+        others = [self._stage.nodes[rank] for rank in sorted(self.up - {node.rank})]
+        first = least
+        if self._waits:
+            rounds = [other.round for other in others] or [least]
+            first = max(median_high(rounds), least)
+            for other in others:
+                together = max(first, other.round + 1)
+                node.peer_found(other.rank, together)
+                other.peer_found(node.rank, together, anew=anew)
+        node.rejoin(first)
+        if anew:
+            node.catch_up()
+        self._stage.again(node.rank, first)
+        return first
+
+    # --- what others know
+
+    def _notice_later(self, rank: int) -> None:
+        self._unnotice(rank)
+        after_s = self._setup.experiment.failures.detection_s
+        self._noticing[rank] = self._clock.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
+
+    def _unnotice(self, rank: int) -> None:
+        if rank in self._noticing:
+            self._noticing.pop(rank).cancel()
+
+    def _lose(self, rank: int) -> None:
+        """All nodes take one for dead."""
+        self._noticing.pop(rank, None)
+        self.lost.add(rank)
+        if rank in self.up:  # it stands still
+            self._stage.without(rank, keep=True)
+        for other in sorted(self.up - {rank}):
+            self._hosts[other].happen(self._stage.nodes[other].peer_lost)
+
+    def _anybody(self, last: str) -> None:
+        """The run goes on as long as a node is there, or will be."""
+        if not self.up and not any(map(self._agenda.returns, range(len(self._stage.nodes)))):
+            self._stage.fail(RunFailed(f"no node is left; the last one: {last}"))

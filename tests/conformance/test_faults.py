@@ -1,0 +1,513 @@
+"""Faults from one description: nodes that crash, come back, leave, join, stand still and are cut off, and runs that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gossamer
+from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
+from gossamer.api import Silent
+from gossamer.engines.outcome import Outcome
+from gossamer.engines.setup import prepare
+from gossamer.engines.simulate.engine import Simulation
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
+from gossamer.results.segment import Segment, read_segment
+
+NODES, VICTIM, ROUNDS = 6, 2, 12
+BOTH = pytest.mark.parametrize("engine", ["simulate", "processes"])
+REAL: dict[str, Any] = {"name": "processes", "pace": True}
+
+
+def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes: Any) -> Run:
+    """D-PSGD on a ring, 0.1 s a step (virtual, or with pace)."""
+    described: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 3, "samples": 8 * NODES},
+        "algorithm": "d-psgd",
+        "batch_size": "full",
+        "compute": {"name": "constant", "seconds_per_step": 0.1},
+        "faults": list(faults),
+        "failures": {"detection_s": 0.4},
+        "gather": {"lost_peer": "skip"},
+        "evaluation": {"every_rounds": 1},
+        "stop": {"rounds": ROUNDS},
+        "engine": REAL if engine == "processes" else {"name": "simulate", "trainer": "sequential"},
+    }
+    return gossamer.run(Experiment.of({**described, **changes}), out)
+
+
+def rounds_of(run: Run, rank: int) -> list[int]:
+    return run.metrics.filter(node=rank)["round"].to_list()
+
+
+def kinds_of(run: Run, rank: int) -> list[str]:
+    """What happened to a node, but for computations that took too long on a busy machine."""
+    kinds = run.events.filter(node=rank)["event"].to_list()
+    return [kind for kind in kinds if kind not in ("slow", "begins")]
+
+
+def known(run: Run) -> list[bool]:
+    """Whose last model is known."""
+    assert run.parameters is not None
+    return np.isfinite(run.parameters.numpy()).all(axis=1).tolist()
+
+
+def check_survivors(run: Run, *others: int) -> None:
+    """All but some nodes are on record with every round; so is the network."""
+    assert run.status == "done"
+    for rank in set(range(NODES)) - set(others):
+        assert rounds_of(run, rank) == list(range(ROUNDS + 1))
+        assert known(run)[rank]
+    assert rounds_of(run, -1) == list(range(ROUNDS + 1))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+CRASH: dict[str, Any] = {"name": "crash", "nodes": [VICTIM], "at_round": 3}
+
+
+@BOTH
+def test_others_go_on_without_a_node_that_crashes(tmp_path: Path, engine: str) -> None:
+    run = play(tmp_path, CRASH, engine=engine)
+    check_survivors(run, VICTIM)
+    assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
+    assert known(run) == [rank != VICTIM for rank in range(NODES)]
+    assert kinds_of(run, VICTIM) == ["lost"]
+    assert "crashed in round 3" in run.events.filter(event="lost")["detail"].item()
+
+
+@BOTH
+def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engine: str) -> None:
+    run = play(
+        tmp_path,
+        {**CRASH, "restart_after_s": 0.3},
+        engine=engine,
+        checkpoint={"every_rounds": 2},
+        stop={"rounds": 2 * ROUNDS},
+    )
+    assert run.status == "done"
+    assert kinds_of(run, VICTIM) == ["lost", "returned"]
+    assert "checkpoint of round 2" in " ".join(run.events.filter(node=VICTIM)["detail"])
+    before, after = rounds_of(run, VICTIM)[:4], rounds_of(run, VICTIM)[4:]
+    assert before == [0, 1, 2, 3]
+    assert after == list(range(after[0], 2 * ROUNDS + 1))  # no round twice, none left out
+    assert after[0] > 4
+    assert all(known(run))
+    for rank in set(range(NODES)) - {VICTIM}:
+        assert rounds_of(run, rank) == list(range(2 * ROUNDS + 1))
+    assert rounds_of(run, -1) == list(range(2 * ROUNDS + 1))
+    sent = run.metrics.filter(node=VICTIM)["bytes_sent"].to_list()
+    assert sent == sorted(sent)
+
+
+@BOTH
+def test_a_node_that_leaves_finishes_its_round_and_leaves_its_model(tmp_path: Path, engine: str) -> None:
+    run = play(tmp_path, {"name": "leave", "nodes": [VICTIM], "at_s": 0.55}, engine=engine)
+    check_survivors(run, VICTIM)
+    assert kinds_of(run, VICTIM) == ["left"]
+    assert all(known(run))
+    rows = rounds_of(run, VICTIM)
+    assert rows == list(range(len(rows)))
+    assert len(rows) < ROUNDS
+    if engine == "simulate":  # nothing that it sent was in vain
+        assert rows == list(range(7))
+        assert run.metrics["messages_late"].max() == 0
+
+
+@BOTH
+@pytest.mark.parametrize("start_from", ["initial", "neighbor"])
+def test_a_node_that_joins_takes_part_from_then_on(tmp_path: Path, engine: str, start_from: str) -> None:
+    fault = {"name": "join", "nodes": [VICTIM], "at_s": 0.35, "start_from": start_from}
+    run = play(tmp_path, fault, engine=engine, stop={"rounds": 2 * ROUNDS})
+    assert run.status == "done"
+    assert kinds_of(run, VICTIM) == ["absent", "joined"]
+    rows = rounds_of(run, VICTIM)
+    assert rows == list(range(rows[0], 2 * ROUNDS + 1))
+    assert rows[0] > 1
+    assert rounds_of(run, -1) == list(range(2 * ROUNDS + 1))
+    assert all(known(run))
+
+
+@BOTH
+@pytest.mark.parametrize("for_s", [0.2, 1.0], ids=["short", "longer than detection"])
+def test_a_node_that_stands_still_goes_on(tmp_path: Path, engine: str, for_s: float) -> None:
+    run = play(
+        tmp_path,
+        {"name": "freeze", "nodes": [VICTIM], "at_s": 0.25, "for_s": for_s},
+        engine=engine,
+        stop={"rounds": 2 * ROUNDS},
+    )
+    assert run.status == "done"
+    kinds = kinds_of(run, VICTIM)
+    assert kinds[:2] == ["frozen", "thawed"]
+    assert all(known(run))
+    rows = rounds_of(run, VICTIM)
+    assert rows == sorted(set(rows))
+    assert rows[-1] == 2 * ROUNDS
+    for rank in set(range(NODES)) - {VICTIM}:
+        assert rounds_of(run, rank) == list(range(2 * ROUNDS + 1))
+    if engine == "simulate":
+        assert (rows == list(range(2 * ROUNDS + 1))) == (for_s == 0.2)
+
+
+@BOTH
+def test_a_partition_heals(tmp_path: Path, engine: str) -> None:
+    """Halves of a ring learn by themselves, and then together again."""
+    fault = {"name": "partition", "groups": [[0, 1, 2]], "from_s": 0.25, "to_s": 0.65}
+    run = play(tmp_path, fault, engine=engine, gather={"timeout_s": 0.05, "lost_peer": "skip"})
+    check_survivors(run)
+    assert run.events.filter(event=["partition", "healed"].__getitem__(0)).height == 1
+    lost = run.metrics.filter(round=ROUNDS).filter(node=0)["messages_lost"].item()
+    assert lost > 0
+    assert run.metrics.filter(round=ROUNDS).filter(node=1)["messages_lost"].item() == 0
+    if engine == "simulate":
+        distance = dict(run.metrics.filter(node=-1).select("round", "consensus_distance").iter_rows())
+        assert distance[6] > 1.2 * distance[2]
+        assert distance[ROUNDS] < 0.6 * distance[6]
+
+
+@BOTH
+def test_a_slow_node_takes_longer(tmp_path: Path, engine: str) -> None:
+    slow = {"name": "slow", "nodes": [VICTIM], "factor": 6}
+    run = play(tmp_path, slow, engine=engine, algorithm="local", stop={"rounds": 3})
+    end = dict(run.metrics.filter(round=3).select("node", "time_s").iter_rows())
+    assert end[VICTIM] >= 1.79
+    if engine == "simulate":
+        assert [end[rank] for rank in range(2)] == pytest.approx([0.3, 0.3])
+
+
+def test_the_same_faults_give_the_same_bits(tmp_path: Path) -> None:
+    faults = [
+        {"name": "churn", "mean_up_s": 1.0, "mean_down_s": 0.3},
+        {"name": "freeze", "nodes": 1, "at_s": 0.3, "for_s": 0.7},
+        {"name": "loss", "probability": 0.2, "to_s": 0.5},
+    ]
+    runs = [
+        play(
+            tmp_path / str(k),
+            *faults,
+            gather={"lost_peer": "skip", "timeout_s": 0.3},
+            checkpoint={"every_rounds": 2},
+        )
+        for k in range(2)
+    ]
+    columns = [column for column in runs[0].metrics.columns if column != "wall_s"]
+    assert runs[0].metrics.select(columns).equals(runs[1].metrics.select(columns))
+    assert runs[0].events.drop("wall_s").equals(runs[1].events.drop("wall_s"))
+    one, other = (run.parameters for run in runs)
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def test_what_a_node_had_not_sent_goes_with_it(tmp_path: Path) -> None:
+    """A model takes 0.5 s here: a node that dies 0.2 s after it began to send has sent 40 % of one, of two."""
+    nbytes = 3 * 4
+    network = {"name": "uniform", "uplink_mbps": 2 * (nbytes + 60) * 8 / 1e6}
+    run = play(
+        tmp_path,
+        {"name": "crash", "nodes": [VICTIM], "at_s": 0.3},
+        network=network,
+        evaluation={"every_rounds": None, "every_s": 0.25},
+        stop={"time_s": 4.0},
+    )
+    rows = {(r["node"], r["moment"]): r for r in run.metrics.to_dicts()}
+    assert (VICTIM, "tick 1") in rows
+    assert (VICTIM, "tick 2") not in rows
+    for rank in (1, 3):  # its neighbours never got anything of it that was whole
+        heard = rows[rank, "tick 3"]["messages_received"]
+        assert heard <= 1
+
+
+def test_what_is_sent_to_the_dead_before_they_are_missed_is_lost(tmp_path: Path) -> None:
+    run = play(
+        tmp_path,
+        {"name": "crash", "nodes": [VICTIM], "at_s": 0.15},
+        network={"name": "uniform", "latency_s": 0.02},
+    )
+    last = run.metrics.filter(round=ROUNDS)
+    for rank in range(NODES):
+        if rank != VICTIM:
+            [row] = last.filter(node=rank).to_dicts()
+            # Every round's model to the dead neighbour, the first apart.
+            assert row["messages_lost"] == (ROUNDS - 1 if rank in (1, 3) else 0)
+    # All that was sent was received, or is lost; late is nothing.
+    assert last["messages_late"].sum() == 0
+
+
+@BOTH
+def test_waiting_for_the_dead_holds_the_others_up(tmp_path: Path, engine: str) -> None:
+    gather = {"lost_peer": "wait", "timeout_s": 5.0}
+    run = play(tmp_path, {**CRASH, "restart_after_s": 0.8}, engine=engine, gather=gather)
+    assert run.status == "done"
+    assert kinds_of(run, VICTIM) == ["lost", "returned"]
+    times = dict(run.metrics.filter(node=1).select("round", "time_s").iter_rows())
+    assert max(times[r + 1] - times[r] for r in range(3, 6)) > 0.5  # its neighbours stood by meanwhile
+    for rank in set(range(NODES)) - {VICTIM}:
+        assert rounds_of(run, rank) == list(range(ROUNDS + 1))
+
+
+def test_the_weight_of_who_is_missing_is_shared_out_if_asked_for(tmp_path: Path) -> None:
+    """Three nodes of which one never comes: own keeps its weight, renormalize halves what is left."""
+    ends = {}
+    for missing in ("own", "renormalize"):
+        run = play(
+            tmp_path / missing,
+            {"name": "join", "nodes": [2], "at_s": 1000.0},
+            nodes=3,
+            topology="complete",
+            optimizer={"name": "sgd", "lr": 1e-12},
+            initial="independent",
+            gather={"lost_peer": "skip", "missing": missing},
+            stop={"rounds": 1},
+        )
+        assert run.parameters is not None
+        ends[missing] = run.parameters[:2].double()
+        start = {"own": (2 / 3, 1 / 3), "renormalize": (1 / 2, 1 / 2)}
+    a, b = ends["own"]  # a = 2/3 x + 1/3 y, b = 1/3 x + 2/3 y
+    x, y = 2 * a - b, 2 * b - a
+    assert start["renormalize"] == (0.5, 0.5)
+    torch.testing.assert_close(ends["renormalize"], torch.stack([(x + y) / 2] * 2), rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+def test_a_run_of_which_nobody_is_left_fails(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(
+        RunFailed,
+        match=r"(no node is left|every node died); ?the last one: node \d crashed in round 2|no node is left",
+    ) as caught:
+        play(tmp_path, {"name": "crash", "nodes": "all", "at_round": 2}, engine=engine)
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.folder is not None
+    run = load_run(caught.value.folder)
+    assert run.status == "failed"
+    assert all(rounds_of(run, rank) == [0, 1, 2] for rank in range(NODES))
+
+
+def test_all_may_be_away_for_a_while(tmp_path: Path) -> None:
+    run = play(tmp_path, {"name": "crash", "nodes": "all", "at_s": 0.35, "restart_after_s": 1.0})
+    assert run.status == "done"
+    assert all(known(run))
+    assert all(rounds_of(run, rank)[-1] == ROUNDS for rank in range(NODES))
+
+
+class Stubborn(Algorithm):
+    """Its tasks don't want to end, and go on talking while they do."""
+
+    async def run(self, node: Node) -> None:
+        node.spawn(self._beside(node))
+        async for r in node.rounds():
+            await node.train()
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.gather(peers, tag=r)
+
+    async def _beside(self, node: Node) -> None:
+        try:
+            await node.sleep(1000.0)
+        finally:
+            for peer in node.peers():
+                node.send(peer, "I am not dead", tag="cry")
+
+
+def test_the_dead_say_nothing(tmp_path: Path) -> None:
+    run = play(
+        tmp_path,
+        CRASH,
+        algorithm=f"{__name__}:Stubborn",
+        evaluation={"every_rounds": None, "every_s": 0.1},
+        stop={"time_s": 2.0},
+    )
+    assert run.status == "done"
+    sent = run.metrics.filter(node=VICTIM)["messages_sent"].to_list()
+    received = run.metrics.filter(moment="tick 19")["messages_received"].sum()
+    alive = run.metrics.filter(moment="tick 19")
+    assert max(sent) == 6
+    assert received <= alive["messages_sent"].sum() + 6
+
+
+# --- random schedules
+
+
+def unchanged(trainer: SequentialTrainer, jobs: list[TrainJob]) -> list[TrainResult]:
+    return [TrainResult(job.start, job.state, 0.0) for job in jobs]
+
+
+def simulate(experiment: Experiment, folder: Path) -> Outcome:
+    """The run without judging what it learned."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    with (
+        mock.patch.object(SequentialTrainer, "train", unchanged),
+        mock.patch.object(Evaluator, "test", return_value={}),
+        mock.patch("gc.freeze"),
+        Segment(folder / "metrics") as metrics,
+        Segment(folder / "graphs") as graphs,
+        Segment(folder / "events") as events,
+    ):
+        return Simulation(prepare(experiment), metrics, graphs, Silent(), None, None, None, events).run()
+
+
+instants = st.integers(0, 30).map(lambda k: k / 10)
+durations = st.integers(1, 15).map(lambda k: k / 10)
+ranks = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True)
+fault = st.one_of(
+    st.fixed_dictionaries(
+        {"name": st.just("crash"), "nodes": ranks, "at_s": instants, "restart_after_s": st.none() | durations}
+    ),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("crash"),
+            "nodes": ranks,
+            "at_round": st.integers(1, 5),
+            "restart_after_s": st.none() | durations,
+        }
+    ),
+    st.fixed_dictionaries({"name": st.just("leave"), "nodes": ranks, "at_s": instants}),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("join"),
+            "nodes": ranks,
+            "at_s": durations,
+            "start_from": st.sampled_from(["initial", "neighbor"]),
+        }
+    ),
+    st.fixed_dictionaries({"name": st.just("freeze"), "nodes": ranks, "at_s": instants, "for_s": durations}),
+    st.fixed_dictionaries(
+        {
+            "name": st.just("churn"),
+            "nodes": ranks,
+            "mean_up_s": durations,
+            "mean_down_s": durations,
+            "by": st.sampled_from(["crash", "leave"]),
+            "restart_from": st.sampled_from(["checkpoint", "initial", "neighbor"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("partition"), "from_s": instants, "to_s": instants.map(lambda s: s + 3.1)}
+    ),
+    st.fixed_dictionaries(
+        {"name": st.just("slow"), "nodes": ranks, "factor": st.just(3.0), "from_s": instants}
+    ),
+)
+networks = st.sampled_from(
+    [
+        {"name": "uniform"},
+        {"name": "uniform", "latency_s": 0.03},
+        {"name": "uniform", "bandwidth_mbps": 0.01, "latency_s": 0.01},
+        {"name": "uniform", "bandwidth_mbps": 0.01, "sharing": "fair"},
+    ]
+)
+algorithms = st.sampled_from(
+    [
+        "d-psgd",
+        "gradient-tracking",
+        "all-reduce",
+        "relay-sum",
+        "epidemic-local",
+        "d2",
+        "gossip-learning",
+        "ad-psgd",
+        "divshare",
+        "swift",
+    ]
+)
+
+
+def check_any(
+    faults: list[dict[str, Any]], network: dict[str, Any], name: str, rest: dict[str, Any], folder: Path
+) -> None:
+    algorithm: dict[str, Any] = {"name": name}
+    if name == "epidemic-local":
+        algorithm["degree"] = 2
+    if name == "relay-sum":
+        algorithm["tree"] = "spanning"
+    if name == "ad-psgd":
+        algorithm["timeout_s"] = 0.5
+    loses = any(each["name"] == "partition" for each in faults)
+    described = Experiment.of(
+        {
+            "nodes": 5,
+            "task": {"name": "least-squares", "features": 2, "samples": 20},
+            "topology": {"name": "ring"},
+            "algorithm": algorithm,
+            "compute": {"name": "constant", "seconds_per_step": 0.1},
+            "network": network,
+            "faults": faults,
+            "failures": {"detection_s": 0.35},
+            "gather": {
+                "lost_peer": rest["lost_peer"],
+                "timeout_s": 0.9 if loses or rest["lost_peer"] == "wait" else None,
+            },
+            "checkpoint": {"every_rounds": rest["every_rounds"]},
+            "evaluation": {"every_rounds": 1},
+            "stop": {"rounds": 12} if rest["by_rounds"] else {"time_s": 5.0},
+            "engine": {"name": "simulate", "trainer": "sequential", "workers": 1},
+        }
+    )
+    outcome = simulate(described, folder)
+    if outcome.failure is not None:
+        assert str(outcome.failure).startswith("no node is left"), outcome.failure
+    else:
+        assert outcome.reason == ("rounds" if rest["by_rounds"] else "time")
+    rows = list(read_segment(folder / "metrics"))
+    for rank in range(5):
+        own = [row for row in rows if row["node"] == rank]
+        assert [row["time_s"] for row in own] == sorted(row["time_s"] for row in own)
+        if described.algorithm.gathers:
+            rounds = [row["round"] for row in own if row["moment"] == "round"]
+            assert rounds == sorted(set(rounds))
+    network_rows = [row["round"] for row in rows if row["node"] == -1 and row["moment"] == "round"]
+    assert len(network_rows) == len(set(network_rows))
+
+
+rests = st.fixed_dictionaries(
+    {
+        "lost_peer": st.sampled_from(["skip", "skip", "wait"]),
+        "every_rounds": st.sampled_from([None, 2]),
+        "by_rounds": st.booleans(),
+    }
+)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.lists(fault, min_size=1, max_size=4), networks, algorithms, rests)
+def test_every_run_ends_by_its_stop_rule_whoever_comes_and_goes(
+    tmp_path: Path, faults: list[dict[str, Any]], network: dict[str, Any], name: str, rest: dict[str, Any]
+) -> None:
+    check_any(faults, network, name, rest, tmp_path / "any")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(
+    max_examples=3000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(st.lists(fault, min_size=1, max_size=6), networks, algorithms, rests)
+def test_thousands_of_runs_end_whoever_comes_and_goes(
+    tmp_path: Path, faults: list[dict[str, Any]], network: dict[str, Any], name: str, rest: dict[str, Any]
+) -> None:
+    check_any(faults, network, name, rest, tmp_path / "any")

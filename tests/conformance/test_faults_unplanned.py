@@ -1,0 +1,233 @@
+"""Real processes that die, stop, or can't write, though no experiment says so: survivors finish, and the cause is one line."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import gossamer
+from gossamer import Experiment, Run, RunFailed, load_run
+
+DEADLINE_S = 100.0
+
+
+def described(nodes: int, rounds: int, **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": nodes,
+        "task": {"name": "least-squares", "features": 3, "samples": 4 * nodes},
+        "topology": {"name": "random-regular", "degree": 3} if nodes > 4 else "complete",
+        "algorithm": "d-psgd",
+        "batch_size": "full",
+        "compute": {"name": "constant", "seconds_per_step": 0.05},
+        "gather": {"lost_peer": "skip"},
+        "evaluation": {"every_rounds": 5},
+        "stop": {"rounds": rounds},
+        "engine": {"name": "processes", "pace": True},
+    }
+    return Experiment.of({**settings, **changes})
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still not so after {DEADLINE_S} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def node_processes(launcher: int, nodes: int) -> list[psutil.Process]:
+    """The nodes' processes, in rank order: they were forked in it."""
+    try:
+        [server] = psutil.Process(launcher).children()
+        children = sorted(server.children(), key=lambda process: process.pid)
+    except (ValueError, psutil.NoSuchProcess):
+        return []
+    return children if len(children) == nodes else []
+
+
+def rows_are_there(out: Path, nodes: int) -> bool:
+    """Whether every node has recorded rows of two rounds."""
+    segments = list(out.glob("*/*/segments/metrics-*.jsonl"))
+    return sum(path.read_bytes().count(b"\n") >= 2 for path in segments) >= nodes
+
+
+def launch(experiment: Experiment, tmp_path: Path) -> subprocess.Popen[str]:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(experiment.to_yaml())
+    command = [sys.executable, "-m", "gossamer", "run", str(path), "--out", str(tmp_path / "runs")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def with_victims(
+    experiment: Experiment, tmp_path: Path, deed: Callable[[list[psutil.Process]], None]
+) -> tuple[Run, str]:
+    """Run, do something to the nodes' processes, and let it come to its end."""
+    with launch(experiment, tmp_path) as launcher:
+        try:
+            nodes = wait_until(lambda: node_processes(launcher.pid, experiment.nodes), "all nodes live")
+            wait_until(lambda: rows_are_there(tmp_path / "runs", experiment.nodes), "rows are there")
+            deed(nodes)
+            said, _ = launcher.communicate(timeout=DEADLINE_S)
+        finally:
+            launcher.kill()
+    wait_until(lambda: not any(map(_runs, nodes)), "no process is left")
+    return load_run(tmp_path / "runs"), said
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(victims: Sequence[int]) -> Callable[[list[psutil.Process]], None]:
+    def deed(nodes: list[psutil.Process]) -> None:
+        for rank in victims:
+            nodes[rank].kill()
+            time.sleep(random.Random(rank).random() * 0.05)
+
+    return deed
+
+
+def check_rows(run: Run, ranks: Sequence[int], rounds: int) -> None:
+    for rank in ranks:
+        recorded = run.metrics.filter(node=rank)["round"].to_list()
+        assert recorded == list(range(0, rounds + 1, 5)), rank
+
+
+def test_a_node_that_is_killed_is_named_with_the_time(tmp_path: Path) -> None:
+    run, said = with_victims(described(4, 40), tmp_path, kill([2]))
+    assert run.status == "done"
+    check_rows(run, [0, 1, 3], 40)
+    assert run.lost == [2]
+    assert "killed by SIGKILL" in run.events.filter(event="lost")["detail"].item()
+    assert "away at the end: node 2 since" in " ".join(said.split())
+
+
+def test_a_node_that_is_killed_is_started_again_if_asked_for(tmp_path: Path) -> None:
+    engine = {"name": "processes", "pace": True, "restart": "always"}
+    run, _ = with_victims(
+        described(4, 60, engine=engine, checkpoint={"every_rounds": 2}), tmp_path, kill([2])
+    )
+    assert run.status == "done"
+    check_rows(run, [0, 1, 3], 60)
+    kinds = run.events.filter(node=2)["event"].to_list()
+    assert kinds[:1] == ["lost"]
+    assert "returned" in kinds
+    assert run.metrics.filter(node=2)["round"].max() == 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("restart", ["never", "always"])
+@pytest.mark.parametrize("count", [1, 5, 16])
+def test_many_are_killed_of_many(tmp_path: Path, count: int, restart: str) -> None:
+    victims = random.Random(count).sample(range(32), count)
+    engine = {"name": "processes", "pace": True, "restart": restart}
+    run, said = with_victims(
+        described(32, 100, engine=engine, topology={"name": "random-regular", "degree": 5}),
+        tmp_path,
+        kill(victims),
+    )
+    assert run.status == "done", said
+    check_rows(run, sorted(set(range(32)) - set(victims)), 100)
+    assert run.lost == sorted(victims)
+    returned = set(run.events.filter(event="returned")["node"].to_list())
+    assert returned == (set(victims) if restart == "always" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """From outside, and for longer than it takes its peers to miss it."""
+
+    def deed(nodes: list[psutil.Process]) -> None:
+        nodes[1].suspend()
+        time.sleep(6.0)
+        nodes[1].resume()
+
+    failures = {"heartbeat_s": 0.5, "detection_s": 2.0}
+    run, said = with_victims(described(4, 200, failures=failures), tmp_path, deed)
+    assert run.status == "done", said
+    check_rows(run, [0, 2, 3], 200)
+    assert run.metrics.filter(node=1)["round"].max() == 200
+
+
+def test_a_run_that_is_asked_to_end_ends_with_all_that_it_has(tmp_path: Path) -> None:
+    experiment = described(4, 100_000)
+    with launch(experiment, tmp_path) as launcher:
+        try:
+            wait_until(lambda: rows_are_there(tmp_path / "runs", 4), "rows are there")
+            launcher.send_signal(signal.SIGTERM)
+            said, _ = launcher.communicate(timeout=DEADLINE_S)
+        finally:
+            launcher.kill()
+    run = load_run(tmp_path / "runs")
+    assert run.status == "stopped", said
+    assert run.parameters is not None
+    assert bool(run.parameters.isfinite().all())
+    assert (run.path / "metrics.parquet").exists()
+
+
+def test_two_runs_at_once_don_t_meet(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    launchers = [launch(described(4, 20), folder) for folder in folders]
+    try:
+        for launcher in launchers:
+            said, _ = launcher.communicate(timeout=DEADLINE_S)
+            assert launcher.returncode == 0, said
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+    for folder in folders:
+        run = load_run(folder / "runs")
+        assert run.status == "done"
+        check_rows(run, range(4), 20)
+        assert run.events.filter(event="refused").is_empty()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes wherever it likes: a read-only folder")
+def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir(mode=0o500)
+    with launch(described(4, 5), tmp_path) as launcher:
+        said, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode != 0
+    assert "ermission denied" in said
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: a full disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("file systems can't be mounted here: a full disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
+    experiment = described(4, 100_000, evaluation={"every_rounds": 1}, engine={"name": engine})
+    with pytest.raises((RunFailed, OSError), match="No space left on device") as caught:
+        gossamer.run(experiment, small_disk)
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,237 @@
+"""A run of real processes among strangers, who dial its nodes, say all sorts of things, or nothing, and stay."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.engines.processes import wire
+from gossamer.engines.processes.connection import HELLO_TIMEOUT_S
+from gossamer.engines.processes.guard import ALL_LINES
+
+NODES, ROUNDS = 8, 40
+MiB = 2**20
+SIMULATE = {"name": "simulate", "trainer": "sequential"}
+
+
+def described(**changes: Any) -> Experiment:
+    fields: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 4, "samples": 80},
+        "topology": "complete",
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": None},
+        "engine": {"name": "processes", "pace": True},
+        "compute": {"name": "constant", "seconds_per_step": 0.05},
+        "stop": {"rounds": ROUNDS},
+    }
+    return Experiment.of({**fields, **changes})
+
+
+class Strangers(threading.Thread):
+    """Wait for a run's nodes, and dial them until so many connections were made.
+
+    Args:
+        count: how many connections.
+        say: what one says, drawn with this generator.
+        staying: the share of them that stays until a node, or the run, ends it.
+        dripping: these go on with a byte of a greeting from time to time.
+    """
+
+    def __init__(
+        self, count: int, say: Callable[[random.Random], bytes], staying: float, *, dripping: bool = False
+    ) -> None:
+        super().__init__()
+        self._count, self._say, self._staying, self._dripping = count, say, staying, dripping
+        self._chance = random.Random(7)
+        self._run_is_over = threading.Event()
+        self._known = set(psutil.Process().children(recursive=True))
+        self._here: set[socket.socket] = set()
+        self.made = self.stayed = self.dropped = 0
+        self.grown: dict[int, int] = {}
+        """Process -> bytes of memory that it had more at any time than when it was first seen."""
+
+    def run(self) -> None:
+        listeners = self._listeners()
+        first = dict(self._memory(listeners))
+        drops = iter(WORDS)
+        while not self._run_is_over.is_set():
+            if self.made < self._count and listeners:
+                self._dial(*self._chance.choice(list(listeners.values())))
+            else:
+                time.sleep(0.2)
+                if self._dripping and (drop := next(drops, None)) is not None:
+                    self._drip(drop)
+            if self.made % 50 == 0 or self.made == self._count:
+                self._hear()
+                for pid, now in self._memory(listeners):
+                    self.grown[pid] = max(self.grown.get(pid, 0), now - first[pid])
+        for stranger in self._here:
+            stranger.close()
+
+    def end(self) -> None:
+        """The run is over."""
+        self._run_is_over.set()
+        self.join()
+
+    def _listeners(self) -> dict[int, tuple[str, int]]:
+        """Where each node's process listens."""
+        found: dict[int, tuple[str, int]] = {}
+        while len(found) < NODES and not self._run_is_over.is_set():
+            processes = set(psutil.Process().children(recursive=True)) - self._known
+            for process in processes:
+                try:
+                    listening = [
+                        link for link in process.net_connections("tcp") if link.status == psutil.CONN_LISTEN
+                    ]
+                except psutil.Error:
+                    continue
+                if len(listening) == 1:  # the supervisor has all of them
+                    found[process.pid] = tuple(listening[0].laddr)
+            time.sleep(0.01)
+        return found
+
+    def _memory(self, pids: Any) -> Iterator[tuple[int, int]]:
+        for pid in pids:
+            try:
+                yield pid, psutil.Process(pid).memory_full_info().uss
+            except psutil.Error:
+                continue  # it has ended
+
+    def _dial(self, host: str, port: int) -> None:
+        self.made += 1
+        stranger = socket.socket()
+        try:
+            stranger.settimeout(1.0)
+            stranger.connect((host, port))
+            stranger.sendall(self._say(self._chance))
+        except OSError:
+            stranger.close()
+            return
+        stranger.setblocking(False)
+        if self._chance.random() < self._staying:
+            self.stayed += 1
+            self._here.add(stranger)
+        else:
+            stranger.close()
+
+    def _drip(self, drop: int) -> None:
+        for stranger in self._here:
+            with suppress(OSError):  # it was dropped, as is heard next
+                stranger.send(bytes([drop]))
+
+    def _hear(self) -> None:
+        """Forget those that the nodes have dropped."""
+        for stranger in list(self._here):
+            try:
+                gone = not stranger.recv(1000)
+            except BlockingIOError:
+                gone = False
+            except OSError:
+                gone = True
+            if gone:
+                self.dropped += 1
+                self._here.remove(stranger)
+                stranger.close()
+
+
+WORDS = wire.hello(1, bytes(16))
+
+
+def anything(chance: random.Random) -> bytes:
+    """Garbage, other protocols, and what a node might say, but for the token."""
+    greeting = wire.hello(chance.randrange(NODES), chance.randbytes(16))
+    message = wire.BEGIN.pack(1, 0, 16_384, chance.choice([16_384, 2**63]), 100)
+    return chance.choice(
+        [
+            b"",
+            greeting[: chance.randrange(len(greeting))],
+            greeting,
+            greeting + message + bytes(16_384),
+            wire.hello(chance.choice([NODES, 2**31, 2**32 - 1]), bytes(16)),
+            b"GET / HTTP/1.1\r\nHost: gossip\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01" + chance.randbytes(200),  # TLS's first word
+            chance.randbytes(chance.randrange(1, 3000)),
+            message,
+            bytes(60_000),
+        ]
+    )
+
+
+def nothing(chance: random.Random) -> bytes:
+    return b""
+
+
+def among(strangers: Strangers, experiment: Experiment, out: Path) -> Run:
+    strangers.start()
+    try:
+        return gossamer.run(experiment, out)
+    finally:
+        strangers.end()
+
+
+def same_models(one: Run, other: Run) -> None:
+    assert one.parameters is not None
+    assert other.parameters is not None
+    np.testing.assert_array_equal(one.parameters, other.parameters)
+
+
+def refusals(done: Run) -> list[tuple[int, str]]:
+    events = done.events.filter(done.events["event"] == "refused")
+    return list(zip(events["node"].to_list(), events["detail"].to_list(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run without strangers: simulated, as the engines agree to the last bit."""
+    return gossamer.run(described(engine=SIMULATE), tmp_path_factory.mktemp("alone"))
+
+
+def test_a_thousand_strangers_change_nothing(tmp_path: Path, alone: Run) -> None:
+    strangers = Strangers(1000, anything, staying=0.3)
+    done = among(strangers, described(), tmp_path)
+    assert strangers.made == 1000
+    same_models(alone, done)
+    told = refusals(done)
+    assert told
+    assert all(line.startswith("stranger at 127.0.0.1:") for _, line in told)
+    assert len(set(told)) == len(told)
+    assert max(Counter(node for node, _ in told).values()) <= ALL_LINES
+    assert max(strangers.grown.values()) < 16 * MiB
+
+
+def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -> None:
+    """They dial first, say nothing and stay; the nodes dial after their first step."""
+    short = {"stop": {"rounds": 3}}
+    alone = gossamer.run(described(engine=SIMULATE, **short), tmp_path)
+    strangers = Strangers(NODES * 60, nothing, staying=1.0)
+    done = among(
+        strangers, described(compute={"name": "constant", "seconds_per_step": 1.0}, **short), tmp_path
+    )
+    same_models(alone, done)
+    assert strangers.dropped > 0
+    assert any("while others came" in line for _, line in refusals(done))
+
+
+@pytest.mark.slow
+def test_who_says_a_byte_at_a_time_is_dropped_too(tmp_path: Path, alone: Run) -> None:
+    """The run lasts longer than a stranger has to say who it is."""
+    strangers = Strangers(NODES * 10, nothing, staying=1.0, dripping=True)
+    lasting = {"name": "constant", "seconds_per_step": 1.5 * HELLO_TIMEOUT_S / ROUNDS}
+    done = among(strangers, described(compute=lasting), tmp_path)
+    same_models(alone, done)
+    assert strangers.dropped == strangers.stayed > 0
+    assert any(f"within {HELLO_TIMEOUT_S} s" in line for _, line in refusals(done))

@@ -1,0 +1,260 @@
+"""Faults as an experiment describes them: what is accepted, whom they hit, and when."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer import BadInput, Experiment
+from gossamer.engines.setup import prepare
+from gossamer.faults import Schedule, Spell
+from gossamer.registry import names
+
+NODES, SEED = 8, 3
+
+
+def described(*faults: dict[str, Any], **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "seed": SEED,
+        "task": {"name": "least-squares", "features": 2, "samples": 16},
+        "algorithm": "d-psgd",
+        "gather": {"lost_peer": "skip", "timeout_s": 1.0},
+        "faults": list(faults),
+        "stop": {"rounds": 3},
+    }
+    return Experiment.of({**settings, **changes})
+
+
+def schedule(*faults: dict[str, Any]) -> Schedule:
+    return Schedule(described(*faults).faults, NODES, SEED)
+
+
+def spells(fault: dict[str, Any]) -> list[Spell]:
+    [built] = described(fault).faults
+    return list(built.spells(NODES, SEED, "faults.0"))
+
+
+def refused(*faults: dict[str, Any], **changes: Any) -> str:
+    with pytest.raises(BadInput) as caught:
+        prepare(described(*faults, **changes))
+    [problem] = caught.value.problems
+    assert "accepted:" in problem
+    return problem
+
+
+CRASH = {"name": "crash", "nodes": [2], "at_s": 1.0}
+
+
+def test_every_fault_is_a_component_that_an_experiment_keeps() -> None:
+    assert set(names("fault")) == {"crash", "leave", "join", "churn", "partition", "slow", "loss", "freeze"}
+    experiment = described(CRASH, {"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 0.5})
+    assert Experiment.parse(experiment.to_yaml()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({**CRASH, "nodes": [9]}, "faults.0.nodes: node 9 of 8 nodes; accepted: ranks 0 to 7"),
+        ({**CRASH, "nodes": 9}, "faults.0.nodes: 9 of 8 nodes; accepted: 1 to 8"),
+        ({"name": "partition", "groups": [[0, 1], [1]]}, "faults.0.groups: node 1 is in two groups"),
+        ({"name": "loss", "probability": 0.1, "links": [[0, 8]]}, "faults.0.links: node 8 of 8 nodes"),
+    ],
+)
+def test_a_fault_that_does_not_fit_the_nodes_is_refused(fault: dict[str, Any], said: str) -> None:
+    assert refused(fault).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"name": "crash", "nodes": [0]},
+        {**CRASH, "at_round": 2},
+        {**CRASH, "restart_after_s": -1},
+        {**CRASH, "restart_from": "neighbor"},
+        {"name": "slow", "nodes": 1, "factor": 2, "from_s": 3, "to_s": 2},
+        {"name": "churn"},
+        {"name": "churn", "mean_up_s": 1},
+        {"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "path": "x.csv"},
+        {"name": "loss", "probability": 0},
+        {"name": "loss", "probability": 0.5, "nodes": 1, "links": [[0, 1]]},
+        {"name": "freeze", "nodes": 1, "at_s": 1},
+        {"name": "crash", "nodes": True, "at_s": 1},
+        {"name": "vanish"},
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused(fault: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"^faults\.0"):
+        described(fault)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"gather": {"lost_peer": "fail"}},
+            "gather.lost_peer: fail, with faults: nodes that are away; accepted: skip, wait",
+        ),
+        ({"algorithm": "sgp"}, "faults: nodes that are away, for sgp; accepted: an algorithm that bears it"),
+        (
+            {"algorithm": {"name": "fedavg", "server": 2}},
+            "faults: node 2 is away, which fedavg can't do without",
+        ),
+    ],
+)
+def test_nodes_that_are_away_where_that_can_not_work_are_refused(changes: dict[str, Any], said: str) -> None:
+    assert refused(CRASH, **changes).startswith(said)
+
+
+def test_losses_where_nodes_wait_for_ever_are_refused() -> None:
+    said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
+    assert said == "gather.timeout_s: null with faults that lose messages; accepted: seconds"
+    assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
+        "faults: some that lose messages, for sgp"
+    )
+
+
+def test_waiting_for_the_dead_for_ever_is_refused() -> None:
+    with pytest.raises(BadInput, match="timeout_s"):
+        described(gather={"lost_peer": "wait"})
+
+
+def test_a_restart_by_the_supervisor_needs_nodes_that_go_on_without() -> None:
+    engine = {"name": "processes", "restart": "always"}
+    assert refused(engine=engine, gather={}).startswith("gather.lost_peer: fail, with engine.restart: always")
+
+
+def test_nodes_are_drawn_by_the_seed() -> None:
+    first = spells({**CRASH, "nodes": 0.5})
+    assert first == spells({**CRASH, "nodes": 4})
+    assert len({spell.node for spell in first}) == 4
+    [built] = described({**CRASH, "nodes": 4}).faults
+    others = [{spell.node for spell in built.spells(NODES, seed, "faults.0")} for seed in range(10)]
+    assert len({frozenset(each) for each in others}) > 1
+    assert {spell.node for spell in spells({**CRASH, "nodes": "all"})} == set(range(NODES))
+
+
+def test_churn_takes_turns_and_ends() -> None:
+    found = spells({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
+    assert [spell.from_s for spell in found] == sorted(spell.from_s for spell in found)
+    for rank in range(NODES):
+        own = [spell for spell in found if spell.node == rank]
+        assert all(2 < spell.from_s < 50 and spell.from_s < spell.to_s < math.inf for spell in own)
+        assert all(one.to_s < next_.from_s for one, next_ in zip(own, own[1:], strict=False))
+    up = 5 / 6 * 48 * NODES  # what is expected, of which 80 % to 120 % are there
+    away = sum(min(spell.to_s, 50) - spell.from_s for spell in found)
+    assert 0.8 * up < 48 * NODES - away < 1.2 * up
+
+
+def test_churn_without_an_end_has_none() -> None:
+    [churn] = described({"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 2}).faults
+    some = list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+    assert len(some) == 1000
+    assert some == list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+
+
+def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
+    path = tmp_path / "churn.csv"
+    path.write_text("\n".join(["time_s,node,event", *lines]) + "\n")
+    return {"name": "churn", "path": str(path)}
+
+
+def test_churn_by_a_file(tmp_path: Path) -> None:
+    fault = write(tmp_path, "5,1,join", "2,0,crash", "4,0,join", "6,0,leave", "7,3,crash")
+    assert [(each.node, each.from_s, each.to_s, each.kind) for each in spells(fault)] == [
+        (1, 0.0, 5.0, "join"),
+        (0, 2.0, 4.0, "crash"),
+        (0, 6.0, math.inf, "leave"),
+        (3, 7.0, math.inf, "crash"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["1,9,crash"], "line 2: node 9; accepted: ranks 0 to 7"),
+        (["1,0.5,crash"], "line 2: node 0.5; accepted"),
+        (["2,0,crash", "1,0,join"], "line 3: 1 s, after an event of node 0 at 2 s; accepted: ascending"),
+        (["1,0,explode"], "line 2: 'explode'; accepted: crash, join or leave"),
+        (["1,0,crash", "2,0,leave"], "line 3: leave of node 0, which is away; accepted: join"),
+        (["1,0,join", "2,0,join"], "line 3: join of node 0, which is there; accepted: crash or leave"),
+    ],
+)
+def test_a_churn_file_that_makes_no_sense_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    problem = refused(write(tmp_path, *lines))
+    assert problem.startswith("faults.0.path: ")
+    assert said in problem
+
+
+def test_slow_and_frozen_nodes_compute_accordingly() -> None:
+    setup = prepare(
+        described(
+            {"name": "slow", "nodes": [1], "factor": 3, "from_s": 10, "to_s": 20},
+            {"name": "freeze", "nodes": [2], "at_s": 10, "for_s": 5},
+            compute={"name": "constant", "seconds_per_step": 1.0},
+        )
+    )
+    seconds = setup.compute.seconds
+    assert [seconds(SEED, 1, 0, 2, at) for at in (0, 9, 10, 19, 20)] == pytest.approx(
+        [2, 4, 6, 1 + 2 * 1 / 3 + 1, 2]
+    )
+    assert [seconds(SEED, 2, 0, 2, at) for at in (0, 9, 10, 14)] == pytest.approx([2, 7, 7, 3])
+    assert seconds(SEED, 0, 0, 2, 10) == 2
+    assert setup.faults.factor(1, 15) == 3
+    assert setup.faults.factor(1, 20) == setup.faults.factor(2, 12) == 1
+
+
+def test_slow_nodes_are_slowed_down_beside_what_a_profile_does() -> None:
+    compute = {
+        "name": "slowdowns",
+        "windows": [{"from_s": 0, "to_s": 4, "factor": 2}],
+        "base": {"name": "constant", "seconds_per_step": 1},
+    }
+    setup = prepare(described({"name": "slow", "nodes": [1], "factor": 3, "to_s": 4}, compute=compute))
+    assert [setup.compute.seconds(SEED, rank, 0, 0.5, 0) for rank in (0, 1)] == [1.0, 3.0]
+
+
+def test_a_partition_cuts_paths_between_groups_for_a_while() -> None:
+    setup = prepare(described({"name": "partition", "groups": [[0, 1], [2]], "from_s": 1, "to_s": 2}))
+    before = setup.network.conditions(NODES, SEED)
+    (first, during), (second, after) = setup.network.changes(NODES, SEED)
+    assert (first, second) == (1.0, 2.0)
+    pairs = [(0, 1), (0, 2), (2, 0), (3, 4), (3, 1)]
+    assert [before.path(*pair) is not None for pair in pairs] == [True] * 5
+    assert [during.path(*pair) is not None for pair in pairs] == [True, False, False, True, False]
+    assert [after.path(*pair) is not None for pair in pairs] == [True] * 5
+
+
+def test_halves_are_halves() -> None:
+    setup = prepare(described({"name": "partition"}))
+    during = setup.network.conditions(NODES, SEED)
+    groups = {
+        frozenset(to for to in range(NODES) if to == rank or during.path(rank, to)) for rank in range(NODES)
+    }
+    assert sorted(map(len, groups)) == [4, 4]
+
+
+def test_losses_come_on_top_of_the_networks() -> None:
+    network = {"name": "uniform", "loss": 0.5}
+    setup = prepare(described({"name": "loss", "probability": 0.5, "links": [[0, 1]]}, network=network))
+    during = setup.network.conditions(NODES, SEED)
+    assert [during.path(*pair).loss for pair in [(0, 1), (1, 0)]] == [0.75, 0.5]  # type: ignore[union-attr]
+
+
+def test_disturbances_go_on_under_a_network_that_changes_by_itself(tmp_path: Path) -> None:
+    network = {
+        "name": "varying",
+        "base": {"name": "uniform", "bandwidth_mbps": 8},
+        "rate_changes": [{"at_s": 1.5, "factor": 0.5}],
+    }
+    setup = prepare(
+        described({"name": "partition", "groups": [[0]], "from_s": 1, "to_s": 2}, network=network)
+    )
+    course = list(setup.network.changes(NODES, SEED))
+    assert [time_s for time_s, _ in course] == [1.0, 1.5, 2.0]
+    assert [conditions.path(0, 1) is None for _, conditions in course] == [True, True, False]
+    assert [conditions.rates[0] for _, conditions in course] == [1e6, 5e5, 5e5]

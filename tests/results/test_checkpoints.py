@@ -1,0 +1,180 @@
+"""A run's checkpoints on disk: a kill at any instant leaves the newest complete one; what is damaged is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from gossamer import Experiment
+from gossamer.checkpoint import Checkpoint
+from gossamer.errors import BadInput
+from gossamer.messages import Model
+from gossamer.results.checkpoints import CheckpointFolder, highest, newest, newest_of
+
+NODES = 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def experiment(**changes: Any) -> Experiment:
+    fields: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "samples": 16},
+        "algorithm": "d-psgd",
+        "topology": "complete",
+        "checkpoint": {"every_rounds": 1, "keep": 2},
+        "stop": {"rounds": 3},
+    }
+    return Experiment.of({**fields, **changes})
+
+
+def node(rank: int, number: int) -> Checkpoint:
+    model = Model(torch.full((3,), float(number)), torch.zeros(0))
+    return Checkpoint(rank, 10 * number, float(number), model, None, {}, {})
+
+
+def make(path: Path, number: int, described: Experiment | None = None) -> None:
+    folder = CheckpointFolder(path, described or experiment())
+    for rank in range(NODES):
+        folder.write(number, node(rank, number))
+    rounds = dict.fromkeys(range(NODES), 10 * number)
+    folder.complete(number, rounds, dict.fromkeys(range(NODES), float(number)), 2.5, "sequential")
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[list[str]]:
+    """The process is killed at one of the steps by which something gets onto the disk."""
+    steps: list[str] = []
+
+    def count(name: str, call: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            steps.append(name)
+            if len(steps) == step:
+                raise Killed(name)
+            return call(*arguments, **options)
+
+        return counted
+
+    with (
+        mock.patch("gossamer.results.folder._sync", count("flush", lambda path: None)),
+        mock.patch.object(Path, "replace", count("rename", Path.replace)),
+        mock.patch.object(Path, "write_text", count("write", Path.write_text)),
+        mock.patch("gossamer.checkpoint.zlib.crc32", count("write", lambda data, before=0: 7)),
+        mock.patch.object(Path, "unlink", count("remove", Path.unlink)),
+        mock.patch.object(shutil, "rmtree", count("drop", shutil.rmtree)),
+    ):
+        yield steps
+
+
+def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> None:
+    step, whole = 0, False
+    while not whole:
+        step += 1
+        path = tmp_path / str(step)
+        with mock.patch("gossamer.results.folder._sync"):
+            for number in (1, 2):
+                make(path, number)
+        with killed_at(step) as steps:
+            try:
+                make(path, 3)
+                whole = True
+            except Killed:
+                pass
+        found = newest(path)
+        assert found is not None
+        assert found.number in (2, 3)
+        if found.number == 2:
+            found.verify()
+            assert found.read(1).round == 20
+            assert "drop" not in steps  # the old ones go last
+    assert found.number == 3
+    assert step > 15
+
+
+def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert highest(tmp_path) == 0
+    for number in (1, 2, 4):
+        make(tmp_path, number)
+    CheckpointFolder(tmp_path, experiment()).write(5, node(0, 5))  # not complete
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "4", "5"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert (found.number, found.rounds, found.times_s) == (4, {0: 40, 1: 40}, {0: 4.0, 1: 4.0})
+    assert (found.wall_s, found.trainer) == (2.5, "sequential")
+    assert highest(tmp_path) == 5
+
+
+def test_a_single_node_has_a_newest_state_of_its_own(tmp_path: Path) -> None:
+    assert newest_of(tmp_path, 0) is None
+    make(tmp_path, 1)
+    folder = CheckpointFolder(tmp_path, experiment())
+    folder.write(2, node(0, 2))
+    (tmp_path / "2" / "node-1.safetensors").write_bytes(b"torn")
+    rounds = [getattr(newest_of(tmp_path, rank), "round", None) for rank in range(3)]
+    assert rounds == [20, 10, None]
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    found = newest(tmp_path)
+    assert found is not None
+    file = tmp_path / "1" / "node-1.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(
+        BadInput, match=r"node-1.safetensors: its checksum does not fit: it is damaged; accepted"
+    ):
+        found.verify()
+    file.unlink()
+    with pytest.raises(
+        BadInput, match=r"node-1.safetensors: No such file or directory; accepted: a checkpoint"
+    ):
+        found.verify()
+    (tmp_path / "1" / "manifest.json").write_text('{"number": 1}')
+    with pytest.raises(
+        BadInput, match=r"manifest.json: KeyError\('rounds'\); accepted: what gossamer has written"
+    ):
+        newest(tmp_path)
+
+
+def test_a_node_of_another_experiment_is_noticed(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    CheckpointFolder(tmp_path, experiment(seed=2)).write(1, node(1, 1))
+    found = newest(tmp_path)
+    assert found is not None
+    with pytest.raises(BadInput, match="node-1.safetensors: it is of another experiment"):
+        found.verify()
+
+
+def test_only_the_same_experiment_goes_on(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    found = newest(tmp_path)
+    assert found is not None
+    for same in (
+        {"stop": {"rounds": 9}},
+        {"checkpoint": {}},
+        {"name": "x"},
+        {"engine": {"name": "simulate", "workers": 1}},
+    ):
+        found.check(experiment(**same))
+    for name, other in (
+        ("optimizer.lr", {"optimizer": {"name": "sgd", "lr": 0.5}}),
+        ("seed", {"seed": 2}),
+        ("engine", {"engine": "processes"}),
+        ("topology.name", {"topology": "ring"}),
+    ):
+        with pytest.raises(
+            BadInput, match=rf"^{name}: .* when the checkpoint .*/1 was made; accepted: the same"
+        ):
+            found.check(experiment(**other))

@@ -1,0 +1,272 @@
+"""Resuming as a user meets it: after a kill, a failure, or to get another end; and when it is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import yaml
+
+import gossamer
+from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
+from gossamer.api import Silent, unfinished
+from gossamer.results.checkpoints import newest
+from gossamer.results.folder import RunFolder
+from scenario import experiment as scripted
+
+SETTINGS: dict[str, Any] = {
+    "name": "small",
+    "nodes": 3,
+    "task": {"name": "least-squares", "samples": 48, "features": 4},
+    "topology": "ring",
+    "algorithm": "d-psgd",
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.5},
+    "batch_size": 4,
+    "evaluation": {"every_rounds": 2},
+    "checkpoint": {"every_rounds": 3},
+    "stop": {"rounds": 10},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+
+
+def small(**changes: Any) -> Experiment:
+    return Experiment.of({**SETTINGS, **changes})
+
+
+class Stopper(Silent):
+    """Stops a run, as Ctrl-C does, when so many rows are recorded."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def assert_same(one: Run, other: Run) -> None:
+    assert one.parameters is not None
+    assert other.parameters is not None
+    assert torch.equal(one.parameters, other.parameters)
+    left, right = (run.metrics.drop("wall_s").sort("node", "round") for run in (one, other))
+    assert left.equals(right)
+
+
+def test_a_resumed_run_is_stopped_and_resumed_again(tmp_path: Path) -> None:
+    whole = gossamer.run(small(), tmp_path / "whole")
+    stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    again = gossamer.resume(stopped.path, observer=Stopper(6))
+    assert (stopped.status, again.status, again.path) == ("stopped", "stopped", stopped.path)
+    assert again.parameters is not None
+    done = gossamer.resume(stopped.path)
+    assert_same(done, whole)
+    events = done.events.filter(pl.col("event") == "resumed")
+    assert events.height == 2
+    assert events["detail"].str.contains(r"^from checkpoint \d+, rounds? \d").all()
+    walls = done.metrics.filter(pl.col("node") == 0).sort("round")["wall_s"]
+    assert walls.is_sorted()
+    assert done.wall_s is not None
+    assert done.wall_s >= walls[-1]
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> None:
+    changes = {"engine": engine} if engine == "processes" else {}
+    done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
+    with pytest.raises(
+        BadInput, match=r"the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds="
+    ):
+        gossamer.resume(done.path)
+    assert load_run(done.path).status == "done"
+    longer = gossamer.resume(done.path, ["stop.rounds=10"])
+    assert longer.experiment["stop"]["rounds"] == 10
+    whole = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")
+    assert longer.parameters is not None
+    assert whole.parameters is not None
+    assert torch.equal(longer.parameters, whole.parameters)
+    columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
+    assert longer.metrics.select(columns).equals(whole.metrics.select(columns))
+
+
+def test_a_run_ends_by_time_and_goes_on_until_later(tmp_path: Path) -> None:
+    evaluation = {"every_rounds": None, "every_s": 0.02}
+    compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7}
+    described = {"evaluation": evaluation, "compute": compute, "checkpoint": {"every_s": 0.03}}
+    whole = gossamer.run(small(**described, stop={"time_s": 0.2}), tmp_path / "whole")
+    early = gossamer.run(small(**described, stop={"time_s": 0.11}), tmp_path)
+    late = gossamer.resume(early.path, ["stop.time_s=0.2"])
+    nodes = pl.col("node") >= 0
+    left, right = (
+        run.metrics.filter(nodes).drop("wall_s", "consensus_distance").sort("node", "time_s")
+        for run in (late, whole)
+    )
+    assert left.equals(right)
+    # Of instants at which some nodes were saved ahead of others, the network has no row.
+    kept = late.metrics.filter(~nodes).drop("wall_s")
+    assert kept.join(
+        whole.metrics.filter(~nodes).drop("wall_s"), on=kept.columns, how="anti", nulls_equal=True
+    ).is_empty()
+    assert kept["time_s"].max() == 0.2
+
+
+def test_a_run_that_failed_goes_on_from_before(tmp_path: Path) -> None:
+    broken = [True]
+
+    async def script(node: Node) -> None:
+        async for r in node.rounds():
+            await node.train()
+            if r == 7 and node.rank == 1 and broken[0]:
+                raise ValueError("out of luck")
+            node.broadcast(node.peers(), node.parameters, tag=r)
+            await node.mix(await node.gather(node.peers(), tag=r), node.mixing_weights(r))
+
+    changes = {"checkpoint": {"every_rounds": 2}, "stop": {"rounds": 9}, "evaluation": {"every_rounds": 1}}
+    described = scripted(script, 3, **changes)
+    with pytest.raises(RunFailed, match="out of luck") as failed:
+        gossamer.run(described, tmp_path)
+    assert failed.value.folder is not None
+    broken[0] = False
+    resumed = gossamer.resume(failed.value.folder)
+    assert resumed.status == "done"
+    assert resumed.error is None
+    assert resumed.events["detail"].to_list() == ["from checkpoint 3, round 6"]
+    assert_same(resumed, gossamer.run(described, tmp_path / "whole"))
+
+
+# --- refused ---
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    run = gossamer.run(small(checkpoint={}), tmp_path, observer=Stopper(6))
+    assert not (run.path / "checkpoints").exists()
+    with pytest.raises(
+        BadInput, match="it has no checkpoint; accepted: a run with checkpoint.every_rounds or"
+    ):
+        gossamer.resume(run.path)
+    with pytest.raises(BadInput, match="not a run folder"):
+        gossamer.resume(tmp_path)
+
+
+def test_an_edited_experiment_is_refused(tmp_path: Path) -> None:
+    run = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    file = run.path / "experiment.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("lr: 0.05", "lr: 0.5"))
+    with pytest.raises(BadInput, match=r"optimizer.lr: 0.5, but 0.05 when the checkpoint .* was made"):
+        gossamer.resume(run.path)
+    file.write_text(text)
+    with pytest.raises(BadInput, match=r"--set optimizer.lr=1: accepted: stop and checkpoint"):
+        gossamer.resume(run.path, ["optimizer.lr=1"])
+    assert load_run(run.path).status == "stopped"
+
+
+def test_a_damaged_checkpoint_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+    run = gossamer.run(small(), tmp_path, observer=Stopper(9))
+    found = newest(run.path / "checkpoints")
+    assert found is not None
+    (found.folder / "node-2.safetensors").write_bytes(b"torn")
+    rows = run.metrics
+    with pytest.raises(
+        BadInput, match=r"node-2.safetensors: it is no safetensors file, or not whole; accepted"
+    ):
+        gossamer.resume(run.path)
+    assert load_run(run.path).status == "stopped"
+    assert load_run(run.path).metrics.equals(rows)
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+    run = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    with RunFolder.open(run.path).locked(), pytest.raises(BadInput, match="the run is going on; accepted"):
+        gossamer.resume(run.path)
+    assert gossamer.resume(run.path).status == "done"
+
+
+def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path) -> None:
+    assert unfinished(small(), tmp_path) is None
+    first = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    second = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    gossamer.run(small(seed=2), tmp_path, observer=Stopper(6))
+    gossamer.run(small(checkpoint={"every_rounds": 4}), tmp_path, observer=Stopper(6))
+    gossamer.run(small(), tmp_path)
+    assert unfinished(small(), tmp_path) == second.path
+    gossamer.resume(second.path)
+    assert unfinished(small(), tmp_path) == first.path
+    gossamer.resume(first.path)
+    assert unfinished(small(), tmp_path) is None
+
+
+# --- the program ---
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_killed_program_is_started_again_and_goes_on(tmp_path: Path, engine: str) -> None:
+    """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
+    rounds = 400
+    described = {**SETTINGS, "engine": engine, "stop": {"rounds": rounds}, "evaluation": {"every_rounds": 50}}
+    described["checkpoint"] = {"every_rounds": 20}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
+    command = [sys.executable, "-m", "gossamer", "run", "small.yaml", "--resume", "--quiet", "--no-report"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    started = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    try:
+        while not list(tmp_path.glob("runs/small/*/checkpoints/*/manifest.json")):
+            assert started.poll() is None
+            time.sleep(0.01)  # between two looks at the disk
+    finally:
+        started.kill()
+        started.wait()
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    assert load_run(folder).status == "running or killed"
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=100)
+    [same] = (tmp_path / "runs" / "small").iterdir()
+    resumed = load_run(same)
+    assert resumed.status == "done"
+    assert resumed.events["event"].to_list() == ["resumed"]
+    whole = gossamer.run(
+        Experiment.of({**described, "engine": SETTINGS["engine"], "checkpoint": {}}), tmp_path
+    )
+    assert resumed.parameters is not None
+    assert whole.parameters is not None
+    assert torch.equal(resumed.parameters, whole.parameters)
+    columns = ["node", "round", "step", "train_loss", "test_loss", "consensus_distance"]
+    assert resumed.metrics.select(columns).equals(whole.metrics.select(columns))
+
+
+def test_resume_is_a_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gossamer.cli import main
+
+    run = gossamer.run(small(), tmp_path, observer=Stopper(6))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
+        capfd.readouterr()
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0), *capfd.readouterr()
+        return 0, *capfd.readouterr()
+
+    code, out, _ = call("resume", str(run.path), "--no-report")
+    assert code == 0
+    assert str(run.path) in out
+    code, _, err = call("resume", str(run.path))
+    assert code == 2
+    assert (
+        err
+        == f"error: {run.path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200\n"
+    )
+    code, out, _ = call("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
+    assert code == 0
+    assert load_run(run.path).metrics["round"].max() == 12
