@@ -140,7 +140,7 @@ def test_a_node_that_is_started_again_joins_the_others(made: Fleet, tmp_path: Pa
     assert rows["time_s"].is_sorted()
     last = run.metrics.filter(run.metrics["moment"].str.contains("end") & (run.metrics["node"] >= 0))
     assert sorted(last["node"]) == [0, 1, 2]
-    assert last["round"].max() - last["round"].min() <= 2
+    assert last["round"].min() > last["round"].max() / 2  # it began with theirs, not with the first
     assert run.parameters is not None
     assert not run.parameters.isnan().any()
 

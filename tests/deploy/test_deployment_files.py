@@ -16,6 +16,7 @@ from fleet import SETTINGS, free_addresses
 from gossamer import Experiment
 from gossamer.deploy.compose import write_compose
 from gossamer.deploy.kollaps import kollaps_xml
+from gossamer.deploy.node import as_deployed
 from gossamer.deploy.shaping import tc_commands
 from gossamer.deploy.slurm import slurm_script
 from gossamer.engines.processes.peers import Peers
@@ -204,6 +205,22 @@ def slurm_tools(folder: Path, port: int) -> dict[str, str]:
         "SLURM_JOB_ID": "17",
         "SLURM_NTASKS": "2",
     }
+
+
+def test_what_needs_somebody_over_all_nodes_is_refused() -> None:
+    asked = experiment(
+        "uniform",
+        stop={"rounds": 2, "target": {"metric": "test_loss", "value": 1}},
+        evaluation={"nodes": "average"},
+    )
+    with pytest.raises(BadInput) as refused:
+        as_deployed(asked)
+    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+        "stop.target",
+        "evaluation.nodes",
+    ]
+    assert as_deployed(experiment(UNIFORM)).network == experiment("uniform").network
+    assert as_deployed(experiment(UNIFORM), shape=True).network == experiment(UNIFORM).network
 
 
 def test_a_batch_script_is_one_for_sbatch(tmp_path: Path) -> None:

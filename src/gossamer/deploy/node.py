@@ -139,10 +139,8 @@ def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bo
         )
     if experiment.evaluation.nodes == "average":
         problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
-    if experiment.checkpoint.on:
-        problems.append(
-            "checkpoint: nodes without a supervisor make none; accepted: every_rounds and every_s null"
-        )
+    if experiment.faults:
+        problems.append("faults: nobody brings them about here; accepted: none")
     if peers is not None and len(peers) != experiment.nodes:
         problems.append(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
     if problems:
@@ -176,8 +174,10 @@ class _Process:
             memory,
             at_once=1,
             trims=False,
+            life=standalone.incarnation,
             oversee=standalone.oversee,
             connect=standalone.connect,
+            progress_s=0.0,
         )
 
     def run(self) -> None:

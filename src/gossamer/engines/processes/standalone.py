@@ -29,6 +29,8 @@ from gossamer.results.folder import RunFolder
 
 PUSH_S = 0.05
 """Seconds in which changes are collected before they are reported."""
+PROGRESS_S = 0.2
+"""Seconds between two reports of progress to the observer."""
 FAREWELL_S = 5.0
 """Seconds that a node waits at its end for those it is connected with to have heard of it."""
 _WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
@@ -85,6 +87,7 @@ class Standalone:
         self._changed = asyncio.Event()
         self._push: asyncio.TimerHandle | None = None
         self._ending = False
+        self._shown = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: Transport
         self._hear: Hear
@@ -104,8 +107,13 @@ class Standalone:
         options |= {"status": self._status, "heard": self._heard, **self._options}
         self._now = options["now"]
         make: Callable[..., Transport] = Transport
-        self._transport = make(*arguments, **options, incarnation=self._roster.own.incarnation)
+        self._transport = make(*arguments, **options)
         return self._transport
+
+    @property
+    def incarnation(self) -> int:
+        """Of this process."""
+        return self._roster.own.incarnation
 
     def close(self) -> None:
         """Close what it writes."""
@@ -129,8 +137,10 @@ class Standalone:
                 self._spawn(self._await_others())
             case "progress", (round, time_s):
                 self.rounds = round
-                self._roster.say(round=round)
-                self._observer.progress(round, time_s)
+                self._roster.say(round=round)  # to the round: who joins begins with the next one
+                if time.monotonic() > self._shown + PROGRESS_S:
+                    self._shown = time.monotonic()
+                    self._observer.progress(round, time_s)
             case "row", (_, row, slot):
                 self._graphs.completed(row["round"])
                 self._observer.row(row)
@@ -190,8 +200,7 @@ class Standalone:
             return
         self._start = time.monotonic()
         self._began()
-        if (first := self._first_round()) > 0:
-            self._hear(["join", first])
+        self._hear(["begin", self._first_round()])
         self._hear(["go", self._start])
 
     def _first_round(self) -> int:

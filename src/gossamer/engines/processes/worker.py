@@ -84,6 +84,7 @@ class Place:
         crashes: rounds after which it is to kill itself.
         oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
         connect: makes the node's transport.
+        progress_s: seconds between two reports of its progress.
     """
 
     listener: socket.socket
@@ -97,6 +98,7 @@ class Place:
     crashes: tuple[int, ...] = ()
     oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
     connect: Callable[..., Transport] = Transport
+    progress_s: float = PROGRESS_S
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,11 +480,10 @@ class _Worker:
         elif what == "found":
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
+        elif what == "begin":  # started again, it joins the others
+            self._node.round = rest[0]
         elif what == "leave":
             self._leaving = True
-        elif what == "join":
-            self._node.rejoin(rest[0])
-            self._node.catch_up()
         elif what == "find":
             self._find(rest[0], anew=rest[1])
         elif what == "meet":
@@ -667,7 +668,7 @@ class _Worker:
 
     def _report(self, final: bool = False) -> None:
         now = time.monotonic()
-        if final or now - self._said > PROGRESS_S:
+        if final or now - self._said > self._place.progress_s:
             self._said = now
             self._channel.send("progress", self._node.round, self.now())
 
