@@ -319,6 +319,7 @@ run(
             "nodes": 4,
             "task": {"name": "user_tasks:slow_to_fork", "folder": sys.argv[1], "seconds": 2.0},
             "algorithm": "local",
+            "initial": "independent",  # (a common model is made before the fork)
             "engine": {"name": "processes"},
             "stop": {"rounds": 1_000_000},
         }
