@@ -226,7 +226,10 @@ def _lost(run: Run, of: str) -> str:
     events = run.events.filter(pl.col("event").is_in(_COMINGS), pl.col("detail").is_not_null()).sort("time_s")
     if not run.lost and events.is_empty():
         return ""
-    said = [f"{row['time_s']:8.1f} s  {row['detail']}" for row in events.head(_MOST_NAMED).to_dicts()]
+    said = [
+        row["detail"] if row["time_s"] is None else f"{row['time_s']:8.1f} s  {row['detail']}"
+        for row in events.head(_MOST_NAMED).to_dicts()
+    ]
     if len(events) > _MOST_NAMED:
         said.append(f"and {len(events) - _MOST_NAMED} more")
     if run.lost:

@@ -274,7 +274,7 @@ class _Worker:
             self._begin_cuts(self._cutting)
         try:
             await self._transport.start()
-            if experiment.checkpoint.on and self._cutting is None:
+            if experiment.checkpoint.on and self._place.oversee is not None:
                 self._channel.send(
                     "event", "checkpoint", "none is made: nodes without a supervisor can't be resumed"
                 )
