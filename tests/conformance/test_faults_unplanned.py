@@ -154,14 +154,14 @@ def test_a_node_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
 
     def deed(nodes: list[psutil.Process]) -> None:
         nodes[1].suspend()
-        time.sleep(6.0)
+        time.sleep(20.0)
         nodes[1].resume()
 
     failures = {"heartbeat_s": 0.5, "detection_s": 2.0}
-    run, said = with_victims(described(4, 200, failures=failures), tmp_path, deed)
+    run, said = with_victims(described(4, 600, failures=failures), tmp_path, deed)
     assert run.status == "done", said
-    check_rows(run, [0, 2, 3], 200)
-    assert run.metrics.filter(node=1)["round"].max() == 200
+    check_rows(run, [0, 2, 3], 600)
+    assert run.metrics.filter(node=1)["round"].max() == 600
 
 
 def test_a_run_that_is_asked_to_end_ends_with_all_that_it_has(tmp_path: Path) -> None:
@@ -231,3 +231,14 @@ def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
     with pytest.raises((RunFailed, OSError), match="No space left on device") as caught:
         gossamer.run(experiment, small_disk)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_nobody_waits_for_a_node_that_stands_still_for_good(tmp_path: Path) -> None:
+    failures = {"heartbeat_s": 0.4, "detection_s": 1.5}
+    run, said = with_victims(described(4, 100, failures=failures), tmp_path, lambda nodes: nodes[1].suspend())
+    assert run.status == "done", said
+    assert run.lost == [1]
+    assert "node 1 did not end with the others, and was killed" in " ".join(said.split())
+    check_rows(run, [0, 2, 3], 100)
+    assert run.parameters is not None
+    assert run.parameters.isfinite().all(dim=1).tolist() == [True, False, True, True]

@@ -61,6 +61,7 @@ class NodeCuts:
         self._newest: Boundary | None = None
         self._open: dict[int, Boundary] = {}
         self._watching: list[Boundary] = []  # the newest one and those of open cuts, each once
+        self._over = False
 
     def restore(self, saved: Checkpoint) -> None:
         """Go on as the node that was saved."""
@@ -91,6 +92,17 @@ class NodeCuts:
         self._open[number] = self._newest
         return self._newest.saved
 
+    def over(self) -> None:
+        """The node's rounds are over. Messages still come, without end where nobody waits for them; they would be read by
+        nobody after a resume either."""
+        self._over = True
+        self._watch()
+
+    def drop(self, number: int) -> None:
+        """The checkpoint of a cut will not be whole any more."""
+        self._open.pop(number, None)
+        self._watch()
+
     def finish(self, number: int, sent: Mapping[int, int]) -> Checkpoint:
         """The node's part of a checkpoint, with the messages that belong to it.
 
@@ -118,7 +130,8 @@ class NodeCuts:
         )
 
     def _watch(self) -> None:
-        watched = {id(each): each for each in (self._newest, *self._open.values()) if each is not None}
+        newest = None if self._over and not self._repeats else self._newest
+        watched = {id(each): each for each in (newest, *self._open.values()) if each is not None}
         self._watching = list(watched.values())
 
 

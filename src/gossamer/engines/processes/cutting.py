@@ -120,6 +120,11 @@ class Cutting:
         await asyncio.wait((kept,), timeout=timeout_s)
 
     def kept(self, number: int) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint is complete; those before it that are not won't be."""
+        for older in [each for each in self._numbers if each < number]:
+            self._numbers.discard(older)
+            self._sent.pop(older, None)
+            self._expected.pop(older, None)
+            self._cuts.drop(older)
         if number in self._kept and not self._kept[number].done():
             self._kept[number].set_result(None)

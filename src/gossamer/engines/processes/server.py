@@ -243,12 +243,23 @@ class Supervisor:
         while True:
             self._poll(self._fates.timeout(0.2))
             self._fates.look()
-            if self.alive and all(self.children[rank].done for rank in self.alive):
+            awaited = self._awaited()
+            if awaited and all(self.children[rank].done for rank in awaited):
                 raise Ended("rounds")
             if not self.alive and not self._fates.expects():
                 raise Ended("failed", message=f"no node is left: {self._events.summary()}")
             self._look_at_suspects()
             self._look_for_deadlock()
+
+    def _awaited(self) -> list[int]:
+        """Whose rounds the run waits for: who is there, or will be again. One that stands still, and not by the schedule,
+        may do so for good."""
+        away = self._fates.away
+        return [
+            rank
+            for rank in sorted(self.alive)
+            if rank not in away or self.children[rank].frozen or self.children[rank].arriving
+        ]
 
     def _poll(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
@@ -345,6 +356,9 @@ class Supervisor:
         said = "crashed" if child.planned else "died"
         text = f"node {child.rank} {said} in round {child.round}: {describe_exit(status)}"
         self._event(child.rank, "lost", text)
+        if self._ending:
+            self._forget_models([child.rank])
+            return
         again = self._options.restart == "always" and child.restarts < self._options.restart_limit
         fails = self._setup.experiment.gather.lost_peer == "fail" and not (child.planned or again)
         if fails or self._start is None:
@@ -491,18 +505,28 @@ class Supervisor:
         self._fates.thaw_all()
         self._tell_all("finish", end.reason, self._assembly.last())
         self._heard = time.monotonic()
+        awaited = set(self._awaited())
         try:
-            while any(not self.children[rank].final for rank in self.alive):
+            while any(not self.children[rank].final for rank in awaited & self.alive):
                 if time.monotonic() > self._heard + END_S:
-                    late = [rank for rank in sorted(self.alive) if not self.children[rank].final]
-                    return Ended("failed", message=f"nodes {late} did not end within {END_S} s")
+                    break
                 self._poll(0.2)
+            for rank in sorted(self.alive):
+                if not self.children[rank].final:
+                    self._give_up(rank)
         except Ended as other:
             if other.failure is not None:
                 return other
         if (away := self._events.summary()) is not None:
             self._launcher.send("say", away)
         return end
+
+    def _give_up(self, rank: int) -> None:
+        """A node does not end: it is killed, and lost; the others' outcome stands."""
+        child = self.children[rank]
+        os.kill(child.pid, signal.SIGKILL)
+        self._launcher.send("say", f"node {rank} did not end with the others, and was killed")
+        self._died(child)
 
     def private_bytes(self) -> dict[str, float] | None:
         """What nodes had to themselves at their end, as far as they said."""

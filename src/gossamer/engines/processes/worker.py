@@ -34,7 +34,7 @@ from gossamer.engines.processes.transport import Transport
 from gossamer.engines.recording import Usage, is_due, node_row
 from gossamer.engines.setup import Setup
 from gossamer.engines.timeline import timeline_log
-from gossamer.errors import cause
+from gossamer.errors import BadInput, cause
 from gossamer.experiment import Processes
 from gossamer.faults import StartFrom
 from gossamer.learning.computation import Computation, Kind, execute
@@ -427,6 +427,8 @@ class _Worker:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
             await self._node.live(newcomer(run, self._node, asks))
         self._report(final=True)
+        if self._cuts is not None:
+            self._cuts.over()
         self._channel.send("done", self._node.round)
         raise await self._node.failure()
 
@@ -515,8 +517,12 @@ class _Worker:
         self._arrival = arrival
         saved = None
         if arrival.start_from == "checkpoint" and self._restart_file.exists():
-            saved = checkpoint.read(self._restart_file)
-            self._node.restore(saved)
+            try:
+                saved = checkpoint.read(self._restart_file)
+                self._node.restore(saved)
+            except BadInput as error:
+                saved = None
+                self._channel.send("event", "checkpoint", f"it is of no use: {error}")
             self._saves_made = self._setup.experiment.checkpoint.due(self._node.round, self.now())
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._channel.send("event", "begins", text)
@@ -650,9 +656,12 @@ class _Worker:
         due = self._setup.experiment.checkpoint.due(self._node.round, self.now())
         if due > self._saves_made:
             self._saves_made = due
-            self._restart_file.parent.mkdir(exist_ok=True)
-            with atomic(self._restart_file) as temporary:
-                checkpoint.write(self._node.checkpoint(), temporary, "")
+            try:
+                self._restart_file.parent.mkdir(exist_ok=True)
+                with atomic(self._restart_file) as temporary:
+                    checkpoint.write(self._node.checkpoint(), temporary, "")
+            except OSError as error:  # a full disk is no reason to end; the file before is still there
+                self._channel.send("event", "checkpoint", f"it could not be written: {error}")
 
     def _crash_if_due(self) -> None:
         for number, round in enumerate(self._crashes):

@@ -72,6 +72,7 @@ class Cuts:
     def over(self, rank: int) -> None:
         """A node's rounds are over: it is part of all later checkpoints as it is now."""
         self._over.add(rank)
+        self._nodes[rank].over()
         for number in list(self._open):
             self._cut(rank, number)
 
