@@ -11,9 +11,11 @@ Taking in: who is in the view already, and oneself, is passed over; the others f
 entries that were sent away. The views so become like those of a random graph, but in-degrees vary less.
 
 A dead peer needs no timeout: who is asked has left the view, and comes back by an entry that somebody has of it. A view
-that has run empty starts again from those that were known at first. Beyond the paper, whoever a node takes for dead (``host.lost``:
-under ``simulate`` all nodes do so at once, after ``failures.detection_s``) is struck from its view, and not taken in; so views heal
-sooner than by exchanges alone. Nodes that come join by their bootstrap, not by random walks.
+that has run empty starts again from those that were known at first.
+
+Beyond the paper, whoever a node takes for dead (``host.lost``; under ``simulate`` all nodes do so at once, after
+``failures.detection_s``) is struck from its view, and not taken in; so views heal sooner than by exchanges alone. Nodes that
+come join by their bootstrap, not by random walks.
 """
 
 from __future__ import annotations
