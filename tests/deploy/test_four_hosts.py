@@ -127,3 +127,30 @@ def test_without_keys_the_parameters_can_be_read_on_the_wire(made: Fleet, hosts:
         names = start(made, hosts, experiment, "--insecure")
         assert [made.wait(name) for name in names] == [0] * 4, made.said("node-0")
     assert in_clear(experiment, frames) > 0
+
+
+@pytest.mark.slow
+def test_hosts_that_are_parted_find_each_other_again(made: Fleet, hosts: Lab) -> None:
+    experiment = settle(
+        made,
+        hosts,
+        1,
+        stop={"time_s": 20.0},
+        gather={"lost_peer": "skip", "timeout_s": 0.5},
+        topology="complete",
+    )
+    names = start(made, hosts, experiment, "--keys", "keys")
+    made.until(lambda: all("round 2 " in made.said(name) for name in names))
+    hosts.cut("dave", "switch")
+    made.until(lambda: all("node 3 can't be reached" in made.said(name) for name in names[:3]))
+    made.until(lambda: all(f"node {rank} can't be reached" in made.said(names[3]) for rank in range(3)))
+    hosts.join("dave", "switch")
+    made.until(lambda: all("node 3 is back" in made.said(name) for name in names[:3]))
+    assert [made.wait(name) for name in names] == [0] * 4, made.said("node-3")
+    run = collect([made.folder / "runs"], made.folder / "whole").run
+    assert run.outcome == "done"
+    assert run.parameters is not None
+    assert bool(run.parameters.isfinite().all())
+    ends = run.metrics.filter(run.metrics["node"] >= 0).group_by("node").max()
+    assert ends["time_s"].max() >= 20.0  # the first clock that says so ends the run
+    assert ends["time_s"].min() >= 15.0

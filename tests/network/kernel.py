@@ -97,6 +97,7 @@ class Lab:
     names: list[str] = field(default_factory=list)
     switches: list[str] = field(default_factory=list)
     links: int = 0
+    ends: dict[tuple[str, str], str] = field(default_factory=dict)  # the switch's end of each link
 
     def host(self, name: str) -> None:
         """A host; its address is by its place."""
@@ -122,6 +123,7 @@ class Lab:
         _do(
             f"ip link add name {one} netns {self.prefix}{host} type veth peer name {other} netns {self.prefix}{switch}"
         )
+        self.ends[host, switch] = other
         ends = ((host, one, up_mbit), (switch, other, down_mbit))
         for name, device, mbit in ends:
             space = f"{self.prefix}{name}"
@@ -136,6 +138,14 @@ class Lab:
             _do(f"ip -n {self.prefix}{host} link set {one} master br0")
         else:
             _do(f"ip -n {self.prefix}{host} addr add {self.address(host)}/24 dev {one}")
+
+    def cut(self, host: str, switch: str) -> None:
+        """Let nothing pass a link."""
+        _do(f"ip -n {self.prefix}{switch} link set {self.ends[host, switch]} down")
+
+    def join(self, host: str, switch: str) -> None:
+        """Let a link that was cut carry again."""
+        _do(f"ip -n {self.prefix}{switch} link set {self.ends[host, switch]} up")
 
     def transfer(self, flows: Sequence[tuple[str, str, float, int]]) -> list[float]:
         """Send payload bytes by TCP, and wait for the receivers.
