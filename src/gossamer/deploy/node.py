@@ -141,6 +141,8 @@ def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bo
         problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
     if experiment.faults:
         problems.append("faults: nobody brings them about here; accepted: none")
+    if isinstance(experiment.engine, Processes) and experiment.engine.restart != "never":
+        problems.append("engine.restart: nobody starts a node again here; accepted: never")
     if peers is not None and len(peers) != experiment.nodes:
         problems.append(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
     if problems:
