@@ -59,6 +59,7 @@ def left_behind(folder: Path) -> list[Path]:
     return [path for path in (folder / "homes").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_a_launched_run_is_brought_home_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = subprocess.run(settle(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -143,6 +144,21 @@ def play(folder: Path, *scripts: str, **changes: Any) -> tuple[Experiment, Hosts
 
 BEGINS = """echo '{"began": true}'; touch "$top/began"; mkdir runs; cp -R "$top/record/run" runs/run"""
 VANISHES = """echo '{"began": true}'; touch "$top/vanished"; exec sleep 1000"""
+
+
+def test_records_of_scripts_in_place_of_nodes_are_brought_home_and_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    done = """echo '{"status": "done"}'"""
+    described, hosts = play(tmp_path, f"{BEGINS}; {done}", f"""echo '{{"began": true}}'; {done}""")
+    heard = Heard()
+    collected = launching.launch(described, hosts, tmp_path / "runs", observer=heard)
+    assert collected.run.metrics["round"].to_list() == [0, 1, 2, 3, 4]
+    assert {"node 0 (host-0) is done", "node 1 (host-1) is done"} <= {*heard.said}
+    assert left_behind(tmp_path) == []
+    given = (tmp_path / "commands").read_text()
+    assert "--keys keys" in given
+    assert "--insecure" not in given
 
 
 @pytest.mark.parametrize(
