@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from fleet import SETTINGS
 
 from gossamer import Experiment
+from gossamer.cli import main
 from gossamer.deploy.collect import collect
 from gossamer.deploy.record import NodeRecord
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import compact
 from gossamer.results.report import write_report
+from gossamer.results.run import load_run
 
 TEXT = Experiment.of({**SETTINGS, "nodes": 3}).to_yaml()
 SETUP: dict[str, Any] = {
@@ -150,6 +154,44 @@ def test_a_failure_of_all_is_a_failed_run(tmp_path: Path) -> None:
     assert run.status == "failed"
     assert run.error == "node 0 failed: broke; node 1 failed: broke; node 2 failed: broke"
     assert run.parameters is None
+
+
+def test_a_damaged_model_keeps_no_other_results_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "records", 0, 4, model=1.0)
+    torn = record(tmp_path / "records", 1, 4, model=2.0) / "models.safetensors"
+    torn.write_bytes(torn.read_bytes()[:20])
+    narrow = RunFolder.open(record(tmp_path / "records", 2, 4))
+    narrow.write_models(torch.tensor([[3.0]]))
+    command = ["gossamer", "collect", str(tmp_path / "records"), "-o", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    run = load_run(tmp_path / "out")
+    assert run.parameters is not None
+    assert run.parameters.isnan().all(dim=1).tolist() == [False, True, True]
+    assert sorted(run.metrics.filter(run.metrics["node"] >= 0)["node"].unique()) == [0, 1, 2]
+    assert (run.outcome, run.events["event"].to_list()) == ("done", ["damaged", "damaged"])
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in said] == [
+        ["model of node 1 left out", str(torn)],
+        ["model of node 2 left out", str(narrow.models)],
+    ]
+    assert said[1].endswith("parameters of shape (1, 1); accepted: (1, 2)")
+    assert said == run.events["detail"].to_list()
+
+
+def test_a_failure_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "records", 0, 4, model=1.0)
+    with monkeypatch.context() as full:
+        full.setattr(RunFolder, "write_status", mock.Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            collect([tmp_path / "records"], tmp_path / "out")
+    assert [each.name for each in tmp_path.iterdir()] == ["records"]
+    assert collect([tmp_path / "records"], tmp_path / "out").run.status == "done"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "records"]
 
 
 def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from fleet import Fleet, nodes, prepare
 
@@ -118,6 +119,7 @@ def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
     assert sorted(ends["node"]) == [-1, 0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_started_again_joins_the_others(made: Fleet, tmp_path: Path) -> None:
     patient = {"lost_peer": "skip", "timeout_s": 0.5}
     prepare(tmp_path, nodes=3, topology="complete", gather=patient, stop={"time_s": 12.0})

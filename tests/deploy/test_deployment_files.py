@@ -212,12 +212,14 @@ def test_what_needs_somebody_over_all_nodes_is_refused() -> None:
         "uniform",
         stop={"rounds": 2, "target": {"metric": "test_loss", "value": 1}},
         evaluation={"nodes": "average"},
+        engine={"name": "processes", "restart": "always"},
     )
     with pytest.raises(BadInput) as refused:
         as_deployed(asked)
     assert [problem.split(":")[0] for problem in refused.value.problems] == [
         "stop.target",
         "evaluation.nodes",
+        "engine.restart",
     ]
     assert as_deployed(experiment(UNIFORM)).network == experiment("uniform").network
     assert as_deployed(experiment(UNIFORM), shape=True).network == experiment(UNIFORM).network

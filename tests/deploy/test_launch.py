@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import yaml
 from fleet import SETTINGS, free_addresses
+from test_collect import record
 
 from gossamer import Experiment
+from gossamer.api import Silent
+from gossamer.deploy import launch as launching
 from gossamer.deploy.bundle import Bundle
 from gossamer.deploy.hosts import Host, Hosts
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, RunFailed
+from gossamer.results.run import load_run
 
 SSH = """#!/bin/sh
 home="$(dirname "$0")/homes/$1"
@@ -55,6 +59,7 @@ def left_behind(folder: Path) -> list[Path]:
     return [path for path in (folder / "homes").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_a_launched_run_is_brought_home_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = subprocess.run(settle(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -113,6 +118,93 @@ def test_a_host_that_can_not_be_reached_is_named(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "error: host host-0: ssh: connect to host host-0: no route" in done.stderr
+
+
+class Heard(Silent):
+    """All that was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def play(folder: Path, *scripts: str, **changes: Any) -> tuple[Experiment, Hosts]:
+    """An experiment and hosts whose nodes, instead of gossamer, are shell scripts; a record of rank 0 lies there."""
+    settle(folder, **changes)
+    record(folder / "record", 0, 4)
+    hosts = yaml.safe_load((folder / "hosts.yaml").read_text())
+    for host, script in zip(hosts["hosts"], scripts, strict=True):
+        (folder / f"{host['name']}.sh").write_text(f"top=\"{folder}\"\necho '{{\"pid\": '$$'}}'\n{script}\n")
+        host["command"] = f"sh {folder}/{host['name']}.sh"
+    (folder / "hosts.yaml").write_text(yaml.safe_dump(hosts))
+    return Experiment.load(folder / "experiment.yaml"), Hosts.load(folder / "hosts.yaml")
+
+
+BEGINS = """echo '{"began": true}'; touch "$top/began"; mkdir runs; cp -R "$top/record/run" runs/run"""
+VANISHES = """echo '{"began": true}'; touch "$top/vanished"; exec sleep 1000"""
+
+
+def test_records_of_scripts_in_place_of_nodes_are_brought_home_and_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    done = """echo '{"status": "done"}'"""
+    described, hosts = play(tmp_path, f"{BEGINS}; {done}", f"""echo '{{"began": true}}'; {done}""")
+    heard = Heard()
+    collected = launching.launch(described, hosts, tmp_path / "runs", observer=heard)
+    assert collected.run.metrics["round"].to_list() == [0, 1, 2, 3, 4]
+    assert {"node 0 (host-0) is done", "node 1 (host-1) is done"} <= {*heard.said}
+    assert left_behind(tmp_path) == []
+    given = (tmp_path / "commands").read_text()
+    assert "--keys keys" in given
+    assert "--insecure" not in given
+
+
+@pytest.mark.parametrize(
+    ("lost_peer", "end"),
+    [("skip", """echo '{"status": "done"}'"""), ("fail", "echo 'node 1 is lost' >&2; exit 1")],
+)
+def test_a_host_that_vanishes_is_not_waited_for(
+    lost_peer: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = 'until [ -e "$top/vanished" ]; do sleep 0.01; done'
+    described, hosts = play(
+        tmp_path,
+        f"{BEGINS}; {wait}; {end}",
+        VANISHES,
+        gather={"lost_peer": lost_peer},
+        failures={"heartbeat_s": 0.1, "detection_s": 0.2},
+    )
+    gone = f'#!/bin/sh\n[ "$1" = host-1 ] && [ -e "{tmp_path}/vanished" ] && echo "no route to $1" >&2 && exit 255\n'
+    (tmp_path / "ssh").write_text(SSH.replace("#!/bin/sh\n", gone))
+    monkeypatch.setattr(launching, "SILENT_S", 0.1)
+    monkeypatch.setattr(launching, "END_S", 0.1)
+    heard = Heard()
+    collected = launching.launch(described, hosts, tmp_path / "runs", observer=heard)
+    assert collected.run.metrics["node"].unique().to_list() == [0]
+    assert "the run is over, and nothing was heard for 0.3 s of node 1 (host-1): ended" in heard.said
+    assert any(text.startswith("host host-1: no route to host-1: its records stay") for text in heard.said)
+
+
+def test_what_was_recorded_is_kept_though_a_node_did_not_start(tmp_path: Path) -> None:
+    described, hosts = play(
+        tmp_path,
+        f'{BEGINS}; cat; echo \'{{"status": "stopped"}}\'',
+        'until [ -e "$top/began" ]; do sleep 0.01; done; echo broken >&2; exit 3',
+    )
+    with pytest.raises(RunFailed, match=r"node 1 \(host-1\) did not start: broken") as failed:
+        launching.launch(described, hosts, tmp_path / "runs")
+    assert failed.value.folder is not None
+    assert load_run(failed.value.folder).metrics["round"].to_list() == [0, 1, 2, 3, 4]
+    assert left_behind(tmp_path) == []
+
+
+def test_hosts_that_do_not_answer_are_given_up_by_default() -> None:
+    words = Hosts(hosts=(Host(name="a"),)).ssh.split()
+    assert {"BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=3"} <= {
+        *words
+    }
 
 
 def test_ranks_fill_the_hosts_in_order() -> None:

@@ -16,7 +16,7 @@ from gossamer import Experiment
 from gossamer.checkpoint import Checkpoint
 from gossamer.errors import BadInput
 from gossamer.messages import Model
-from gossamer.results.checkpoints import CheckpointFolder, highest, newest, newest_of
+from gossamer.results.checkpoints import CheckpointFolder, highest, newest
 
 NODES = 2
 
@@ -112,16 +112,6 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert (found.number, found.rounds, found.times_s) == (4, {0: 40, 1: 40}, {0: 4.0, 1: 4.0})
     assert (found.wall_s, found.trainer) == (2.5, "sequential")
     assert highest(tmp_path) == 5
-
-
-def test_a_single_node_has_a_newest_state_of_its_own(tmp_path: Path) -> None:
-    assert newest_of(tmp_path, 0) is None
-    make(tmp_path, 1)
-    folder = CheckpointFolder(tmp_path, experiment())
-    folder.write(2, node(0, 2))
-    (tmp_path / "2" / "node-1.safetensors").write_bytes(b"torn")
-    rounds = [getattr(newest_of(tmp_path, rank), "round", None) for rank in range(3)]
-    assert rounds == [20, 10, None]
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:

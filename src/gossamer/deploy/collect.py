@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,18 +50,21 @@ class Collected:
         run: the whole run.
         missing: ranks of which there is no record.
         incomplete: ranks that did not get to their end, as far as their records say, and why.
+        damaged: ranks whose model can't be used, and why.
     """
 
     run: Run
     missing: list[int]
     incomplete: dict[int, str]
+    damaged: dict[int, str]
 
 
 def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
     """Put the records of a run's nodes together.
 
     Records may be incomplete (their node was killed), missing, and several of one rank (it was started again): of rows of
-    one round the newest record's count, and so does its model. Models of nodes that did not get to their end are NaN.
+    one round the newest record's count, and so does its model. Models of nodes that did not get to their end are NaN,
+    and so are those that can't be read. The run's folder appears when all of it is written.
 
     Args:
         paths: folders of nodes' records, or folders that these are in, as copied from several machines.
@@ -76,28 +82,44 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
     nodes = first.node.nodes
     missing = [rank for rank in range(nodes) if rank not in parts]
     incomplete = {rank: _how(part.run) for rank, part in newest.items() if part.run.status != "done"}
-    place.mkdir(parents=True, exist_ok=True)
-    write_text(place / "experiment.yaml", first.run.experiment_text)
-    folder = RunFolder.open(place)
-    write_json(place / "environment.json", _environment(first, newest))
-    write_json(place / "setup.json", _setup(newest.values()))
+    found, damaged = _models(newest, first.run.setup)
     rows = pl.concat([_rows(own) for _, own in sorted(parts.items())], how="diagonal_relaxed")
-    models = _models(nodes, newest, first.run.setup)
-    if models is not None:
-        folder.write_models(*models)
-        network = _network_row(rows, models[0], first.run.setup.get("judged", range(nodes)))
-        rows = pl.concat([rows, network], how="diagonal_relaxed")
-    rows.write_parquet(place / "metrics.parquet")
-    _events(parts, missing, incomplete).write_parquet(place / "events.parquet")
+    events = _events(parts, missing, incomplete, damaged)
     timelines = [part.run.timeline for own in parts.values() for part in own]
-    if any(len(timeline) for timeline in timelines):
-        pl.concat(timelines).unique(maintain_order=True).write_parquet(place / "timeline.parquet")
     walls = [part.run.wall_s or 0.0 for part in newest.values()]
     failed = [f"node {rank} {how}" for rank, how in incomplete.items() if newest[rank].run.status == "failed"]
     stopped = any(part.run.status == "stopped" for part in newest.values())
     status: Status = "failed" if len(failed) == len(newest) else "stopped" if stopped else "done"
-    folder.write_status(status, error="; ".join(failed) or None, wall_s=max(walls))
-    return Collected(load_run(place), missing, incomplete)
+    with _whole(place) as beside:
+        write_text(beside / "experiment.yaml", first.run.experiment_text)
+        folder = RunFolder.open(beside)
+        write_json(beside / "environment.json", _environment(first, newest))
+        write_json(beside / "setup.json", _setup(newest.values()))
+        if found:
+            parameters, buffers = _together(nodes, found)
+            folder.write_models(parameters, buffers)
+            network = _network_row(rows, parameters, first.run.setup.get("judged", range(nodes)))
+            rows = pl.concat([rows, network], how="diagonal_relaxed")
+        rows.write_parquet(beside / "metrics.parquet")
+        events.write_parquet(beside / "events.parquet")
+        if any(len(timeline) for timeline in timelines):
+            pl.concat(timelines).unique(maintain_order=True).write_parquet(beside / "timeline.parquet")
+        folder.write_status(status, error="; ".join(failed) or None, wall_s=max(walls))
+    return Collected(load_run(place), missing, incomplete, damaged)
+
+
+@contextmanager
+def _whole(place: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes ``place`` when the block succeeds, and else is gone."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    beside.mkdir()
+    try:
+        yield beside
+        beside.replace(place)
+    except BaseException:
+        shutil.rmtree(beside)
+        raise
 
 
 def _parts(paths: Iterable[str | Path]) -> dict[int, list[Part]]:
@@ -148,23 +170,36 @@ def _rows(own: list[Part]) -> pl.DataFrame:
 
 
 def _models(
-    nodes: int, newest: dict[int, Part], setup: dict[str, Any]
-) -> tuple[Tensor, Tensor | None] | None:
-    """All nodes' parameters [nodes, P] and buffers [nodes, B], NaN where there are none; None where nobody has any."""
+    newest: dict[int, Part], setup: dict[str, Any]
+) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
+    """Each node's parameters [1, P], and buffers [1, B] if it has any; and of those whose file can't be used, why."""
     found: dict[int, dict[str, Tensor]] = {}
+    damaged: dict[int, str] = {}
+    accepted: dict[str, tuple[int, ...]] = {}
+    if "parameters" in setup:
+        accepted["parameters"] = (1, int(setup["parameters"]))
     for rank, part in newest.items():
         path = part.run.path / "models.safetensors"
         if not path.exists():
             continue
         try:
-            found[rank] = load_file(path)
-            width = found[rank]["parameters"].shape[1]
-        except (SafetensorError, KeyError, IndexError) as error:
-            raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from None
-        if width != setup.get("parameters", width):
-            raise BadInput(f"{path}: models of {width} parameters; accepted: {setup['parameters']}")
-    if not found:
-        return None
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            damaged[rank] = f"{path}: {error}"
+            continue
+        for name in ("parameters", "buffers"):
+            shape = tuple(tensors[name].shape) if name in tensors else None
+            if shape is None and name == "buffers":
+                continue
+            if shape is None or len(shape) != 2 or shape != accepted.setdefault(name, (1, shape[1])):
+                damaged[rank] = f"{path}: {name} of shape {shape}; accepted: {accepted.get(name, '[1, P]')}"
+        if rank not in damaged:
+            found[rank] = tensors
+    return found, damaged
+
+
+def _together(nodes: int, found: dict[int, dict[str, Tensor]]) -> tuple[Tensor, Tensor | None]:
+    """All nodes' parameters [nodes, P] and buffers [nodes, B], NaN where there are none."""
     together = []
     for name in ("parameters", "buffers"):
         width = max(tensors[name].shape[1] if name in tensors else 0 for tensors in found.values())
@@ -198,9 +233,11 @@ def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) 
     return pl.DataFrame([row]).cast({"node": pl.Int32})
 
 
-def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str]) -> pl.DataFrame:
+def _events(
+    parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str], damaged: dict[int, str]
+) -> pl.DataFrame:
     """What all nodes saw. That a node was lost is an event of the first who noticed it; of one that has completed its
-    rounds all the same, it is "unreachable"."""
+    rounds all the same, it is "unreachable". A model that can't be used is an event too."""
     tables = [part.run.events for own in parts.values() for part in own]
     events = (
         pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
@@ -222,6 +259,10 @@ def _events(parts: dict[int, list[Part]], missing: Iterable[int], incomplete: di
         {"node": rank, "event": "lost", "detail": f"node {rank} {how}"}
         for rank, how in sorted(unnoticed.items())
         if rank not in noticed
+    ]
+    rows += [
+        {"node": rank, "event": "damaged", "detail": f"model of node {rank} left out: {why}"}
+        for rank, why in damaged.items()
     ]
     if rows:
         events = pl.concat([events, pl.DataFrame(rows).cast({"node": pl.Int32})], how="diagonal_relaxed")

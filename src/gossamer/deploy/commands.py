@@ -257,6 +257,8 @@ def _print_collected(collected: Collected, *, quiet: bool) -> None:
             typer.echo(f"node {rank} has left no record", err=True)
         for rank, how in collected.incomplete.items():
             typer.echo(f"node {rank} {how}", err=True)
+        for rank, why in collected.damaged.items():
+            typer.echo(f"model of node {rank} left out: {why}", err=True)
         typer.echo(f"{run.outcome}: {run.path}")
     if run.status == "failed":
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 ::
 
-    ssh: ssh -o BatchMode=yes           how a command gets to a host: called with the host's name and the command
+    ssh: ssh -o ConnectTimeout=20       how a command gets to a host: called with the host's name and the command
     hosts:
     - name: alice                       what ssh is told
       address: 10.0.0.1                 where other nodes find its nodes; default: the name
@@ -26,6 +26,9 @@ from gossamer.engines.processes.peers import parse_address
 from gossamer.errors import BadInput
 from gossamer.experiment import read_mapping
 from gossamer.validation import bad_input
+
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 -o ServerAliveCountMax=3"
+"""It asks nothing, and gives up hosts that don't answer."""
 
 
 class Host(BaseModel):
@@ -72,7 +75,7 @@ class Hosts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ssh: str = "ssh -o BatchMode=yes"
+    ssh: str = SSH
     hosts: tuple[Host, ...]
 
     @field_validator("ssh")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import shlex
 import signal
 import tarfile
@@ -34,6 +35,8 @@ END_S = 60.0
 """Seconds that nodes have to write their results when they are told to end."""
 KILL_S = 10.0
 """Seconds that a host may take to end them."""
+SILENT_S = 60.0
+"""Seconds, besides those after which a lost peer is noticed, that nodes may be silent when the run is over for others."""
 FETCH_S = 600.0
 """Seconds in which a host's records have to come."""
 
@@ -83,7 +86,7 @@ def launch(
     Raises:
         BadInput: if something can't be used.
         RemoteError: if a host can't be reached.
-        RunFailed: if a node can't start.
+        RunFailed: if a node can't start; what others have recorded by then is kept.
     """
     experiment = as_deployed(experiment, shape=shape)
     places = hosts.place(experiment.nodes)
@@ -127,6 +130,8 @@ class _Launcher:
         self._ending = False
         self._killing: asyncio.Task[None] | None = None
         self._failure: RunFailed | None = None
+        self._over = False  # for some node, and so for all
+        self._silence: asyncio.TimerHandle | None = None
 
     async def run(self, bundle: Bundle, out: Path, records: Path) -> Collected:
         """From copying to tidying up."""
@@ -138,12 +143,15 @@ class _Launcher:
             await self._copy(bundle)
             started = True
             await self._live()
-            if self._failure is not None:  # nothing was learned
-                started = False
+            if self._failure is not None and not any(node.began for node in self._nodes):
+                started = False  # nothing was learned
                 raise self._failure
             await self._fetch(records)
             collected = collect([records], out / self._experiment.name / self._id)
             started = False
+            if self._failure is not None:
+                self._failure.folder = collected.run.path
+                raise self._failure
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -175,7 +183,7 @@ class _Launcher:
         await asyncio.gather(*jobs, return_exceptions=True)
         for node in left:
             with contextlib.suppress(ProcessLookupError):
-                node.process.kill()
+                os.killpg(node.process.pid, signal.SIGKILL)  # its session: whatever carries it there
 
     # --- copying
 
@@ -237,6 +245,8 @@ class _Launcher:
         if self._ending:
             self._end()
         await _all([self._watch(node) for node in self._nodes])
+        if self._silence is not None:
+            self._silence.cancel()
         if self._killing is not None:
             await self._killing
 
@@ -257,12 +267,32 @@ class _Launcher:
             except ValueError:
                 said = {"said": line.decode(errors="replace").rstrip()}
             self._hear(node, said)
+            self._listen()
         code, error = await process.wait(), await errors
+        if self._experiment.gather.lost_peer == "fail":
+            self._over = True  # a run that bears no loss
+        self._listen()
         if code and node.began and not self._ending:
             self._observer.say(f"{node.name} ended ({_how(code)}){': ' if error else ''}{error}")
         if not node.began and not self._ending:
             self._failure = RunFailed(f"{node.name} did not start: {error or _how(code)}")
             self._end()  # the others would wait for it
+
+    def _listen(self) -> None:
+        """Once the run is over, don't wait for ever for those that say nothing: their hosts may have vanished."""
+        if self._silence is not None:
+            self._silence.cancel()
+        if self._over:
+            silent_s = SILENT_S + self._experiment.failures.detection_s
+            self._silence = asyncio.get_running_loop().call_later(silent_s, self._give_up, silent_s)
+
+    def _give_up(self, silent_s: float) -> None:
+        left = [node.name for node in self._nodes if node.process.returncode is None]
+        if left and not self._ending:
+            self._observer.say(
+                f"the run is over, and nothing was heard for {silent_s:g} s of {', '.join(left)}: ended"
+            )
+            self._end()
 
     def _hear(self, node: _Node, said: dict[str, Any]) -> None:
         match said:
@@ -278,6 +308,7 @@ class _Launcher:
             case {"said": str(text)}:
                 self._observer.say(f"{node.name}: {text}")
             case {"status": str(status)}:
+                self._over |= status == "done"  # no node is, before all are that it knows of
                 self._observer.say(f"{node.name} is {status}")
             case _:
                 self._observer.say(f"{node.name}: {said}")

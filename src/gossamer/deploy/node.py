@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import resource
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ import torch
 from gossamer.api import Silent
 from gossamer.deploy.record import NodeRecord
 from gossamer.engines.processes.agreement import digest
+from gossamer.engines.processes.descriptors import raise_descriptor_limit
 from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
 from gossamer.engines.processes.peers import Peers
 from gossamer.engines.processes.rehearsal import Stage
@@ -80,8 +80,8 @@ def run_node(
     security = None if keys is None else Security(key_file(keys, rank), peers, rank)
     torch.set_num_threads(1)
     keep_freed_memory()
-    _raise_descriptor_limit()
     setup = prepare(experiment)
+    raise_descriptor_limit(setup)
     try:
         listener = listen(*(listen_at or peers.addresses[rank]))
     except OSError as error:
@@ -141,6 +141,8 @@ def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bo
         problems.append("evaluation.nodes: nobody sees all models here; accepted: all, a number, or ranks")
     if experiment.faults:
         problems.append("faults: nobody brings them about here; accepted: none")
+    if isinstance(experiment.engine, Processes) and experiment.engine.restart != "never":
+        problems.append("engine.restart: nobody starts a node again here; accepted: never")
     if peers is not None and len(peers) != experiment.nodes:
         problems.append(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
     if problems:
@@ -231,9 +233,3 @@ def _record(process: _Process, folder: RunFolder) -> Run:
         failure.folder = folder.path
         raise failure
     return load_run(folder.path)
-
-
-def _raise_descriptor_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

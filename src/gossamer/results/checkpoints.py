@@ -140,25 +140,6 @@ def newest(path: Path) -> Cut | None:
     return _read_manifest(path / str(max(numbers))) if numbers else None
 
 
-def newest_of(path: Path, rank: int, place: Place | None = None) -> Checkpoint | None:
-    """The newest state of one node that was written, whether the other nodes' parts are there or not; None where there is
-    none. What is damaged is passed over.
-
-    Args:
-        path: the run's folder of checkpoints.
-        rank: the node.
-        place: as for :func:`gossamer.checkpoint.read`.
-    """
-    for number in sorted(_numbers(path), reverse=True):
-        file = path / str(number) / _file(rank)
-        if file.exists():
-            try:
-                return checkpoint.read(file, place=place)
-            except BadInput:
-                continue
-    return None
-
-
 def highest(path: Path) -> int:
     """The highest number that a checkpoint has, complete or not; 0 where there is none."""
     return max(_numbers(path), default=0)

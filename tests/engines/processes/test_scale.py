@@ -18,7 +18,8 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run
 from gossamer.cli import main
-from gossamer.engines.processes import rehearsal, server
+from gossamer.engines.processes import rehearsal
+from gossamer.engines.processes.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.engines.processes.memory import available_bytes, for_forks, private_bytes
 from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.setup import Setup, prepare
@@ -255,18 +256,23 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     setup = prepare(experiment(nodes=200, topology="complete"))  # two connections to each of 199
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 398 + server.SPARE_DESCRIPTORS - 1))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 398 + SPARE_DESCRIPTORS - 1))
     with pytest.raises(
         BadInput, match=r"nodes: 200 .* need 462 open files .* hard limit, 461 \(ulimit -Hn\)"
     ):
-        server.raise_descriptor_limit(setup)
+        raise_descriptor_limit(setup, channels=200)
     assert not raised
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 462))
-    server.raise_descriptor_limit(setup)
+    raise_descriptor_limit(setup, channels=200)
     assert raised == [(462, 462)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, resource.RLIM_INFINITY))
-    server.raise_descriptor_limit(setup)
+    raise_descriptor_limit(setup, channels=200)
     assert raised[1:] == [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+    ring = prepare(experiment(nodes=200, topology="ring"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    raise_descriptor_limit(ring)  # a node of its own: two connections to each of 2
+    with pytest.raises(BadInput, match="need 264 open files"):
+        raise_descriptor_limit(ring, channels=200)
 
 
 @pytest.mark.slow

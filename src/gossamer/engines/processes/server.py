@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import resource
 import secrets
 import selectors
 import signal
@@ -32,6 +31,7 @@ from gossamer.engines.processes.assembly import Assembly
 from gossamer.engines.processes.channel import Channel, close_all_but
 from gossamer.engines.processes.child import Child
 from gossamer.engines.processes.death import describe_exit, die_with
+from gossamer.engines.processes.descriptors import raise_descriptor_limit
 from gossamer.engines.processes.fates import Fates
 from gossamer.engines.processes.memory import FINAL, SharedModels
 from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
@@ -58,8 +58,6 @@ from gossamer.results.recorder import read_metrics
 
 END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
-SPARE_DESCRIPTORS = 64
-"""Open files that are neither channels nor connections."""
 TRAFFIC = tuple(field.name for field in fields(Traffic))
 """The counters in a row."""
 UNREACHABLE_S = 5.0
@@ -560,25 +558,6 @@ def _forget_sockets(others: list[socket.socket]) -> None:
         other.detach()
 
 
-def raise_descriptor_limit(setup: Setup) -> None:
-    """Let this process and its nodes open as many files as the system allows.
-
-    Raises:
-        BadInput: if that is fewer than a channel to each node, or than two connections of a node to each neighbour.
-    """
-    nodes, graph = setup.experiment.nodes, setup.topology.graph(0)
-    links = max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
-    needed = max(nodes, links) + SPARE_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise BadInput(
-            f"nodes: {nodes} processes with up to {links} connections each need {needed} open files in one process;"
-            f" accepted: what fits into the hard limit, {hard} (ulimit -Hn), or a higher limit"
-        )
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     """The process's whole life."""
     channel_fd, memory, parent = (int(argument) for argument in sys.argv[1:4])
@@ -592,7 +571,7 @@ def main() -> None:
         return
     try:
         setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
-        raise_descriptor_limit(setup)
+        raise_descriptor_limit(setup, channels=setup.experiment.nodes)
     except BadInput as error:
         launcher.send("bad-input", list(error.problems))
         return

@@ -483,7 +483,8 @@ class _Worker:
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
         elif what == "begin":  # started again, it joins the others
-            self._node.round = rest[0]
+            self._node.rejoin(rest[0])
+            self._node.catch_up()
         elif what == "leave":
             self._leaving = True
         elif what == "find":
