@@ -11,6 +11,8 @@ from fleet import Fleet, nodes, prepare
 
 import gossamer
 from gossamer.deploy.collect import collect
+from gossamer.deploy.node import token_of
+from gossamer.engines.processes.peers import Peer, Peers
 from gossamer.results.report import write_report
 
 
@@ -82,19 +84,45 @@ def test_where_no_loss_is_borne_a_stop_is_one_for_all(made: Fleet, tmp_path: Pat
     assert all("stopped: runs/" in made.said(f"node-{rank}") for rank in range(3))
 
 
-def test_nodes_of_different_experiments_refuse_each_other(made: Fleet, tmp_path: Path) -> None:
-    experiment = prepare(tmp_path, nodes=2, engine={"name": "processes", "start_timeout_s": 2.0})
-    experiment.override(seed=4).save(tmp_path / "other.yaml")
-    nodes(made, [0], "--keys", "keys")
-    nodes(made, [1], "--keys", "keys", experiment="other.yaml")
+@pytest.mark.parametrize(
+    ("experiment", "more"),
+    [("other.yaml", ()), ("experiment.yaml", ("--run", "2"))],
+    ids=["experiment", "run"],
+)
+def test_nodes_of_different_runs_refuse_each_other(
+    experiment: str, more: tuple[str, ...], made: Fleet, tmp_path: Path
+) -> None:
+    prepared = prepare(tmp_path, nodes=2, engine={"name": "processes", "start_timeout_s": 2.0})
+    prepared.override(seed=4).save(tmp_path / "other.yaml")
+    nodes(made, [0], "--keys", "keys", "--run", "1")
+    nodes(made, [1], "--keys", "keys", *(more or ("--run", "1")), experiment=experiment)
     assert [made.wait(f"node-{rank}") for rank in range(2)] == [1, 1]
     for rank in range(2):
-        lines = [line for line in made.said(f"node-{rank}").splitlines() if "another experiment" in line]
-        assert lines[0].startswith(f"node {1 - rank} runs another experiment ("), lines
-        assert lines[1].startswith(
-            f"error: nodes [{1 - rank}] were not up within engine.start_timeout_s = 2.0"
-        ), lines
-        assert len(lines) == 2
+        said = made.said(f"node-{rank}")
+        late = f"error: nodes [{1 - rank}] were not up within engine.start_timeout_s = 2.0 (node {1 - rank}: "
+        assert "token of another run" in said.partition(late)[0], said
+        assert late in said
+
+
+def test_a_token_is_of_one_experiment_its_peers_and_the_run(tmp_path: Path) -> None:
+    prepare(tmp_path, nodes=3)
+    peers = Peers.load(tmp_path / "keys" / "peers.yaml")
+    rows = peers.rows
+    moved = Peer.of(0, "10.0.0.9:9000", rows[0].der)
+    swapped = [Peer.of(rank, rows[rank].address, rows[(rank + 1) % 3].der) for rank in range(3)]
+    others = [
+        token_of(peers, b"another digest..", "1"),
+        token_of(peers, b"the same digest.", "2"),
+        token_of(peers, b"the same digest.", ""),
+        token_of(Peers([moved, *rows[1:]]), b"the same digest.", "1"),
+        token_of(Peers(rows[:2]), b"the same digest.", "1"),
+        token_of(Peers(swapped), b"the same digest.", "1"),
+    ]
+    token = token_of(peers, b"the same digest.", "1")
+    assert len({token, *others}) == 7
+    assert len(token) == 16
+    Peers(reversed(rows)).save(tmp_path / "again.yaml")
+    assert token_of(Peers.load(tmp_path / "again.yaml"), b"the same digest.", "1") == token
 
 
 def test_who_is_not_up_in_time_is_named(made: Fleet, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,9 @@ def test_a_compose_folder_has_a_service_and_a_key_for_each_node(tmp_path: Path) 
     said = yaml.safe_load((tmp_path / "deployment" / "compose.yaml").read_text())
     peers = Peers.load(tmp_path / "deployment" / "experiment" / "peers.yaml")
     assert len(said["services"]) == len(peers) == 4
+    runs = {service["environment"]["RUN"] for service in said["services"].values()}
+    assert re.fullmatch(r"\$\{RUN:-[0-9a-f]{32}\}", runs.pop())
+    assert not runs
     for rank, (name, service) in enumerate(said["services"].items()):
         assert name == f"node-{rank}"
         assert service["command"] == [str(rank)]
@@ -148,11 +152,13 @@ def test_a_container_takes_its_key_and_is_its_node(tmp_path: Path) -> None:
         "EXPERIMENT_FOLDER": str(tmp_path / "deployment" / "experiment"),
         "KEY_FOLDER": str(tmp_path / "deployment" / "keys"),
         "RECORDS": str(tmp_path / "records"),
+        "RUN": "the second",
     }
     entry = tmp_path / "deployment" / "entry.sh"
     done = subprocess.run(["sh", entry, "2"], env=environment, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("node experiment.yaml --rank 2 --peers peers.yaml --keys /")
+    assert done.stdout.splitlines()[0].endswith(f"--out {tmp_path / 'records'} --run the second")
     assert "-rw------- 1 " in done.stdout
     assert "node-2.pem" in done.stdout
     assert "the link is not shaped" in done.stderr
@@ -236,6 +242,7 @@ def test_a_batch_script_is_one_for_sbatch(tmp_path: Path) -> None:
         )
     )
     lines = script.read_text().splitlines()
+    assert '    --run "$run" --set seed=2 \\' in lines
     assert lines[0] == "#!/bin/bash"
     directives = [line for line in lines if line.startswith("#SBATCH ")]
     assert {"#SBATCH --ntasks=4", "#SBATCH --requeue", "#SBATCH --partition=long"} <= set(directives)

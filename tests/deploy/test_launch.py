@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,9 @@ def test_a_launched_run_is_brought_home_and_leaves_nothing_behind(tmp_path: Path
     given = (tmp_path / "commands").read_text()
     assert "--keys keys" in given
     assert "--insecure" not in given
+    runs = re.findall(r"--run ([0-9a-f]{32}) ", given)
+    assert len(runs) == 2
+    assert len(set(runs)) == 1
 
 
 @pytest.mark.slow

@@ -61,6 +61,14 @@ def node(
     attached: Annotated[
         bool, typer.Option("--attached", help="Stop when standard input ends: who started it is gone.")
     ] = False,
+    run: Annotated[
+        str,
+        typer.Option(
+            "--run",
+            metavar="ID",
+            help="Any text, the same for all nodes of this run: nodes of another run are refused.",
+        ),
+    ] = "",
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")] = False,
 ) -> None:
@@ -92,6 +100,7 @@ def node(
         listen_at=listen_at,
         shape=shape,
         attached=attached,
+        run=run,
         observer=observer,
     )
     if as_json:

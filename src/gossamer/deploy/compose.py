@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,7 +36,8 @@ ENTRYPOINT ["sh", "/usr/local/bin/entry.sh"]
 
 _ENTRY = """\
 #!/bin/sh
-# What a node's container does: shape its link, take its key, be the node. RANK is the first argument.
+# What a node's container does: shape its link, take its key, be the node. RANK is the first argument; RUN, where it is
+# set, tells this run from others of the same folder.
 set -eu
 rank=$1
 here=${EXPERIMENT_FOLDER:-/experiment}
@@ -48,7 +50,8 @@ umask 077
 keys=$(mktemp -d)
 cp "${KEY_FOLDER:-/keys}/node-$rank.pem" "$keys/"
 cd "$here"
-exec gossamer node experiment.yaml --rank "$rank" --peers peers.yaml --keys "$keys" --out "${RECORDS:-/records}"
+exec gossamer node experiment.yaml --rank "$rank" --peers peers.yaml --keys "$keys" --out "${RECORDS:-/records}" \\
+    --run "${RUN:-}"
 """
 
 
@@ -94,12 +97,14 @@ def write_compose(
 
 
 def compose_yaml(experiment: Experiment, hosts: list[str], subnet: str = SUBNET) -> str:
-    """The Compose file: a service for each node."""
+    """The Compose file: a service for each node, and a ``RUN`` for all of them where none is set."""
+    run = secrets.token_hex(16)
     services = {
         f"node-{rank}": {
             "image": "gossamer",
             "build": ".",
             "command": [str(rank)],
+            "environment": {"RUN": f"${{RUN:-{run}}}"},
             "cap_add": ["NET_ADMIN"],
             "networks": {"links": {"ipv4_address": host}},
             "volumes": [

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import secrets
 import shlex
 import signal
 import tarfile
@@ -102,6 +103,7 @@ def launch(
         Peers(rows).save(Path(scratch) / PEERS)
         bundle.put(PEERS, Path(scratch) / PEERS)
         options = [*(["--insecure"] if insecure else ["--keys", KEYS]), *(["--shape"] if shape else [])]
+        options += ["--run", secrets.token_hex(16)]
         launcher = _Launcher(experiment, hosts, places, folder, options, observer or Silent())
         return asyncio.run(launcher.run(bundle, Path(out), Path(scratch) / "records"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -35,9 +36,6 @@ from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run, load_run
 
-TOKEN = hashlib.sha256(b"gossamer node").digest()[:TOKEN_BYTES]
-"""What is said instead of a supervisor's secret: certificates tell who is who, and reports who is of which run."""
-
 
 def run_node(
     experiment: Experiment,
@@ -49,6 +47,7 @@ def run_node(
     listen_at: tuple[str, int] | None = None,
     shape: bool = False,
     attached: bool = False,
+    run: str = "",
     observer: Observer | None = None,
 ) -> Run:
     """Be one node of a run, to its end, and record it.
@@ -63,6 +62,8 @@ def run_node(
         listen_at: host and port to listen at, where it is not the address that the others dial.
         shape: have the experiment's network delay and limit what is sent, on top of what the real one does.
         attached: end, as if stopped, when standard input ends: whoever started this node is gone.
+        run: what this run is called among those of the same experiment and peers, the same at all of its nodes: nodes of
+            others are refused.
         observer: told of what happens.
 
     Returns:
@@ -117,7 +118,21 @@ def run_node(
         security=security,
         insecure=security is None,
     )
-    return _record(_Process(rank, setup, standalone, folder, listener, peers, attached), folder)
+    token = token_of(peers, said, run)
+    return _record(_Process(rank, setup, standalone, folder, listener, peers, token, attached), folder)
+
+
+def token_of(peers: Peers, said: bytes, run: str = "") -> bytes:
+    """What the nodes of one run say, and those of others don't; no secret, but for who knows none of its parts.
+
+    Args:
+        peers: all nodes; what the file says counts, not how it is written.
+        said: the digest of the experiment.
+        run: what tells runs of both apart.
+    """
+    rows = [(row.rank, row.address, row.fingerprint) for row in peers.rows]
+    text = json.dumps(["gossamer node", rows, said.hex(), run])
+    return hashlib.sha256(text.encode()).digest()[:TOKEN_BYTES]
 
 
 def as_deployed(experiment: Experiment, peers: Peers | None = None, *, shape: bool = False) -> Experiment:
@@ -161,6 +176,7 @@ class _Process:
         folder: RunFolder,
         listener: Any,
         peers: Peers,
+        token: bytes,
         attached: bool,
     ) -> None:
         self.rank, self.setup, self.standalone, self.folder = rank, setup, standalone, folder
@@ -172,7 +188,7 @@ class _Process:
             listener,
             None,
             peers.addresses,
-            TOKEN,
+            token,
             memory,
             at_once=1,
             trims=False,

@@ -26,6 +26,7 @@ experiment={experiment}
 job=runs/{name}/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 rm -rf "$job"
 mkdir -p "$job"
+run=$(od -A n -N 16 -t x1 /dev/urandom | tr -d " \n")
 
 # Where each task is: only now is that known. The keys are for this job alone.
 srun bash -c 'echo "$SLURM_PROCID $(hostname -f):$(({port} + SLURM_LOCALID))"' | sort -n > "$job/addresses"
@@ -34,7 +35,8 @@ mapfile -t addresses < <(cut -d " " -f 2 "$job/addresses")
 
 status=0
 srun --kill-on-bad-exit=0 bash -c 'exec "$@" --rank "$SLURM_PROCID"' node \
-    {command} node "$experiment" --peers "$job/peers.yaml" --keys "$job/keys" --out "$job/records" {options}\
+    {command} node "$experiment" --peers "$job/peers.yaml" --keys "$job/keys" --out "$job/records" \
+    --run "$run" {options}\
     || status=$?
 rm -rf "$job/keys"
 {command} collect "$job/records" -o "$job/run"

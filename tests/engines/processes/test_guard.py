@@ -6,10 +6,11 @@ import asyncio
 import socket
 
 import pytest
-from transport_scene import dial, network, on_loop
+from transport_scene import Peer, dial, network, on_loop, settle
 
 from gossamer.engines.processes import guard
 from gossamer.engines.processes.guard import Guard, place_of
+from gossamer.engines.processes.transport import listen
 from gossamer.engines.processes.wire import hello
 
 
@@ -50,6 +51,20 @@ def test_the_oldest_of_an_address_makes_room() -> None:
     assert scene.refused == ["a", "b"]
     scene.come("10.0.0.1", "w")
     assert scene.refused == ["a", "b", "x"]
+
+
+@pytest.mark.usefixtures("few")
+def test_nodes_have_their_places_at_each_address_of_their_host() -> None:
+    scene = Scene("one.example", "one.example", "10.0.0.3")
+    assert scene.guard.names == {"one.example"}
+    scene.guard.locate("one.example", ["10.0.0.1", "10.0.0.3", "2001:db8::1", "2001:db8::2"])
+    assert scene.guard.names == set()
+    scene.come("10.0.0.1", *"abcd")
+    scene.come("2001:db8::5")
+    assert scene.refused == []
+    scene.come("10.0.0.1", "e")
+    assert scene.refused == ["a"]
+    assert scene.guard._at == {"10.0.0.1": 2, "10.0.0.3": 3, "2001:db8::/64": 2}
 
 
 @pytest.mark.usefixtures("few")
@@ -157,3 +172,24 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         assert len(a.events) == guard.LINES
         assert a.transport._guard._here == {}
         assert len(a.transport._connections) == 1
+
+
+@on_loop
+async def test_hosts_that_go_by_name_are_looked_up_once_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def look_up(host: str, port: None, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        if host == "none.example":
+            raise socket.gaierror("not known")
+        return [(2, 1, 6, "", ("10.0.0.7", 0)), (10, 1, 6, "", ("2001:db8::7", 0, 0, 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    addresses = [("127.0.0.1", 9000), ("one.example", 9000), ("none.example", 9000), ("one.example", 9001)]
+    peer = Peer(0, listen(), addresses, insecure=True)
+    await peer.transport.start()
+    await settle()
+    assert asked == ["none.example", "one.example"]
+    at = {"loopback": 1, "10.0.0.7": 2, "2001:db8::/64": 2, "none.example": 1}
+    assert peer.transport._guard._at == at
+    await peer.transport.close()

@@ -99,6 +99,7 @@ def without(index: int, field: str) -> Spoil:
         (change(1, address="10.0.0.0:9000"), "address 10.0.0.0:9000 stands in 2 rows (ranks 0, 1)"),
         (change(1, address="10.0.0.1"), "peers.1.address: got '10.0.0.1'; accepted: \"host:port\""),
         (change(1, address="10.0.0.1:0"), "peers.1.address: got '10.0.0.1:0'"),
+        (change(1, address="a..b:9000"), "peers.1.address: got 'a..b:9000'"),
         (change(1, address="10.0.0.1:65536"), "peers.1.address: got '10.0.0.1:65536'"),
         (change(1, address="2001:db8::1:9000"), "peers.1.address: got '2001:db8::1:9000'"),
         (change(1, address=9000), "peers.1.address: got 9000"),
@@ -143,7 +144,19 @@ def test_addresses() -> None:
     assert parse_address("a-host.example:1") == ("a-host.example", 1)
     assert parse_address("[2001:db8::1]:65535") == ("2001:db8::1", 65535)
     assert expand_addresses(["a:9", "[::1]:7-9"]) == ["a:9", "[::1]:7", "[::1]:8", "[::1]:9"]
-    for wrong in ("a", "a:", "a:9-7", "a:9-70000", ":9", "a b:9"):
+    assert parse_address("a.example.:1") == ("a.example.", 1)
+    for wrong in (
+        "a",
+        "a:",
+        "a:9-7",
+        "a:9-70000",
+        ":9",
+        "a b:9",
+        "a..b:9",
+        ".a:9",
+        f"{'a' * 64}.b:9",
+        "a\0:9",
+    ):
         with pytest.raises(BadInput, match="--address: got"):
             expand_addresses([wrong])
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import ssl
 from pathlib import Path
 
 import pytest
 import torch
 from cryptography import x509
+from cryptography.hazmat.bindings.openssl.binding import Binding
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from transport_scene import TOKEN, Peer, dial, network, on_loop, proxied
@@ -19,7 +21,7 @@ from gossamer.engines.processes.peers import Peer as Row
 from gossamer.engines.processes.peers import Peers
 from gossamer.engines.processes.security import Security
 from gossamer.engines.processes.transport import listen
-from gossamer.engines.processes.wire import hello
+from gossamer.engines.processes.wire import beat, hello
 from gossamer.errors import BadInput
 from gossamer.payload import raw
 
@@ -82,6 +84,52 @@ async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("answered with another rank's key")
         assert c.inbox == []
+
+
+def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
+    """What a server answers to the client's first words, with something that it says before it has heard more: TLS 1.3
+    lets it, the module ssl does not."""
+    openssl = Binding().lib
+    ffi = Binding().ffi
+    context = openssl.SSL_CTX_new(openssl.TLS_server_method())
+    for use in (
+        openssl.SSL_CTX_use_certificate_chain_file(context, os.fsencode(key)),
+        openssl.SSL_CTX_use_PrivateKey_file(context, os.fsencode(key), openssl.SSL_FILETYPE_PEM),
+    ):
+        assert use == 1
+    openssl.SSL_CTX_set_max_early_data(context, 16_384)
+    end = openssl.SSL_new(context)
+    incoming, outgoing = (openssl.BIO_new(openssl.BIO_s_mem()) for _ in range(2))
+    openssl.SSL_set_bio(end, incoming, outgoing)
+    openssl.SSL_set_accept_state(end)
+    assert openssl.BIO_write(incoming, greeting, len(greeting)) == len(greeting)
+    buffer, count = ffi.new("char[]", 65_536), ffi.new("size_t *")
+    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # there is none
+    assert openssl.SSL_write_early_data(end, said, len(said), count) == 1
+    flight = bytes(ffi.buffer(buffer, openssl.BIO_read(outgoing, buffer, len(buffer))))
+    openssl.SSL_free(end)
+    openssl.SSL_CTX_free(context)
+    return flight
+
+
+@on_loop
+async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_whose_it_is(
+    securities: list[Security],
+) -> None:
+    said = hello(1, TOKEN, 2**32 - 1, 1) + beat(b"of the last life of node 1")
+    loop = asyncio.get_running_loop()
+    for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
+        async with network(1, raw_ranks=2) as ((a,), (listener, _)):
+            a.send(1, "for node 1 alone", "t")
+            end, _ = await loop.sock_accept(listener)
+            with end:
+                end.setblocking(False)
+                greeting = await loop.sock_recv(end, 65_536)
+                await loop.sock_sendall(end, first_flight(securities[answers].key, greeting, said))
+                await a.until(lambda a=a: a.events or a.statuses)
+            assert [text.partition(") ")[2] for _, text in a.events] == events
+            assert a.statuses == ([] if events else [(1, b"of the last life of node 1")])
+            assert a.transport.incarnation_of(1) == (None if events else 2**32 - 1)
 
 
 @on_loop

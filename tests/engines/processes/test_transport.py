@@ -278,6 +278,15 @@ async def test_a_refused_dial_loses_the_peer() -> None:
         assert a.traffic.bytes_sent == 0
 
 
+@pytest.mark.parametrize("host", ["a..b", "a\0b"])
+@on_loop
+async def test_a_name_that_can_not_be_looked_up_loses_the_peer(host: str) -> None:
+    async with network(1, raw_ranks=1, detection_s=0.1) as ((a,), _):
+        a.transport._addresses[1] = (host, 9000)
+        await a.send(1, 1, "t")
+        assert [rank for rank, _ in a.lost] == [1]
+
+
 @pytest.mark.usefixtures("wire")
 @on_loop
 async def test_mark_lost_and_found() -> None:

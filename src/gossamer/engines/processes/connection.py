@@ -79,7 +79,11 @@ class Connection(asyncio.BufferedProtocol):
         insecure = not tls.secure
         try:
             for piece in tls.open(data, self.owner._opened):
-                self._take(piece)
+                if insecure:  # data may come with the last of the handshake
+                    insecure = False
+                    self.secured()
+                if not self.closed:
+                    self._take(piece)
                 if self.closed:
                     return
         finally:
@@ -104,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
             self.contact.silent = 0
 
     def secured(self) -> None:
-        """The handshake of TLS is done."""
+        """The handshake of TLS is done; nothing that was said under it is taken yet."""
 
     def handle(self, event: Event) -> None:
         """Take a frame."""

@@ -39,14 +39,23 @@ class Guard:
     def __init__(
         self, hosts: Iterable[str], report: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
-        self._at = Counter(map(place_of, hosts))
+        given = list(hosts)
+        self._at = Counter(map(place_of, given))
         self._most = STRANGERS + self._at.total()
+        self.names = {host for host in given if _address(host) is None}
+        """Hosts that go by a name; connections come from addresses (see :meth:`locate`)."""
         self._report, self._clock = report, clock
         self._here: dict[str, OrderedDict[Stranger, None]] = {}  # by address, the first that came first
         self._lines: OrderedDict[str, tuple[float, int]] = (
             OrderedDict()
         )  # minute's start, and lines asked for
         self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
+
+    def locate(self, name: str, addresses: Iterable[str]) -> None:
+        """A host that goes by a name has these addresses: its nodes have their places at each of them."""
+        self.names.discard(name)
+        nodes = self._at.pop(name)
+        self._at.update(dict.fromkeys(map(place_of, addresses), nodes))
 
     def enter(self, host: str, stranger: Stranger) -> None:
         """A connection comes in, to stay until :meth:`leave`. Where that makes too many, the one from its address, or else
@@ -93,12 +102,18 @@ class Guard:
 
 def place_of(host: str) -> str:
     """What counts as one address: a host, or the network of 64 bits that one host has under IPv6."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    address = _address(host)
+    if address is None:
         return host
     if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)
         return str(ipaddress.ip_network((address, 64), strict=False))
     return "loopback" if address.is_loopback else str(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None

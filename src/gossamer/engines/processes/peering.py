@@ -115,7 +115,10 @@ class Peering:
                     lambda: Outgoing(self._owner, contact), host, port
                 )
                 return await link.greeted
-        except OSError as error:  # of which TimeoutError is one
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # TimeoutError is of the first kind, a name that is none of the other
             return str(error) or f"did not answer within {timeout_s:g} s"
         finally:
             patience.cancel()

@@ -106,9 +106,18 @@ def parse_address(text: str) -> tuple[str, int]:
         ValueError: for anything else.
     """
     found = _ADDRESS.fullmatch(text)
-    if found is None or not 0 < int(found[2]) < 65_536:
+    if found is None or not 0 < int(found[2]) < 65_536 or not _can_be_looked_up(host := found[1].strip("[]")):
         raise ValueError('"host:port" with a port from 1 to 65535, e.g. 10.0.0.1:9000 or [::1]:9000')
-    return found[1].strip("[]"), int(found[2])
+    return host, int(found[2])
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Whether no label of a name is empty or too long, and nothing in it can't be written."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable()
 
 
 class _File(BaseModel):

@@ -226,16 +226,13 @@ class Standalone:
         try:
             report = Report.unpack(data, self._setup.experiment.nodes)
         except FrameError as error:
-            self._event(rank, "refused", f"{rank} {error}")
+            self._transport.refuse(rank, str(error))
             return
         own = self._roster.report().digest
-        if report.digest != own:
-            why = f"runs another experiment ({report.digest.hex()[:8]}, not {own.hex()[:8]})"
-            if self._reasons.get(rank) != why:
-                self._reasons[rank] = why
-                self._event(rank, "refused", f"node {rank} {why}")
-            self._transport.mark_lost(rank, why)
-            self._lose(rank, why)
+        if report.digest != own:  # (nodes of another experiment have another token)
+            self._transport.refuse(
+                rank, f"runs another experiment ({report.digest.hex()[:8]}, not {own.hex()[:8]})"
+            )
             return
         news = rank not in self._reports
         self._reports[rank] = report

@@ -29,6 +29,7 @@ import math
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -185,8 +186,17 @@ class Transport:
             lambda: Incoming(self), sock=self._listener, backlog=_BACKLOG
         )
         self._spawn(self._send_all())
+        if self._guard.names:
+            self._spawn(self._locate_hosts())
         if self._heartbeat_s is not None:
             self._spawn(self._peering.watch(self._heartbeat_s / 2))
+
+    async def _locate_hosts(self) -> None:
+        """Find out once from which addresses the hosts come that go by a name, one after the other in the background."""
+        for name in sorted(self._guard.names):
+            with suppress(OSError, ValueError):  # who is not known by now has the places that everybody has
+                found = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                self._guard.locate(name, {str(address[0]) for *_, address in found})
 
     @property
     def connected(self) -> frozenset[int]:
@@ -277,6 +287,10 @@ class Transport:
     def mark_found(self, rank: int) -> None:
         """Take a lost peer for alive again: the next message to it dials it."""
         self._peering.mark_found(self._peering.contact(rank))
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """Have no more to do with this life of a peer, which said what no peer says; it is lost, and the reason an event."""
+        self._peering.refuse(self._peering.contact(rank), reason)
 
     @property
     def busy(self) -> bool:
