@@ -87,7 +87,12 @@ def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> Non
         BadInput, match=r"the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds="
     ):
         gossamer.resume(done.path)
+    with pytest.raises(
+        BadInput, match=r"stop.rounds: 3, of a run that is saved at round 5; accepted: that or more"
+    ):
+        gossamer.resume(done.path, ["stop.rounds=3"])
     assert load_run(done.path).status == "done"
+    assert load_run(done.path).experiment["stop"]["rounds"] == 5
     longer = gossamer.resume(done.path, ["stop.rounds=10"])
     assert longer.experiment["stop"]["rounds"] == 10
     whole = gossamer.run(small(evaluation={"every_rounds": 5}), tmp_path / "whole")

@@ -101,13 +101,13 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
     with folder.locked():
         before = Experiment.load(folder.path / "experiment.yaml")
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
-        if load_run(folder.path).status == "done" and experiment.stop == before.stop:
-            raise BadInput(
-                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200"
-            )
         if experiment.mortal:
             raise BadInput(
                 f"{path}: a run with faults or engine.restart, whose nodes are saved each for itself; accepted: one without"
+            )
+        if load_run(folder.path).status == "done" and experiment.stop == before.stop:
+            raise BadInput(
+                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200"
             )
         cut = newest(folder.checkpoints)
         if cut is None:
@@ -115,6 +115,10 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
                 f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
             )
         cut.check(experiment)
+        if (last := experiment.stop.rounds) is not None and last < max(cut.rounds.values()):
+            raise BadInput(
+                f"stop.rounds: {last}, of a run that is saved at round {max(cut.rounds.values())}; accepted: that or more"
+            )
         if isinstance(experiment.engine, Simulate) and len(cut.rounds) < experiment.nodes:
             lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
             raise BadInput(

@@ -173,12 +173,13 @@ def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> 
     assert killed["test_accuracy"].mean == pytest.approx(0.3)
     # A node without a loss at a point is recorded there all the same.
     assert killed["train_loss"].round == 3
-    lost = recorded(tmp_path, *rows(6, 6, 3))
-    with RunFolder.open(lost.path).segment("events") as events:
-        events.append({"time_s": 1.0, "node": 2, "event": "lost", "detail": "killed"})
-    metrics = final_summary(Run(lost.path)).metrics
-    assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
-    assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
+    for what in ("lost", "left"):
+        away = recorded(tmp_path, *rows(6, 6, 3))
+        with RunFolder.open(away.path).segment("events") as events:
+            events.append({"time_s": 1.0, "node": 2, "event": what, "detail": "node 2 is away"})
+        metrics = final_summary(Run(away.path)).metrics
+        assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
+        assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
 
 
 def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:

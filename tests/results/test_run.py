@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import PARAMETERS, synthetic
 
 from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder
 from gossamer.results.run import Run, labels, load_run, load_runs
 
 
@@ -48,6 +49,11 @@ def test_lost_nodes_are_part_of_the_outcome(tmp_path: Path) -> None:
     assert (one.lost, one.outcome) == ([1], "done, 1 node lost")
     two = synthetic(tmp_path, nodes=4, rounds=(0, 10), lost=(3, 1), status=None)
     assert (two.lost, two.outcome) == ([1, 3], "running or killed, 2 nodes lost")
+    with RunFolder.open(two.path).segment("events") as events:
+        for node, event in ((1, "returned"), (3, "returned"), (3, "lost"), (0, "left")):
+            events.append({"time_s": 9.0, "node": node, "event": event, "detail": event})
+    later = load_run(two.path)
+    assert (later.lost, later.away) == ([3], [0, 3])
 
 
 def test_a_folder_of_runs_stands_for_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

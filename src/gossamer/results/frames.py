@@ -321,13 +321,13 @@ def complete(run: Run, name: str) -> list[int]:
     """The points with a metric at which as many nodes have a row as at any such point, ascending.
 
     A run that was killed or stopped is recorded in its last rounds for its fastest nodes only. Nodes without the
-    metric don't count, nor do nodes that were lost: a run that went on without them has its end all the same.
+    metric don't count, nor do nodes that were lost or left: a run that went on without them has its end all the same.
     """
     table = assigned(run)
     having = table.filter(pl.col(name).is_not_null())
     if (having["node"] >= 0).any():
         having = having.filter(pl.col("node") >= 0)
-    ranks = set(having["node"]) - set(run.lost) or set(having["node"])
+    ranks = set(having["node"]) - set(run.away) or set(having["node"])
     rows = table.filter(pl.col("node").is_in(list(ranks))).join(having, on="point", how="semi")
     counts = rows.group_by("point").agg(count=pl.col("node").n_unique())
     return sorted(counts.filter(pl.col("count") == pl.col("count").max())["point"])

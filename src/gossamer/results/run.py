@@ -113,15 +113,25 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """The status, and how many nodes were lost on the way to it."""
+        """The status, and how many nodes were lost on the way to it and have not come back."""
         nodes = "node" if len(self.lost) == 1 else "nodes"
         return f"{self.status}, {len(self.lost)} {nodes} lost" if self.lost else self.status
 
     @property
     def lost(self) -> list[int]:
-        """Ranks of the nodes that died while the run went on."""
-        lost = self.events.filter(pl.col("event") == "lost")["node"]
-        return [int(rank) for rank in lost.drop_nulls().unique().sort()]
+        """Ranks of the nodes that died while the run went on, and have not come back."""
+        return sorted(rank for rank, event in self._comings().items() if event == "lost")
+
+    @property
+    def away(self) -> list[int]:
+        """Ranks of the nodes that are not there at the end: lost ones, and those that left."""
+        return sorted(rank for rank, event in self._comings().items() if event in ("lost", "left", "leave"))
+
+    def _comings(self) -> dict[int, str]:
+        """The last that is on record about who came and went, by rank."""
+        comings = ("lost", "left", "leave", "joined", "returned", "found")
+        events = self.events.filter(pl.col("event").is_in(comings), pl.col("node").is_not_null())
+        return dict(zip(events["node"].to_list(), events["event"].to_list(), strict=True))
 
     @property
     def error(self) -> str | None:
