@@ -77,8 +77,11 @@ class Strangers(threading.Thread):
                     self._drip(drop)
             if self.made % 50 == 0 or self.made == self._count:
                 self._hear()
-                for pid, now in self._memory(listeners):
-                    self.grown[pid] = max(self.grown.get(pid, 0), now - first[pid])
+                now, later = dict(self._memory(listeners)), dict(self._memory(listeners))
+                if (
+                    now.keys() == later.keys() == first.keys()
+                ):  # what ended processes shared is the last one's own
+                    self.grown |= {pid: max(self.grown.get(pid, 0), now[pid] - first[pid]) for pid in first}
         for stranger in self._here:
             stranger.close()
 
