@@ -5,7 +5,8 @@ It is a message there and one back, on the links that the nodes have: the same u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from statistics import median_high
 from typing import Any
 
 from gossamer.messages import Message, Model
@@ -25,6 +26,18 @@ class Hospitality(NodeWrapper):
             return message
         node.send(message.source, node.model if len(node.buffers) else node.parameters, tag=GIVE)
         return None
+
+
+def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+    """Where a node goes on that comes, or comes back, among others that wait for each other: in the round that most
+    of them are in; and from when on it and each of them wait for each other, which is a round that neither has begun.
+
+    Args:
+        rounds: which round each of the others is in.
+        least: no earlier round than this one.
+    """
+    first = max(median_high(rounds.values()), least) if rounds else least
+    return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 
 
 async def newcomer(

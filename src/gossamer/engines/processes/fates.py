@@ -13,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median_high
 from typing import Any, Protocol, runtime_checkable
 
+from gossamer.engines.newcomer import meeting
 from gossamer.engines.processes.child import Child
 from gossamer.engines.setup import Setup
 from gossamer.faults import Event, RoundCrash, Spell, StartFrom
@@ -324,10 +324,7 @@ class Fates:
         child, rounds, anew = introduction.child, introduction.rounds, introduction.anew
         own = rounds.pop(child.rank, child.round)
         least = own + 1 if not anew or (self._waits and child.life) else own
-        first = max(median_high(rounds.values()), least) if self._waits and rounds else least
-        together = {
-            rank: max(first, round + 1) if self._waits else 0 for rank, round in sorted(rounds.items())
-        }
+        first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[child.rank]
         child.arriving = False
         for rank, since in together.items():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from statistics import median_high
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gossamer.checkpoint import Checkpoint
 from gossamer.engines.events import EventLog, begins
+from gossamer.engines.newcomer import meeting
 from gossamer.engines.outcome import describe_waits
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Clock, Order, to_ns
@@ -408,15 +408,13 @@ class Fates:
         """
         self._unnotice(node.rank)
         self.lost.discard(node.rank)
-        others = [self._stage.nodes[rank] for rank in sorted(self.up - {node.rank})]
         first = least
         if self._waits:
-            rounds = [other.round for other in others] or [least]
-            first = max(median_high(rounds), least)
-            for other in others:
-                together = max(first, other.round + 1)
-                node.peer_found(other.rank, together)
-                other.peer_found(node.rank, together, anew=anew)
+            nodes = self._stage.nodes
+            first, together = meeting({rank: nodes[rank].round for rank in self.up - {node.rank}}, least)
+            for rank, since in together.items():
+                node.peer_found(rank, since)
+                nodes[rank].peer_found(node.rank, since, anew=anew)
         node.rejoin(first)
         if anew:
             node.catch_up()
