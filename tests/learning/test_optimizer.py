@@ -198,6 +198,20 @@ def test_state_has_the_shapes_that_it_may_have(optimizer: Optimizer, options: di
     assert optimizer.by_coordinate == all(value.shape == (SIZE,) for value in single.values())
 
 
+@every_case
+def test_a_step_from_elsewhere_is_a_step_of_a_copy(optimizer: Optimizer, options: dict[str, Any]) -> None:
+    start, state, _, steps = stacked(optimizer)
+    before = start.clone()
+    copied, elsewhere = start.clone(), torch.full_like(start, float("nan"))
+    own = {name: value.clone() for name, value in state.items()}
+    gradient = torch.stack([row[-1] for row in steps])
+    optimizer.step(copied, gradient.clone(), state, optimizer.lr)
+    optimizer.step(elsewhere, gradient.clone(), own, optimizer.lr, start)
+    assert torch.equal(elsewhere, copied)
+    assert torch.equal(start, before)
+    assert all(torch.equal(own[name], value) for name, value in state.items())
+
+
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES if case[0].by_coordinate], ids=str)
 def test_by_coordinate_any_part_may_be_stepped(optimizer: Optimizer) -> None:
     parameters, state, _, steps = stacked(optimizer)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
+from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
 from gossamer.learning.workers import Workers
@@ -50,7 +50,7 @@ class BatchedTrainer(Trainer):
         super().__init__(task, optimizer, rows, device, workers)
         if problem := _hindrance(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
-        largest_bytes, most = LIMITS["cpu" if self._kind == "cpu" else "gpu"]
+        largest_bytes, most = LIMITS["cpu" if self.device_type == "cpu" else "gpu"]
         self._chunk = _power_below(min(max(largest_bytes // (4 * self.layout.size), 1), most))
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -88,36 +88,59 @@ class BatchedTrainer(Trainer):
         states = {name: self._writable([job.state[name] for job in jobs]) for name in jobs[0].state}
         state = {name: matrix for name, (_, matrix) in states.items()}
         losses = torch.zeros(len(jobs), device=parameters.device)
-        steps = len(jobs[0].batches)
-        if steps == 0:
+        batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
+        first: Tensor | None = start  # where the first step starts, if it is known only to read it
+        if not (batches and self._gradients.only_reads(start, buffers, batches[0])):
             parameters.copy_(start)
-        at = start  # read where it lies if a step is known to only read it
-        for step in range(steps):
-            batches = torch.stack([job.batches[step] for job in jobs])
-            if at is start and not self._gradients.only_reads(at, buffers, batches):
-                at = parameters.copy_(start)
-            loss, buffers, *gradients = self._gradients(at, buffers, batches)
+            first = None
+        for batch in batches:
+            loss, buffers, *gradients = self._gradients(
+                parameters if first is None else first, buffers, batch
+            )
             losses += loss
-            if at is start:
-                at = parameters.copy_(start)  # which is in the cache by now
-            self._optimize(parameters, gradients, state, jobs[0].lr)
+            self._optimize(parameters, gradients, state, jobs[0].lr, first)
+            first = None
         ended = {name: self.rows.filled(rows, matrix) for name, (rows, matrix) in states.items()}
         empty = jobs[0].start.buffers if buffers.shape[1] == 0 else None
         return [
             TrainResult(
                 Model(row, buffers[number].to(row.device, copy=True) if empty is None else empty),
                 {name: rows[number] for name, rows in ended.items()},
-                loss / max(steps, 1),
+                loss / max(len(batches), 1),
             )
             for number, (row, loss) in enumerate(
                 zip(self.rows.filled(results, parameters), losses.tolist(), strict=True)
             )
         ]
 
+    def _optimize(
+        self, parameters: Tensor, gradients: Sequence[Tensor], state: State, lr: float, start: Tensor | None
+    ) -> None:
+        """:meth:`step` with the gradients of the trained fields."""
+        if not self.optimizer.by_coordinate:
+            gradient = self._flatten(gradients, torch.empty_like(parameters))
+            self.step(parameters, gradient, state, lr, start)
+            return
+        # Field by field: the gradient need not be copied into one vector.
+        for field, gradient in zip(self._trained, gradients, strict=True):
+            states = {name: field.of(value) for name, value in state.items()}
+            at = None if start is None else field.of(start)
+            self.optimizer.step(field.of(parameters), gradient, states, lr, at)
+        if start is not None:
+            for field in self._frozen:
+                field.of(parameters).copy_(field.of(start))
+
+    def _flatten(self, gradients: Sequence[Tensor], out: Tensor) -> Tensor:
+        for field, gradient in zip(self._trained, gradients, strict=True):
+            field.of(out).copy_(gradient)
+        for field in self._frozen:
+            field.of(out).zero_()
+        return out
+
     def _block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "nodes params"]]:
         """New rows, and what to fill them by, where this trainer computes."""
         rows, matrix = self.rows.block(count)
-        return rows, matrix if matrix.device.type == self._kind else torch.empty_like(
+        return rows, matrix if matrix.device.type == self.device_type else torch.empty_like(
             matrix, device=self._device
         )
 

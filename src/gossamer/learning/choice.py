@@ -14,6 +14,10 @@ MEASURED_NODES = 64
 MEASURED_VALUES = 1_500_000
 """...and fewer of large models, of which a few take long enough to tell."""
 
+BOUND_S = 0.0025
+"""A step that takes so many seconds on a CPU is bound by its arithmetic or its memory: what many nodes at once save, the
+calls of some hundred tensor operations, is a tenth of it."""
+
 FEW = 4
 MUCH = 1.4
 """If a few nodes take so many times as long in one trainer, that settles it."""
@@ -32,12 +36,19 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
     sequential = make(SequentialTrainer)
     if len(jobs) < 2 or not can_batch(sequential.module):
         return sequential, ""
+    for job in jobs[:FEW]:  # which records, as the first steps of every shape do
+        sequential.train([job])
+    alone = _seconds(sequential, jobs, 1)
+    if sequential.device_type == "cpu" and alone > BOUND_S:
+        return (
+            sequential,
+            f"trainer: sequential (a step takes {alone * 1e3:.1f} ms, hardly any of it for calls)",
+        )
     batched = make(BatchedTrainer)
     try:
-        batched.train(jobs[:FEW])  # which records, as the first two steps of every shape do
+        batched.train(jobs[:FEW])
     except RuntimeError as error:  # vmap can't run every model (one that draws random numbers, say)
         return sequential, f"trainer: sequential (batched can't run this model: {str(error).splitlines()[0]})"
-    sequential.train(jobs[:FEW])
     # Where a few nodes are much slower together (convolutions), so are many.
     for count in (min(FEW, len(jobs)), len(jobs)):
         seconds = {trainer: _seconds(trainer, jobs, count) for trainer in (sequential, batched)}

@@ -88,7 +88,7 @@ def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evalua
 
 
 def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
-    parameters = trainer.rows.fresh().copy_(job.start.parameters)
+    parameters = trainer.rows.fresh()
     state = {name: value.clone() for name, value in job.state.items()}
-    trainer.step(parameters, job.gradient.clone(), state, job.lr)
+    trainer.step(parameters, job.gradient.clone(), state, job.lr, job.start.parameters)
     return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))

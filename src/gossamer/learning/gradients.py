@@ -19,15 +19,16 @@ from gossamer.tasks.task import Task
 def gradient_function(
     task: Task, module: nn.Module, data: tuple[Tensor, Tensor], trained: tuple[Field, ...], *, nodes: bool
 ) -> Function:
-    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], *gradients)``, with the gradients
-    of the trained fields in their own shapes.
+    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``, or for many nodes
+    with the gradients of the trained fields in their own shapes: a vector of all would be one more to go through memory.
 
     Args:
         task: gives the loss.
         module: the model, in training mode; the values in it are not used.
         data: the training data that batches index.
         trained: the fields that have a gradient; the others are frozen.
-        nodes: stack the arguments and results of many nodes: [nodes, P] and so on.
+        nodes: stack the arguments and results of many nodes: [nodes, P] and so on. Else frozen fields have a gradient of
+            zeros.
     """
     inputs, targets = data
     layout = Layout.of(module)
@@ -57,7 +58,17 @@ def gradient_function(
             found = torch.autograd.grad(
                 losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
             )
-        return losses.detach(), flatten_buffers(after, buffers, layout), *_apart(found)
+        after = flatten_buffers(after, buffers, layout)
+        if nodes:
+            return losses.detach(), after, *_apart(found)
+        by_field = dict(zip(trained, found, strict=True))
+        parts = [
+            by_field[field].reshape(-1)
+            if field in by_field
+            else field.of(torch.zeros_like(parameters)).reshape(-1)
+            for field in layout.parameters
+        ]
+        return losses.detach(), after, torch.cat(parts)
 
     return gradients
 

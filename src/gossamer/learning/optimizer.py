@@ -73,18 +73,32 @@ class Optimizer(Component):
         """The state before the first step, for parameters [..., P]."""
 
     @final
-    def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def step(
+        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
+    ) -> None:
         """One step: clips the gradient and updates.
 
         Writes parameters [..., P] and state in place; the gradient may be overwritten. Where :attr:`by_coordinate` holds,
         parameters, gradient and state may be any part of the coordinates, in any one shape.
+
+        Args:
+            start: what the step starts from, and only reads, if not from the parameters; these are then overwritten.
         """
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(_NORM_EPS)).clamp_(max=1.0))
-        self.update(parameters, gradient, state, lr)
+        if start is None:
+            self.update(parameters, gradient, state, lr)
+        else:
+            self.update_from(start, parameters, gradient, state, lr)
+
+    def update_from(
+        self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
+    ) -> None:
+        """:meth:`update` of a copy of ``start``, with the same bits. Overridden where that is one sweep over memory."""
+        self.update(parameters.copy_(start), gradient, state, lr)
 
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
@@ -149,6 +163,15 @@ class SGD(Optimizer):
             return {}
         state = {"velocity": torch.zeros_like(parameters)}
         return state | {"steps": counter(parameters)} if self.dampening else state
+
+    def update_from(
+        self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
+    ) -> None:
+        if self.momentum:
+            super().update_from(start, parameters, gradient, state, lr)
+        else:
+            decay(start, gradient, lr, self.weight_decay)
+            torch.add(start, gradient, alpha=-lr, out=parameters)
 
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         decay(parameters, gradient, lr, self.weight_decay)

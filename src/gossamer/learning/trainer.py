@@ -94,7 +94,7 @@ class Trainer(ABC):
         self.rows = rows
         self._data = task.train[0].to(device), task.train[1].to(device)
         self._device = device
-        self._kind = torch.device(device).type
+        self.device_type = torch.device(device).type
         self._workers = workers or Workers(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
@@ -118,28 +118,15 @@ class Trainer(ABC):
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         """Every job's gradient, in the jobs' order."""
 
-    def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """One optimizer step of parameters [..., P], which leaves those alone that don't require a gradient."""
-        kept = [field.of(parameters).clone() for field in self._frozen]  # weight decay needs no gradient
-        self.optimizer.step(parameters, gradient, state, lr)
+    def step(
+        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
+    ) -> None:
+        """One optimizer step of parameters [..., P] (from ``start``, if it is given), which leaves those alone that don't
+        require a gradient: weight decay needs none."""
+        kept = [field.of(parameters if start is None else start).clone() for field in self._frozen]
+        self.optimizer.step(parameters, gradient, state, lr, start)
         for field, value in zip(self._frozen, kept, strict=True):
             field.of(parameters).copy_(value)
-
-    def _optimize(self, parameters: Tensor, gradients: Sequence[Tensor], state: State, lr: float) -> None:
-        if self.optimizer.by_coordinate:
-            # Field by field: the gradient need not be copied into one vector.
-            for field, gradient in zip(self._trained, gradients, strict=True):
-                states = {name: field.of(value) for name, value in state.items()}
-                self.optimizer.step(field.of(parameters), gradient, states, lr)
-        else:
-            self.step(parameters, self._flatten(gradients, torch.empty_like(parameters)), state, lr)
-
-    def _flatten(self, gradients: Sequence[Tensor], out: Tensor) -> Tensor:
-        for field, gradient in zip(self._trained, gradients, strict=True):
-            field.of(out).copy_(gradient)
-        for field in self._frozen:
-            field.of(out).zero_()
-        return out
 
 
 class SequentialTrainer(Trainer):
@@ -173,22 +160,32 @@ class SequentialTrainer(Trainer):
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
         at = (vector.to(self._device, copy=True) for vector in job.at)  # which a model may write
-        _, _, *gradients = function(*at, job.batch)
-        return self._flatten(gradients, self.rows.fresh())
+        _, _, gradient = function(*at, job.batch)
+        return self.rows.fresh().copy_(gradient)
 
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
-        result = self.rows.fresh().copy_(job.start.parameters)
+        result = self.rows.fresh()
         ended = {name: self.rows.vector(len(value)).copy_(value) for name, value in job.state.items()}
         # Where the store is on another device than the trainer, these are copies, else the rows themselves.
-        parameters, buffers = result.to(self._device), job.start.buffers.to(self._device)
+        start, buffers = job.start.parameters.to(self._device), job.start.buffers.to(self._device)
+        parameters = result if result.device == start.device else torch.empty_like(start)
         state = {name: value.to(self._device) for name, value in ended.items()}
+        first: Tensor | None = start  # where the first step starts, if it is known only to read it
+        if not (job.batches and _only_reads(function, start, buffers, job.batches[0])):
+            parameters.copy_(start)
+            first = None
         losses = 0.0
         for batch in job.batches:
-            loss, buffers, *gradients = function(parameters, buffers, batch)
+            loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
             losses += float(loss)  # now, as it may be a view of what the step writes
-            self._optimize(parameters, gradients, state, job.lr)
+            self.step(parameters, gradient, state, job.lr, first)
+            first = None
         if parameters is not result:
             result.copy_(parameters)
             for name, value in state.items():
                 ended[name].copy_(value)
         return TrainResult(Model(result, buffers.to(result.device)), ended, losses / max(len(job.batches), 1))
+
+
+def _only_reads(function: Function, *arguments: Tensor) -> bool:
+    return isinstance(function, Captured) and function.only_reads(*arguments)
