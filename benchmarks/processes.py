@@ -37,7 +37,7 @@ import psutil
 import torch
 
 from gossamer import Experiment, run
-from gossamer.engines.processes.memory import private_bytes
+from gossamer.engines.processes.system.memory import private_bytes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.workers import cores
 from gossamer.tasks.models import model_factory

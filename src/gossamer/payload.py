@@ -49,9 +49,9 @@ more are under way, so the link does not run dry. Larger chunks would make a sen
 longer to cancel; smaller ones cost more headers and system calls.
 """
 BEGIN_BYTES = 19
-"""Header of a message's first chunk (:data:`gossamer.engines.processes.wire.BEGIN`)."""
+"""Header of a message's first chunk (:data:`gossamer.engines.processes.transport.wire.BEGIN`)."""
 DATA_BYTES = 7
-"""Header of every later chunk (:data:`gossamer.engines.processes.wire.DATA`)."""
+"""Header of every later chunk (:data:`gossamer.engines.processes.transport.wire.DATA`)."""
 
 # A dtype's code is its place here: append only. complex32 is left out while torch calls it experimental.
 DTYPES: tuple[torch.dtype, ...] = (

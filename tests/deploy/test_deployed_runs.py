@@ -12,7 +12,7 @@ from fleet import Fleet, nodes, prepare
 import gossamer
 from gossamer.deploy.collect import collect
 from gossamer.deploy.node import token_of
-from gossamer.engines.processes.peers import Peer, Peers
+from gossamer.engines.processes.security.peers import Peer, Peers
 from gossamer.results.report import write_report
 
 

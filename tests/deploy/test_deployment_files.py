@@ -20,8 +20,8 @@ from gossamer.deploy.kollaps import kollaps_xml
 from gossamer.deploy.node import as_deployed
 from gossamer.deploy.shaping import tc_commands
 from gossamer.deploy.slurm import slurm_script
-from gossamer.engines.processes.peers import Peers
-from gossamer.engines.processes.security import Security, key_file
+from gossamer.engines.processes.security.peers import Peers
+from gossamer.engines.processes.security.trust import Security, key_file
 from gossamer.errors import BadInput
 from gossamer.network.kollaps.network import Kollaps
 from gossamer.results.run import load_run

@@ -77,7 +77,7 @@ def node(
     _log_errors_only(quiet)
     if insecure == (keys is not None):
         raise BadInput("--keys, --insecure: accepted: one of them")
-    from gossamer.engines.processes.peers import Peers, parse_address
+    from gossamer.engines.processes.security.peers import Peers, parse_address
     from gossamer.experiment import Experiment
 
     try:

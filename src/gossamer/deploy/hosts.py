@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gossamer.engines.processes.peers import parse_address
+from gossamer.engines.processes.security.peers import parse_address
 from gossamer.errors import BadInput
 from gossamer.experiment import read_mapping
 from gossamer.validation import bad_input

@@ -16,17 +16,17 @@ import torch
 
 from gossamer.api import Silent
 from gossamer.deploy.record import NodeRecord
-from gossamer.engines.processes.agreement import digest
-from gossamer.engines.processes.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
-from gossamer.engines.processes.peers import Peers
-from gossamer.engines.processes.rehearsal import Stage
-from gossamer.engines.processes.roster import Roster
-from gossamer.engines.processes.security import Security, key_file
-from gossamer.engines.processes.standalone import Standalone
-from gossamer.engines.processes.transport import listen
-from gossamer.engines.processes.wire import TOKEN_BYTES
-from gossamer.engines.processes.worker import Place, live
+from gossamer.engines.processes.security.peers import Peers
+from gossamer.engines.processes.security.trust import Security, key_file
+from gossamer.engines.processes.standalone.agreement import digest
+from gossamer.engines.processes.standalone.roster import Roster
+from gossamer.engines.processes.standalone.standalone import Standalone
+from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
+from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.transport.wire import TOKEN_BYTES
+from gossamer.engines.processes.worker.rehearsal import Stage
+from gossamer.engines.processes.worker.worker import Place, live
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput, cause
