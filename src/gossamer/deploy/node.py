@@ -25,8 +25,9 @@ from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
 from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.transport.wire import TOKEN_BYTES
+from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage
-from gossamer.engines.processes.worker.worker import Place, live
+from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput, cause
@@ -204,7 +205,9 @@ class _Process:
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        life = asyncio.ensure_future(live(self.rank, self.setup, self._place, Stage(self.setup), self.folder))
+        life = asyncio.ensure_future(
+            Worker(self.rank, self.setup, self._place, Stage(self.setup), self.folder).live()
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, loop)
         if self._attached:

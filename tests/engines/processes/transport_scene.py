@@ -12,8 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from gossamer.engines.processes.security.trust import Security
+from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.transport import Transport, listen
-from gossamer.engines.processes.transport.wire import Decoder, Event, chunks, hello
+from gossamer.engines.processes.transport.wire import Event, chunks, hello
 from gossamer.messages import Message, Sending
 from gossamer.payload import encode, pack_head
 

@@ -13,7 +13,7 @@ from gossamer.engines.outcome import Outcome
 from gossamer.engines.processes.system.channel import Channel
 from gossamer.engines.processes.system.death import describe_exit
 from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
-from gossamer.engines.processes.transport.shaping import simplified
+from gossamer.engines.processes.transport.shaper import simplified
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, RunFailed

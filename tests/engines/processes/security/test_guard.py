@@ -152,11 +152,11 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
         assert "did not say who it is while others came" in a.events[0][1]
         b.send(0, "honest", "t")
         await a.receive(1)
-        assert len(a.transport._connections) <= most
+        assert len(a.transport._end.connections) <= most
         assert len(a.transport._contacts) == 1
         for end in ends:
             end.close()
-        while a.transport._guard._here:
+        while a.transport._end.guard._here:
             await asyncio.sleep(0)
         assert len(a.events) == guard.LINES
 
@@ -170,8 +170,8 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         b.send(0, "honest", "t")
         await a.receive(1)
         assert len(a.events) == guard.LINES
-        assert a.transport._guard._here == {}
-        assert len(a.transport._connections) == 1
+        assert a.transport._end.guard._here == {}
+        assert len(a.transport._end.connections) == 1
 
 
 @on_loop
@@ -191,5 +191,5 @@ async def test_hosts_that_go_by_name_are_looked_up_once_at_the_start(monkeypatch
     await settle()
     assert asked == ["none.example", "one.example"]
     at = {"loopback": 1, "10.0.0.7": 2, "2001:db8::/64": 2, "none.example": 1}
-    assert peer.transport._guard._at == at
+    assert peer.transport._end.guard._at == at
     await peer.transport.close()

@@ -9,16 +9,15 @@ import pytest
 import torch
 from transport_scene import LIMIT, TOKEN, dial, network, on_loop, proxied
 
+from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.wire import (
     STATUS_BYTES,
     Beat,
-    Decoder,
-    FrameError,
     beat,
     hello,
     leave,
 )
-from gossamer.payload import wire_bytes
+from gossamer.payload import FrameError, wire_bytes
 
 BEATS = {"heartbeat_s": 0.04, "detection_s": 0.2}
 

@@ -41,7 +41,7 @@ async def test_nothing_is_lost_or_doubled_however_often_connections_are_cut(seed
         payloads = [contents(draw, 25) for _ in peers]
         for peer, sent in zip(peers, payloads, strict=True):
             for payload in sent:
-                peer.send(1 - peer.transport.rank, payload, "t")
+                peer.send(1 - peers.index(peer), payload, "t")
         for peer, sent in zip(peers, reversed(payloads), strict=True):
             inbox = await peer.receive(25)
             assert [got.payload["n"] for got in inbox] == list(range(25))
@@ -106,7 +106,7 @@ async def test_what_was_acknowledged_is_let_go() -> None:
             await a.send(1, torch.zeros(3000), n)
         await a.transport.flush()
         await b.receive(50)
-        assert len(a.transport._peering.contact(1).unacknowledged) == 0
+        assert len(a.transport._contacts[1].unacknowledged) == 0
 
 
 @on_loop
@@ -285,7 +285,7 @@ async def test_a_life_that_is_over_is_not_listened_to() -> None:
             await end.until(lambda: end.events)
         assert a.found == [1]
         a.transport.mark_lost(1, "killed", incarnation=4)  # late news
-        assert a.transport._peering.contact(1).lost is None
+        assert a.transport._contacts[1].lost is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transport_scene import TOKEN, Peer, dial, network, on_loop, proxied
 from gossamer.engines.processes.security.peers import Peer as Row
 from gossamer.engines.processes.security.peers import Peers
 from gossamer.engines.processes.security.trust import Security
-from gossamer.engines.processes.transport import connection
+from gossamer.engines.processes.transport import incoming
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.transport.wire import beat, hello
 from gossamer.errors import BadInput
@@ -54,7 +54,7 @@ async def test_parameters_are_not_on_the_wire() -> None:
 @on_loop
 async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2, security=strangers[1]) as ((_, stranger), _):
-        stranger.transport._addresses[0] = a.address
+        stranger.transport._end.addresses[0] = a.address
         stranger.send(0, "let me in", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].startswith("stranger at 127.0.0.1:")
@@ -68,7 +68,7 @@ async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None
 @on_loop
 async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> None:
     async with network(3) as ((a, b, _), _), network(3, security=securities[2]) as ((_, liar, _), _):
-        liar.transport._addresses[0] = a.address
+        liar.transport._end.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("says that it is rank 1, but has not got its key")
@@ -79,7 +79,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
 @on_loop
 async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -> None:
     async with network(3) as ((a, _, c), _):
-        a.transport._addresses[1] = c.address
+        a.transport._end.addresses[1] = c.address
         a.send(1, "for node 1 alone", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("answered with another rank's key")
@@ -135,8 +135,8 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
 @on_loop
 async def test_another_run_of_the_same_nodes_is_refused_on_both_sides(securities: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2) as ((_, other), _):
-        other.transport._token = b"of another run.."
-        other.transport._addresses[0] = a.address
+        other.transport._end.token = b"of another run.."
+        other.transport._end.addresses[0] = a.address
         other.send(0, "hello", "t")
         await a.until(lambda: a.events)
         await other.until(lambda: other.events)
@@ -212,7 +212,7 @@ async def test_who_shows_an_unknown_key_is_refused(strangers: list[Security]) ->
 
 @on_loop
 async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(incoming, "HELLO_TIMEOUT_S", 0.05)
     async with network(2) as ((a, b), _):
         async with await dial(a, b"\x16\x03\x01"):
             await a.until(lambda: a.events)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from given_network import Given
 
-from gossamer.engines.processes.transport.shaping import Shaper
+from gossamer.engines.processes.transport.shaper import Shaper
 from gossamer.engines.processes.transport.transport import Transport, listen
 from gossamer.messages import WINDOW, Message
 from gossamer.network import Network, Path, Uniform

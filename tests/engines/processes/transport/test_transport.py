@@ -10,14 +10,14 @@ import pytest
 import torch
 from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
-from gossamer.engines.processes.transport import connection as module
+from gossamer.engines.processes.transport import incoming as module
+from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.transport import Transport, listen
 from gossamer.engines.processes.transport.wire import (
     ABORT,
     BEGIN,
     Aborted,
     Arrived,
-    Decoder,
     Hello,
     credit,
     hello,
@@ -194,10 +194,10 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
             # The sending is over while the last window of it is still unacknowledged.
             while not await is_done(large):
-                uncredited = a.transport._peering.contact(1).outgoing.unacknowledged
+                uncredited = a.transport._contacts[1].outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))
                 await end.read()
-            assert 0 < a.transport._peering.contact(1).outgoing.unacknowledged <= WINDOW
+            assert 0 < a.transport._contacts[1].outgoing.unacknowledged <= WINDOW
 
 
 @pytest.mark.usefixtures("wire")
@@ -291,7 +291,7 @@ async def test_a_refused_dial_loses_the_peer() -> None:
 @on_loop
 async def test_a_name_that_can_not_be_looked_up_loses_the_peer(host: str) -> None:
     async with network(1, raw_ranks=1, detection_s=0.1) as ((a,), _):
-        a.transport._addresses[1] = (host, 9000)
+        a.transport._end.addresses[1] = (host, 9000)
         await a.send(1, 1, "t")
         assert [rank for rank, _ in a.lost] == [1]
 
@@ -320,7 +320,7 @@ async def test_mark_lost_and_found() -> None:
 async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
     async with network(2) as ((a, b), _):
         a.send(1, 1, "t")
-        assert a.transport._peering.contact(1).dial is not None
+        assert a.transport._contacts[1].dial is not None
         a.transport.mark_lost(1, "gone")
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
@@ -398,7 +398,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, hello(1, TOKEN)) as end:
             await end.until(lambda: end.events)
-            incoming = a.transport._peering.contact(1).incoming
+            incoming = a.transport._contacts[1].incoming
             incoming.pause_writing()  # as if the peer did not read its credit
             await end.say(b"".join(message(0, torch.zeros(100_000))[:5]))
             await a.until(lambda: a.events)

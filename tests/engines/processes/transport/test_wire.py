@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.engines.processes.transport import decoder as module
 from gossamer.engines.processes.transport import wire
+from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.wire import (
     ABORT,
     BEGIN,
@@ -23,7 +25,6 @@ from gossamer.engines.processes.transport.wire import (
     Aborted,
     Arrived,
     Credited,
-    Decoder,
     Event,
     Hello,
     abort,
@@ -247,13 +248,13 @@ def test_what_was_complete_before_an_error_is_given() -> None:
 def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each tensor that a decoder allocates."""
     sizes: list[int] = []
-    allocate = wire._allocate
+    allocate = module._allocate
 
     def counted(spec: BufferSpec) -> Tensor:
         sizes.append(spec.nbytes)
         return allocate(spec)
 
-    monkeypatch.setattr(wire, "_allocate", counted)
+    monkeypatch.setattr(module, "_allocate", counted)
     return sizes
 
 

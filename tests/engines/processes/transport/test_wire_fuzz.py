@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import payload
+from gossamer.engines.processes.transport import decoder as module
 from gossamer.engines.processes.transport import wire
-from gossamer.engines.processes.transport.wire import Arrived, Decoder, abort, beat, credit, hello, leave
+from gossamer.engines.processes.transport.decoder import Decoder
+from gossamer.engines.processes.transport.wire import Arrived, abort, beat, credit, hello, leave
 from gossamer.messages import Model, Part
 from gossamer.payload import CHUNK_BYTES, DTYPES, MAX_DEPTH, MAX_ITEMS, FrameError, encode, pack_head, raw
 
@@ -225,7 +227,7 @@ class Counted:
 def counted() -> Iterator[Counted]:
     """Counts the bytes of tensors that are allocated, and the values that are read."""
     count = Counted()
-    allocate, value = wire._allocate, payload._Reader.value
+    allocate, value = module._allocate, payload._Reader.value
 
     def counted_allocate(spec: payload.BufferSpec) -> Tensor:
         count.allocated += spec.nbytes
@@ -236,7 +238,7 @@ def counted() -> Iterator[Counted]:
         return value(reader, depth)
 
     with (
-        mock.patch.object(wire, "_allocate", counted_allocate),
+        mock.patch.object(module, "_allocate", counted_allocate),
         mock.patch.object(payload._Reader, "value", counted_value),
     ):
         yield count

@@ -14,8 +14,9 @@ from transport_scene import TOKEN, on_loop
 from gossamer import Node
 from gossamer.engines.processes.system.memory import shared_file
 from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage
-from gossamer.engines.processes.worker.worker import Place, live
+from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.setup import prepare
 from gossamer.results.folder import RunFolder
 from scenario import LR, experiment
@@ -67,5 +68,5 @@ async def test_a_node_that_begins_later_has_the_learning_rate_of_its_first_round
         trims=False,
         oversee=lambda hear: Overseer(hear, 3),
     )
-    assert await live(0, setup, place, Stage(setup), folder) == 0
+    assert await Worker(0, setup, place, Stage(setup), folder).live() == 0
     assert seen == [(3, LR * 0.5**3), (4, LR * 0.5**4)]

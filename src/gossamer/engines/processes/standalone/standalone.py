@@ -39,7 +39,7 @@ Hear = Callable[[list[Any]], None]
 
 
 class Standalone:
-    """The overseer (see :class:`~gossamer.engines.processes.worker.worker.Place`) of a process that has no supervisor.
+    """The overseer (see :class:`~gossamer.engines.processes.worker.place.Place`) of a process that has no supervisor.
 
     Args:
         rank: this node.

@@ -35,8 +35,8 @@ from gossamer.engines.processes.system.death import describe_exit, die_with
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
 from gossamer.engines.processes.system.memory import FINAL, SharedModels
 from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage, with_data_for_forks
-from gossamer.engines.processes.worker.worker import Place
 from gossamer.engines.processes.worker.worker import main as worker_main
 from gossamer.engines.recording import (
     GraphLog,

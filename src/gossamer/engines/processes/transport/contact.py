@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from gossamer.engines.processes.transport.link import Inward, Outward
 from gossamer.engines.processes.transport.sending import OwnSending, State
 from gossamer.engines.processes.transport.wire import NUMBERS
 from gossamer.payload import FrameError
-
-if TYPE_CHECKING:
-    from gossamer.engines.processes.transport.connection import Incoming, Outgoing
 
 
 class Unacknowledged(NamedTuple):
@@ -60,7 +58,7 @@ class Contact:
         self.dialled = 0
         self.failures = 0
         """Dials without an answer, since the last one that had one."""
-        self.outgoing: Outgoing | None = None
+        self.outgoing: Outward | None = None
         self.number = 0
         """Of the next message to it."""
         self.unacknowledged: deque[Unacknowledged] = deque()
@@ -73,7 +71,7 @@ class Contact:
         # From it.
         self.answered = 0
         """The newest of its connections to this node."""
-        self.incoming: Incoming | None = None
+        self.incoming: Inward | None = None
         self.expected = 0
         """The number of the next message from it."""
         self.arrived = 0
@@ -164,7 +162,7 @@ class Contact:
     def hang_up(self) -> None:
         """Close the connection that it dialled; the next one goes on where that one was."""
         if self.incoming is not None:
-            self.expected = self.incoming.decoder.expected
+            self.expected = self.incoming.expected
             link, self.incoming = self.incoming, None
             link.close()
 
@@ -174,3 +172,11 @@ class Contact:
         if self.outgoing is not None:
             link, self.outgoing = self.outgoing, None
             link.close()
+
+
+class Contacts(dict[int, Contact]):
+    """The contacts of a node, by rank; one is made when it is first asked for."""
+
+    def __missing__(self, rank: int) -> Contact:
+        contact = self[rank] = Contact(rank)
+        return contact

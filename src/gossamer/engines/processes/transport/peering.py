@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gossamer.engines.processes.transport.connection import Outgoing
-from gossamer.engines.processes.transport.contact import Contact
+from gossamer.engines.processes.transport.contact import Contact, Contacts
+from gossamer.engines.processes.transport.endpoint import Endpoint
+from gossamer.engines.processes.transport.link import Outward
+from gossamer.engines.processes.transport.outbox import Outbox
+from gossamer.engines.processes.transport.outgoing import Outgoing
 from gossamer.engines.processes.transport.sending import State
-
-if TYPE_CHECKING:
-    from gossamer.engines.processes.transport.transport import Transport
 
 DIAL_TIMEOUT_S = 10.0
 """Seconds that a peer has to answer a dial, before it is dialled again."""
@@ -37,23 +36,18 @@ class Watch:
 
 
 class Peering:
-    """The contacts of a node, by rank, and what becomes of them.
+    """What becomes of the contacts of a node.
 
     Args:
-        owner: the node's transport.
+        end: this node's end of all connections.
+        contacts: the peers.
+        outbox: told who is reached, and who is lost.
         watch: how they are watched.
     """
 
-    def __init__(self, owner: Transport, watch: Watch) -> None:
-        self.contacts: dict[int, Contact] = {}
-        self._owner, self._watch = owner, watch
-        self._loop = asyncio.get_running_loop()
-
-    def contact(self, rank: int) -> Contact:
-        """What is known of a peer."""
-        if rank not in self.contacts:
-            self.contacts[rank] = Contact(rank)
-        return self.contacts[rank]
+    def __init__(self, end: Endpoint, contacts: Contacts, outbox: Outbox, watch: Watch) -> None:
+        self.contacts = contacts
+        self._end, self._outbox, self._watch = end, outbox, watch
 
     # --- dialling
 
@@ -70,7 +64,7 @@ class Peering:
         for contact in self.contacts.values():
             contact.kept = contact.rank in kept
         for rank in kept:
-            contact = self.contact(rank)
+            contact = self.contacts[rank]
             contact.kept = True
             if contact.outgoing is None:
                 self._dial_on(contact)
@@ -79,8 +73,8 @@ class Peering:
     def _dial_on(self, contact: Contact) -> None:
         """Dial a peer until it answers, unless that is done already."""
         contact.hurry.set()
-        if contact.dial is None and contact.outgoing is None and not self._owner._closing:
-            contact.dial = self._owner._spawn(self._dial(contact))
+        if contact.dial is None and contact.outgoing is None and not self._end.closing:
+            contact.dial = self._end.spawn(self._dial(contact))
 
     def _stop_dial(self, contact: Contact) -> None:
         if contact.dial is not None:
@@ -104,15 +98,15 @@ class Peering:
 
     async def _try(self, contact: Contact) -> str | None:
         """Dial a peer once; gives why it failed, or None."""
-        host, port = self._owner._addresses[contact.rank][:2]
+        host, port = self._end.addresses[contact.rank][:2]
         contact.dialled += 1
         link = None
         timeout_s = min(DIAL_TIMEOUT_S, self._watch.detection_s)
-        patience = self._loop.call_later(PATIENCE_S, self._park, contact)
+        patience = self._end.loop.call_later(PATIENCE_S, self._park, contact)
         try:
             async with asyncio.timeout(timeout_s):
-                _, link = await self._loop.create_connection(
-                    lambda: Outgoing(self._owner, contact), host, port
+                _, link = await self._end.loop.create_connection(
+                    lambda: Outgoing(self._end, self, contact), host, port
                 )
                 return await link.greeted
         except (
@@ -129,17 +123,17 @@ class Peering:
         """A peer does not answer: messages to it step aside until it does."""
         if contact.outgoing is None:  # (it may have answered while this call was due)
             contact.down = True
-            self._owner._wake.set()
+            self._end.wake()
 
     def _expect(self, contact: Contact) -> None:
         """A peer is lost unless it is reached in time."""
-        if contact.timer is None and contact.lost is None and not self._owner._closing:
-            contact.timer = self._loop.call_later(self._watch.detection_s, self._miss, contact)
+        if contact.timer is None and contact.lost is None and not self._end.closing:
+            contact.timer = self._end.loop.call_later(self._watch.detection_s, self._miss, contact)
 
     def _miss(self, contact: Contact) -> None:
         contact.timer = None
         if contact.dial is not None and not contact.failures:  # this process had no time to try
-            contact.timer = self._loop.call_later(REDIAL_FIRST_S, self._miss, contact)
+            contact.timer = self._end.loop.call_later(REDIAL_FIRST_S, self._miss, contact)
             return
         self._lose(contact, f"could not be reached for {self._watch.detection_s:g} s: {contact.why}")
 
@@ -150,7 +144,7 @@ class Peering:
         restarted = contact.incarnation is not None and incarnation > contact.incarnation
         if incarnation != contact.incarnation:
             contact.disconnect()
-            self._owner._forget(contact, State.AGAIN)
+            self._outbox.forget(contact, State.AGAIN)
             contact.begin_life(incarnation)
         lost, contact.lost = contact.lost, None
         if (restarted or lost is not None) and self._watch.found is not None:
@@ -164,11 +158,11 @@ class Peering:
         if contact.outgoing is not None or not contact.wanted:
             contact.reached()
 
-    def reached(self, contact: Contact, link: Outgoing) -> None:
+    def reached(self, contact: Contact, link: Outward) -> None:
         """A peer has answered this node."""
         contact.outgoing, contact.down, contact.silent = link, False, 0
         contact.reached()
-        self._owner._resume(contact)
+        self._outbox.resume(contact)
 
     def gone(self, contact: Contact, why: str) -> None:
         """A connection that a peer had dialled is gone; it will dial again if it can."""
@@ -190,14 +184,14 @@ class Peering:
 
     def refuse(self, contact: Contact, reason: str) -> None:
         """A peer does what no peer does: there's nothing more to do with it, in this life of it."""
-        self._owner._guard.tell(f"rank {contact.rank}", f"{contact.rank} {reason}")
+        self._end.guard.tell(f"rank {contact.rank}", f"{contact.rank} {reason}")
         self._lose(contact, f"refused: {reason}", ended=True)
 
     # --- losing and finding
 
     def _lose(self, contact: Contact, why: str, *, ended: bool = False) -> None:
         """A peer is gone: for good, or until it is reached again."""
-        if self._owner._closing:
+        if self._end.closing:
             return
         if ended:
             contact.ended = max(contact.ended, contact.incarnation or 0)
@@ -228,9 +222,9 @@ class Peering:
     def _drop(self, contact: Contact, why: str) -> None:
         contact.lost = contact.lost or why
         contact.reached()
-        self._owner._drop(contact)
+        self._outbox.drop(contact)
         contact.disconnect()
-        self._owner._wake.set()
+        self._end.wake()
 
     # --- heartbeats
 

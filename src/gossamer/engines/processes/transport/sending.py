@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 from gossamer.messages import Sending
 from gossamer.payload import Encoded
-
-if TYPE_CHECKING:
-    from gossamer.engines.processes.transport.transport import Transport
 
 
 class State(enum.Enum):
@@ -30,19 +27,30 @@ _UNDER_WAY = (State.LEAVING, State.QUEUED, State.AGAIN)
 
 
 class OwnSending(Sending):
-    """One message on its way to one peer."""
+    """One message on its way to one peer.
 
-    def __init__(self, owner: Transport, to: int, head: bytes, encoded: Encoded) -> None:
+    Args:
+        to: the peer's rank.
+        head: of the message.
+        encoded: what is sent.
+        round: of this node, in which it was sent.
+        take_back: cancels it; gives whether it won't be received.
+    """
+
+    def __init__(
+        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
+    ) -> None:
+        loop = asyncio.get_running_loop()
         self.to = to
         self.head = head
         self.buffers = encoded.buffers
         self.nbytes = len(head) + encoded.nbytes - len(encoded.structure)
-        self.queued_at = owner._loop.time()
+        self.queued_at = loop.time()
         self.versions = tuple(buffer._version for buffer in encoded.buffers)
         self.state = State.QUEUED
-        self.round = owner.rounds
-        self._owner = owner
-        self._done: asyncio.Future[None] = owner._loop.create_future()
+        self.round = round
+        self._take_back = take_back
+        self._done: asyncio.Future[None] = loop.create_future()
 
     @property
     def over(self) -> bool:
@@ -54,7 +62,7 @@ class OwnSending(Sending):
         return asyncio.shield(self._done).__await__()
 
     def cancel(self) -> bool:
-        return self._owner._cancel(self)
+        return self._take_back(self)
 
     def unchanged(self) -> bool:
         """Whether nobody has written what is still to be sent."""

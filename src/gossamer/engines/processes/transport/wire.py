@@ -1,4 +1,4 @@
-"""Frames on a byte stream, without any socket: what is written, and a reader that trusts nothing.
+"""Frames on a byte stream, without any socket: what is written, and what a reader (decoder.py) makes of it.
 
 ::
 
@@ -25,27 +25,17 @@ Messages go from the side that dialled to the side that was dialled; only HELLO,
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gossamer.messages import Payload
-from gossamer.payload import (
-    BEGIN_BYTES,
-    CHUNK_BYTES,
-    DATA_BYTES,
-    BufferSpec,
-    FrameError,
-    decode,
-    describe,
-    raw,
-    unpack_head,
-)
+from gossamer.payload import BEGIN_BYTES, CHUNK_BYTES, DATA_BYTES, raw
 
 MAGIC = b"gsmr"
 VERSION = 2
@@ -59,22 +49,36 @@ CREDIT = struct.Struct("<BI")
 BEAT = struct.Struct("<BH")
 LEAVE = struct.Struct("<B")
 MARK = struct.Struct("<BII")
-_BEGIN, _DATA, _ABORT, _CREDIT, _BEAT, _LEAVE, _MARK = 1, 2, 3, 4, 5, 6, 7
-_HEADERS = {
-    _BEGIN: BEGIN,
-    _DATA: DATA,
-    _ABORT: ABORT,
-    _CREDIT: CREDIT,
-    _BEAT: BEAT,
-    _LEAVE: LEAVE,
-    _MARK: MARK,
-}
 NUMBERS = 2**32
 """Message numbers go up to here, and then begin again."""
 STATUS_BYTES = 4096
 """Bytes of the largest status in a heartbeat."""
 
 assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what payload.wire_bytes charges
+
+
+class Kind(enum.IntEnum):
+    """The first byte of a frame, after the greeting."""
+
+    BEGIN = 1
+    DATA = 2
+    ABORT = 3
+    CREDIT = 4
+    BEAT = 5
+    LEAVE = 6
+    MARK = 7
+
+
+HEADERS: Mapping[int, struct.Struct] = {
+    Kind.BEGIN: BEGIN,
+    Kind.DATA: DATA,
+    Kind.ABORT: ABORT,
+    Kind.CREDIT: CREDIT,
+    Kind.BEAT: BEAT,
+    Kind.LEAVE: LEAVE,
+    Kind.MARK: MARK,
+}
+"""How each kind of frame begins."""
 
 
 class Hello(NamedTuple):
@@ -143,12 +147,12 @@ def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, ex
 
 def abort(message: int) -> bytes:
     """The frame that takes back the message under way."""
-    return ABORT.pack(_ABORT, message % NUMBERS)
+    return ABORT.pack(Kind.ABORT, message % NUMBERS)
 
 
 def credit(nbytes: int) -> bytes:
     """The frame that acknowledges bytes of chunks."""
-    return CREDIT.pack(_CREDIT, nbytes)
+    return CREDIT.pack(Kind.CREDIT, nbytes)
 
 
 def beat(status: bytes = b"") -> bytes:
@@ -159,17 +163,17 @@ def beat(status: bytes = b"") -> bytes:
     """
     if len(status) > STATUS_BYTES:
         raise ValueError(f"a status of {len(status)} bytes; accepted: at most {STATUS_BYTES}")
-    return BEAT.pack(_BEAT, len(status)) + status
+    return BEAT.pack(Kind.BEAT, len(status)) + status
 
 
 def leave() -> bytes:
     """The frame that says that a node closes its connections for good."""
-    return LEAVE.pack(_LEAVE)
+    return LEAVE.pack(Kind.LEAVE)
 
 
 def mark(cut: int, message: int) -> bytes:
     """The frame that says which messages were sent before a cut: those before this one."""
-    return MARK.pack(_MARK, cut % NUMBERS, message % NUMBERS)
+    return MARK.pack(Kind.MARK, cut % NUMBERS, message % NUMBERS)
 
 
 class Chunk(NamedTuple):
@@ -194,9 +198,9 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
         number = message % NUMBERS
         pieces: list[bytes | memoryview]
         if left == total:
-            pieces = [BEGIN.pack(_BEGIN, number, length, total, len(head))]
+            pieces = [BEGIN.pack(Kind.BEGIN, number, length, total, len(head))]
         else:
-            pieces = [DATA.pack(_DATA, number, length)]
+            pieces = [DATA.pack(Kind.DATA, number, length)]
         left -= length
         due = length
         while due:
@@ -206,213 +210,3 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
                 sources.appendleft(source[due:])
             due -= min(due, source.nbytes)
         yield Chunk(b"".join(pieces), length)
-
-
-class _Message:
-    """A message under way: memory for its head, then, when the head is there, exactly for its buffers."""
-
-    def __init__(self, total: int, head: int) -> None:
-        self.left = total
-        self._head = bytearray(head)
-        self._body = total - head
-        self._targets = deque([memoryview(self._head)])
-        self._buffers: list[Tensor] | None = None
-        self._tag: tuple[str | int, ...] = ()
-        self._sent_at = 0.0
-        self._structure = b""
-
-    def fill(self, data: memoryview) -> None:
-        """Take bytes, not more than are left of the message."""
-        self.left -= data.nbytes
-        while data:
-            target = self._targets.popleft()
-            count = min(target.nbytes, data.nbytes)
-            target[:count] = data[:count]
-            data = data[count:]
-            if count < target.nbytes:
-                self._targets.appendleft(target[count:])
-            elif self._buffers is None:
-                self._open()
-
-    def _open(self) -> None:
-        self._tag, self._sent_at, self._structure = unpack_head(bytes(self._head))
-        self._head = bytearray()  # it may hold megabytes, if the payload has bytes objects
-        specs = describe(self._structure)
-        due = sum(spec.nbytes for spec in specs)
-        if due != self._body:
-            raise FrameError(f"{self._body} bytes after the head, but its tensors take {due}")
-        self._buffers = [_allocate(spec) for spec in specs]
-        self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
-
-    def arrived(self) -> Arrived:
-        """The whole message, once nothing is left."""
-        return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
-
-
-def _allocate(spec: BufferSpec) -> Tensor:
-    # On the CPU torch aligns to 64 bytes, as the simulator aligns its rows: both engines then round alike.
-    return torch.empty(spec.shape, dtype=spec.dtype)
-
-
-class Decoder:
-    """Reads one direction of a connection, in whatever pieces it comes.
-
-    Holds at most one message, of at most ``limit`` bytes, and one status (and the Python objects that its structure is made
-    of, whose number :mod:`gossamer.payload` limits); nothing is allocated before its size was checked. After
-    an error the decoder is of no more use.
-
-    Args:
-        limit: bytes (head and buffers) of the largest message that is accepted; None on the side that
-            dialled, where only credit comes in.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._accepted = (_BEAT, _LEAVE, *((_CREDIT,) if limit is None else (_BEGIN, _DATA, _ABORT, _MARK)))
-        self._header = bytearray()
-        self._greeted = False
-        self._number = -1
-        self._message: _Message | None = None
-        self._chunk_left = 0
-        self._status: bytearray | None = None
-        self._status_left = 0
-        self.frame_bytes = 0
-        """Bytes taken so far of chunks, headers included, and of aborts."""
-        self.chunk_bytes = 0
-        """Bytes taken so far of chunks, headers apart: what credit counts."""
-
-    @property
-    def expected(self) -> int:
-        """The number of the message that is to come next, or must come again if the stream ends here."""
-        return (self._number + (self._message is None)) % NUMBERS
-
-    def expect(self, number: int) -> None:
-        """Messages go on with this number, as the peer was told before it sent one."""
-        self._number = number - 1
-
-    @property
-    def idle(self) -> bool:
-        """Whether the stream may end here: between two frames, with no message under way."""
-        return not self._header and self._message is None and self._status is None
-
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
-        """Take bytes and give what they complete; iterate it to its end, for bytes are taken on the way.
-
-        (An iterator and not a list: what was complete before an error is given, however the stream was cut.)
-
-        Raises:
-            FrameError: for anything that a peer would not have sent.
-        """
-        view = memoryview(data)
-        while view:
-            if self._chunk_left:
-                view, event = self._take_chunk(view)
-            elif self._status is not None:
-                view, event = self._take_status(view, self._status)
-            else:
-                view, event = self._take_header(view)
-            if event is not None:
-                yield event
-
-    def _take_chunk(self, view: memoryview) -> tuple[memoryview, Event | None]:
-        message = self._message
-        assert message is not None
-        count = min(self._chunk_left, view.nbytes)
-        self._chunk_left -= count
-        self.frame_bytes += count
-        self.chunk_bytes += count
-        try:
-            message.fill(view[:count])
-            if message.left:
-                return view[count:], None
-            self._message = None
-            return view[count:], message.arrived()
-        except FrameError as error:
-            raise FrameError(f"sent a bad message: {error}") from None
-
-    def _take_status(self, view: memoryview, status: bytearray) -> tuple[memoryview, Event | None]:
-        count = min(self._status_left, view.nbytes)
-        status += view[:count]
-        self._status_left -= count
-        if self._status_left:
-            return view[count:], None
-        self._status = None
-        return view[count:], Beat(bytes(status))
-
-    def _take_header(self, view: memoryview) -> tuple[memoryview, Event | None]:
-        if self._greeted:
-            kind = self._header[0] if self._header else view[0]
-            if kind not in self._accepted:
-                raise FrameError(f"sent a frame of type {kind}, which has no place here")
-            layout = _HEADERS[kind]
-        else:
-            layout = HELLO
-        count = min(layout.size - len(self._header), view.nbytes)
-        self._header += view[:count]
-        if not self._greeted and not MAGIC.startswith(self._header[: len(MAGIC)]):
-            raise FrameError("does not speak gossamer's protocol")
-        if len(self._header) < layout.size:
-            return view[count:], None
-        fields = layout.unpack(self._header)
-        self._header.clear()
-        return view[count:], self._frame(fields) if self._greeted else self._hello(fields)
-
-    def _hello(self, fields: tuple[Any, ...]) -> Hello:
-        _, version, *said = fields
-        if version != VERSION:
-            raise FrameError(f"speaks version {version} of the protocol; accepted: {VERSION}")
-        self._greeted = True
-        return Hello(*said)
-
-    def _frame(self, fields: tuple[int, ...]) -> Event | None:
-        kind, *values = fields
-        if kind > _ABORT:
-            return self._say(kind, values)
-        self.frame_bytes += _HEADERS[kind].size
-        if kind == _BEGIN:
-            number, length, total, head = values
-            self._begin(number, total, head)
-        else:
-            number = values[0]
-            if self._message is None or number != self._number:
-                raise FrameError(f"went on with message {number}, which is not under way")
-            if kind == _ABORT:
-                self._message = None
-                return Aborted(number)
-            length = values[1]
-        assert self._message is not None
-        due = min(CHUNK_BYTES, self._message.left)
-        if length != due:
-            raise FrameError(f"sent a chunk of {length} bytes where {due} were due")
-        self._chunk_left = length
-        return None
-
-    def _say(self, kind: int, values: list[int]) -> Event | None:
-        """A frame that is no part of a message."""
-        if kind == _CREDIT:
-            return Credited(values[0])
-        if kind == _LEAVE:
-            return Left()
-        if kind == _MARK:
-            return Marked(*values)
-        return self._begin_status(values[0])
-
-    def _begin_status(self, length: int) -> Beat | None:
-        if length > STATUS_BYTES:
-            raise FrameError(f"announced a status of {length} bytes, limit {STATUS_BYTES}")
-        if length == 0:
-            return Beat(b"")
-        self._status, self._status_left = bytearray(), length
-        return None
-
-    def _begin(self, number: int, total: int, head: int) -> None:
-        if self._message is not None:
-            raise FrameError(f"began message {number} before the end of message {self._number}")
-        if number != (self._number + 1) % NUMBERS:
-            raise FrameError(f"began message {number} after message {self._number}")
-        if self._limit is None or total > self._limit:
-            raise FrameError(f"announced {total} bytes, limit {self._limit}")
-        if not 0 < head <= total:
-            raise FrameError(f"announced a head of {head} bytes in a message of {total}")
-        self._number = number
-        self._message = _Message(total, head)
