@@ -178,6 +178,8 @@ def disturbed(draw: st.DrawFn) -> list[bytes]:
             break
         at = chance.randrange(len(frames))
         frame = bytearray(frames[at])
+        if not frame:  # cut to nothing before
+            continue
         match chance.randrange(7):
             case 0:
                 del frames[at]

@@ -44,7 +44,7 @@ class _Introduction:
 
 
 @runtime_checkable
-class Stage(Protocol):
+class Hands(Protocol):
     """What the supervisor does for its faults."""
 
     children: dict[int, Child]
@@ -78,16 +78,16 @@ class Fates:
 
     Args:
         setup: what is run.
-        stage: the supervisor.
+        hands: the supervisor.
     """
 
-    def __init__(self, setup: Setup, stage: Stage) -> None:
-        self._setup, self._stage = setup, stage
+    def __init__(self, setup: Setup, hands: Hands) -> None:
+        self._setup, self._hands = setup, hands
         self._nodes = setup.experiment.nodes
         self._waits = setup.experiment.algorithm.gathers
         self._detection_s = setup.experiment.failures.detection_s
         self._agenda = setup.faults.agenda()
-        self.at_rounds: dict[int, list[RoundCrash]] = {
+        self._at_rounds: dict[int, list[RoundCrash]] = {
             rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()
         }
         self.away: dict[int, str] = {}
@@ -99,6 +99,10 @@ class Fates:
         self._introduction: _Introduction | None = None
         self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
         self._early: list[Event] = []
+
+    def crash_rounds(self, rank: int) -> tuple[int, ...]:
+        """After which rounds a node that is started now is to kill itself."""
+        return tuple(crash.round for crash in self._at_rounds.get(rank, ()))
 
     # --- time
 
@@ -117,8 +121,8 @@ class Fates:
         """The run starts, at this instant of the monotonic clock."""
         self._start = start
         for rank, why in sorted(self.away.items()):
-            self._stage.say(rank, "absent", f"node {rank} is {why}")
-            self._stage.without(rank, keep=False)
+            self._hands.say(rank, "absent", f"node {rank} is {why}")
+            self._hands.without(rank, keep=False)
         for event in self._early:
             self._happens(event)
 
@@ -134,10 +138,10 @@ class Fates:
             self._happens(event)
         for rank in [rank for rank, due in self._noticed.items() if due <= now]:
             del self._noticed[rank]
-            if rank in self._stage.alive:
+            if rank in self._hands.alive:
                 self._lose(rank, f"node {rank} stands still", keep=True)
         for rank, start_from in list(self._coming.items()):
-            if rank not in self._stage.alive:
+            if rank not in self._hands.alive:
                 self._begin_anew(rank, start_from)
         if self._introduction is not None and now > self._introduction.deadline:
             for rank in sorted(self._introduction.awaited):
@@ -153,30 +157,30 @@ class Fates:
     def _happens(self, event: Event) -> None:
         rank = event.node
         if rank is None:
-            self._stage.say(None, event.what, event.detail)
+            self._hands.say(None, event.what, event.detail)
             return
-        child = self._stage.children.get(rank)
+        child = self._hands.children.get(rank)
         if event.what == "return":
             self.bring_back(rank, event.start_from)
-        elif child is None or rank not in self._stage.alive:
+        elif child is None or rank not in self._hands.alive:
             return
         elif event.what == "crash":
             child.planned = True
             os.kill(child.pid, signal.SIGKILL)
         elif event.what == "leave":
             child.leaving = True
-            self._stage.tell(rank, "leave")
+            self._hands.tell(rank, "leave")
             if child.done:
-                self._stage.tell(rank, "finish", "left", None)
+                self._hands.tell(rank, "finish", "left", None)
         elif event.what == "freeze":
             os.kill(child.pid, signal.SIGSTOP)
             child.frozen = True
             self._noticed[rank] = time.monotonic() + self._detection_s
-            self._stage.say(rank, "frozen", f"node {rank} stands still")
+            self._hands.say(rank, "frozen", f"node {rank} stands still")
         elif event.what == "thaw":
             self._thaws(child)
         else:
-            self._stage.say(rank, event.what, event.detail)
+            self._hands.say(rank, event.what, event.detail)
 
     def _thaws(self, child: Child) -> None:
         if not child.frozen:
@@ -184,36 +188,36 @@ class Fates:
         child.frozen = False
         self._noticed.pop(child.rank, None)
         os.kill(child.pid, signal.SIGCONT)
-        self._stage.say(child.rank, "thawed", f"node {child.rank} goes on")
+        self._hands.say(child.rank, "thawed", f"node {child.rank} goes on")
 
     def thaw_all(self) -> None:
         """The run ends: nobody stands still any more."""
-        for rank in sorted(self._stage.alive):
-            self._thaws(self._stage.children[rank])
+        for rank in sorted(self._hands.alive):
+            self._thaws(self._hands.children[rank])
 
     def crashes_itself(self, child: Child, number: int) -> None:
         """A node has completed the round of one of its crashes, and kills itself now."""
-        crash = self.at_rounds[child.rank].pop(number)
+        crash = self._at_rounds[child.rank].pop(number)
         child.planned = True
         now_s = time.monotonic() - self._start
         self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", child.rank, crash.start_from))
 
     def bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Start a node anew, as soon as its last life is over."""
-        child = self._stage.children.get(rank)
-        if rank in self._stage.alive and child is not None and not (child.planned or child.leaving):
+        child = self._hands.children.get(rank)
+        if rank in self._hands.alive and child is not None and not (child.planned or child.leaving):
             return
         self._coming[rank] = start_from
 
     def _begin_anew(self, rank: int, start_from: StartFrom) -> None:
         now = time.monotonic()
-        before = self._stage.children.get(rank)
+        before = self._hands.children.get(rank)
         try:
-            child = self._stage.fork(rank)
+            child = self._hands.fork(rank)
         except OSError as error:  # its port, for a while
             if now > self._retry.setdefault(rank, now + REBIND_S):
                 del self._coming[rank], self._retry[rank]
-                self._stage.say(rank, "not-restarted", f"node {rank} can't be started anew: {error.strerror}")
+                self._hands.say(rank, "not-restarted", f"node {rank} can't be started anew: {error.strerror}")
             return
         del self._coming[rank]
         self._retry.pop(rank, None)
@@ -236,17 +240,17 @@ class Fates:
     def left(self, child: Child) -> None:
         """A node has left in good order."""
         why = f"node {child.rank} left after round {child.round}"
-        self._stage.say(child.rank, "left", why)
+        self._hands.say(child.rank, "left", why)
         self._lose(child.rank, why, keep=True, life=child.life)
         self._go_on()
 
     def doubt(self, child: Child, rank: int, why: str) -> None:
         """A node has not reached another one for so long that what it sent there is lost. If that one lives, it is
         introduced anew as soon as it is heard of."""
-        if rank in self._stage.alive and child.rank not in self.away:
+        if rank in self._hands.alive and child.rank not in self.away:
             text = f"node {child.rank} can't reach node {rank}: {why}"
             if rank not in self.away:
-                self._stage.say(child.rank, "unreachable", text)
+                self._hands.say(child.rank, "unreachable", text)
             self._lose(rank, text, keep=True)
             self._go_on()
 
@@ -266,11 +270,11 @@ class Fates:
             return
         self.away[rank] = why
         for other in self._present():
-            self._stage.tell(other, "lost", rank, why, life)
-        self._stage.without(rank, keep=keep)
+            self._hands.tell(other, "lost", rank, why, life)
+        self._hands.without(rank, keep=keep)
 
     def _present(self) -> list[int]:
-        return [rank for rank in sorted(self._stage.alive) if rank not in self.away]
+        return [rank for rank in sorted(self._hands.alive) if rank not in self.away]
 
     # --- introductions
 
@@ -311,11 +315,11 @@ class Fates:
         others = set(self._present())
         for rank, why in sorted(self.away.items()):
             if rank != child.rank:
-                self._stage.tell(child.rank, "lost", rank, why, None)
+                self._hands.tell(child.rank, "lost", rank, why, None)
         for rank in sorted(others):
-            self._stage.tell(rank, "find", child.rank, anew)
+            self._hands.tell(rank, "find", child.rank, anew)
         if not anew:
-            self._stage.tell(child.rank, "find", child.rank, anew)
+            self._hands.tell(child.rank, "find", child.rank, anew)
             others.add(child.rank)
         self._introduction = _Introduction(child, anew, others, time.monotonic() + self._detection_s)
         self._go_on()
@@ -328,12 +332,12 @@ class Fates:
         del self.away[child.rank]
         child.arriving = False
         for rank, since in together.items():
-            self._stage.tell(rank, "meet", child.rank, since)
+            self._hands.tell(rank, "meet", child.rank, since)
         if anew:
-            self._stage.go(child, first, list(together.items()))
+            self._hands.go(child, first, list(together.items()))
             kind = "returned" if child.life else "joined"
         else:
-            self._stage.tell(child.rank, "met", first, list(together.items()))
+            self._hands.tell(child.rank, "met", first, list(together.items()))
             kind = "returned"
-        self._stage.again(child.rank, first)
-        self._stage.say(child.rank, kind, f"node {child.rank} takes part from round {first} on")
+        self._hands.again(child.rank, first)
+        self._hands.say(child.rank, kind, f"node {child.rank} takes part from round {first} on")

@@ -6,7 +6,6 @@ Both ends are ours; nodes talk to each other over TCP (transport.py), never here
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import struct
 from collections.abc import Callable
@@ -126,13 +125,3 @@ class AsyncChannel:
             return
         for message in self._unpacker.feed(data):
             self._handle(message)
-
-
-def close_all_but(keep: set[int]) -> None:
-    """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
-    low = 3
-    for descriptor in sorted(keep):
-        if descriptor >= low:
-            os.closerange(low, descriptor)
-            low = descriptor + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX"))

@@ -1,7 +1,8 @@
-"""How many files a process may open."""
+"""Which files a process has open, and how many it may open."""
 
 from __future__ import annotations
 
+import os
 import resource
 
 from gossamer.engines.setup import Setup
@@ -32,3 +33,13 @@ def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
         )
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
+    low = 3
+    for descriptor in sorted(keep):
+        if descriptor >= low:
+            os.closerange(low, descriptor)
+            low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))

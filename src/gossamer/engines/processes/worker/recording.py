@@ -15,7 +15,7 @@ from gossamer.engines.processes.worker.computing import Computing
 from gossamer.engines.recording import Usage, node_row
 from gossamer.engines.setup import Setup
 from gossamer.node import Node
-from gossamer.results.segment import Segment
+from gossamer.results.folder import RunFolder
 
 FLUSH_S = 5.0
 """Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
@@ -27,7 +27,7 @@ class Recording:
     Args:
         node: who is recorded.
         setup: what is run.
-        metrics: where its rows go.
+        folder: the run's, where its rows go.
         models: where its snapshots go.
         clock: the node's.
         computing: judges its models.
@@ -41,7 +41,7 @@ class Recording:
         self,
         node: Node,
         setup: Setup,
-        metrics: Segment,
+        folder: RunFolder,
         models: SharedModels,
         clock: Clock,
         computing: Computing,
@@ -50,7 +50,8 @@ class Recording:
         shaper: Shaper | None,
         tell: Callable[..., None],
     ) -> None:
-        self._node, self._setup, self._metrics, self._models = node, setup, metrics, models
+        self._node, self._setup, self._models = node, setup, models
+        self._metrics = folder.segment("metrics", node.rank)
         self._clock, self._computing, self._usage = clock, computing, usage
         self._transport, self._shaper, self._tell = transport, shaper, tell
         self._given = self._consumed = 0  # snapshots
@@ -99,6 +100,10 @@ class Recording:
         """The run ends: nobody waits any more for snapshots to be taken up."""
         self._ending = True
         self._freed.set()
+
+    def close(self) -> None:
+        """Close what it writes."""
+        self._metrics.close()
 
     async def _slot(self, last: bool) -> int | None:
         """A place for a snapshot, free again when the supervisor has taken its last one up. A node waits for that where

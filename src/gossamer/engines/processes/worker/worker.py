@@ -85,15 +85,17 @@ class Worker:
         self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
     ) -> None:
         self._rank, self._setup, self._place, self._rows = rank, setup, place, stage.rows
+        self._folder = folder
         experiment = setup.experiment
         self._models = SharedModels(
             place.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
-        self._metrics = folder.segment("metrics", rank)
         self._timeline = timeline_log(experiment, folder, rank)
         self._saved = None if cut is None else cut.read(rank, self._keep)
-        goes_on = () if cut is None or self._saved is None else (self._saved.time_s, cut.wall_s)
-        self._clock = Clock(*goes_on)
+        self._clock = Clock(
+            time_s=0.0 if self._saved is None else self._saved.time_s,
+            wall_s=0.0 if cut is None else cut.wall_s,
+        )
         self._computing = Computing(rank, setup, place, stage, self._clock, self._timeline)
         rounds = experiment.stop.rounds
         self._host = NodeHost(stage.rows, self._clock, self._computing, rounds, self._end_round)
@@ -166,7 +168,7 @@ class Worker:
         self._recording = Recording(
             self._node,
             self._setup,
-            self._metrics,
+            self._folder,
             self._models,
             self._clock,
             self._computing,
@@ -193,7 +195,7 @@ class Worker:
             return 1
         await self._node.end()
         await self._transport.close()
-        self._metrics.close()
+        self._recording.close()
         if self._timeline is not None:
             self._timeline.close()
         return 0
