@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,46 +149,104 @@ def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
     assert sorted(ends["node"]) == [-1, 0, 1, 2]
 
 
-@pytest.mark.slow
-def test_a_node_that_is_started_again_joins_the_others(made: Fleet, tmp_path: Path) -> None:
-    patient = {"lost_peer": "skip", "timeout_s": 0.5}
-    prepare(tmp_path, nodes=3, topology="complete", gather=patient, stop={"time_s": 12.0})
-    nodes(made, range(3), "--keys", "keys")
-    made.until(lambda: "round 2 " in made.said("node-1"))
+def again(made: Fleet, name: str, rank: int, *more: str) -> None:
+    """Start a node anew, as it was started before."""
+    command = ("node", "experiment.yaml", "--rank", rank, "--peers", "keys/peers.yaml", "--keys", "keys")
+    made.start(name, *command, *more)
+
+
+PACED = {
+    "topology": "complete",
+    "compute": {"name": "constant", "seconds_per_step": 0.02},
+    "engine": {"name": "processes", "pace": True},
+}
+
+
+@pytest.mark.parametrize(
+    "gather", [{"lost_peer": "skip"}, {"lost_peer": "wait", "timeout_s": 60.0}], ids=["skip", "wait"]
+)
+def test_a_killed_node_goes_on_from_its_checkpoint(
+    gather: dict[str, Any], made: Fleet, tmp_path: Path
+) -> None:
+    prepare(tmp_path, **PACED, gather=gather, checkpoint={"every_rounds": 3}, stop={"rounds": 150})
+    nodes(made, range(4), "--keys", "keys", "--resume")
+    made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
-    made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
     assert made.wait("node-1") == -9
-    made.start(
-        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    again(made, "again", 1, "--resume")
+    assert [made.wait(name) for name in ("node-0", "again", "node-2", "node-3")] == [0] * 4, made.said(
+        "again"
     )
-    assert [made.wait(name) for name in ("node-0", "again", "node-2")] == [0] * 3, made.said("again")
-    assert "node 1 is back" in made.said("node-0")
-    run = collect([tmp_path / "runs"], tmp_path / "whole").run
-    events = run.events.filter(run.events["node"] == 1)["event"].to_list()
-    assert events == ["lost", "found"]
-    rows = run.metrics.filter(run.metrics["node"] == 1)
-    assert rows["round"].is_sorted()
-    assert rows["round"].to_list()[:2] == [0, 2]
-    assert rows["time_s"].is_sorted()
-    last = run.metrics.filter(run.metrics["moment"].str.contains("end") & (run.metrics["node"] >= 0))
-    assert sorted(last["node"]) == [0, 1, 2]
-    assert last["round"].min() > last["round"].max() / 2  # it began with theirs, not with the first
+    assert len(list((tmp_path / "runs" / "deployed").iterdir())) == 4  # it went on in its own folder
+    put_together = collect([tmp_path / "runs"], tmp_path / "whole")
+    assert (put_together.missing, put_together.incomplete) == ([], {})
+    run = put_together.run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rows = run.metrics.filter(run.metrics["node"] == rank)
+        rounds = rows["round"].to_list()
+        assert rounds == sorted(set(rounds)), "no row is there twice"
+        assert rounds[-1] == 150
+        assert rows["time_s"].is_sorted()
+        assert rows["bytes_sent"].is_sorted()
+    own = run.events.filter(run.events["node"] == 1)
+    said = " ".join(own["detail"])
+    saved = re.search(r"node 1 begins with its checkpoint of round (\d+)", said)
+    joined = re.search(r"node 1 takes part from round (\d+) on", said)
+    assert saved is not None
+    assert joined is not None
+    assert int(saved[1]) >= 9
+    assert int(saved[1]) % 3 == 0
+    assert int(joined[1]) < 150, "it came back in time"
     assert run.parameters is not None
     assert not run.parameters.isnan().any()
 
 
-def test_a_node_that_could_not_join_any_more_says_so(made: Fleet, tmp_path: Path) -> None:
-    prepare(tmp_path, nodes=3, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 10**6})
-    nodes(made, range(3), "--keys", "keys")
-    made.until(lambda: "round 2 " in made.said("node-1"))
+def test_a_node_without_a_checkpoint_begins_with_a_neighbours_model_and_round(
+    made: Fleet, tmp_path: Path
+) -> None:
+    prepare(tmp_path, **PACED, gather={"lost_peer": "skip"}, stop={"rounds": 150})
+    nodes(made, range(4), "--keys", "keys")
+    made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
-    assert made.wait("node-1") == -9
     made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
-    made.start(
-        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    assert made.wait("node-1") == -9
+    again(made, "again", 1)
+    assert [made.wait(name) for name in ("node-0", "again", "node-2", "node-3")] == [0] * 4, made.said(
+        "again"
     )
-    assert made.wait("again") == 1
-    assert "would wait for messages of rounds that are over; accepted: gather.timeout_s" in made.said("again")
-    for name in ("node-0", "node-2"):
-        made.signal(name, signal.SIGTERM)
-        assert made.wait(name) == 0
+    assert "node 1 is back" in made.said("node-0")
+    assert "node 1 begins with a neighbour's model" in made.said("again")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    rows = run.metrics.filter(run.metrics["node"] == 1)
+    rounds = rows["round"].to_list()
+    assert rounds == sorted(set(rounds))
+    assert rounds[:2] == [0, 2]
+    assert rounds[-1] == 150
+    assert rows["time_s"].is_sorted()
+    assert run.outcome == "done"
+    # It was as good as the others from its first round on, not as at the start.
+    first = rows.filter(rows["round"] > 12)["test_loss"][0]
+    assert first < rows["test_loss"][0] / 2
+    assert run.parameters is not None
+    assert not run.parameters.isnan().any()
+
+
+def test_where_all_were_killed_they_go_on_together(made: Fleet, tmp_path: Path) -> None:
+    prepare(
+        tmp_path, **PACED, gather={"lost_peer": "skip"}, checkpoint={"every_rounds": 3}, stop={"rounds": 40}
+    )
+    nodes(made, range(4), "--keys", "keys", "--resume")
+    made.until(lambda: all("round 10 " in made.said(f"node-{rank}") for rank in range(4)))
+    for rank in range(4):
+        made.signal(f"node-{rank}", signal.SIGKILL)
+    assert [made.wait(f"node-{rank}") for rank in range(4)] == [-9] * 4
+    for rank in range(4):
+        again(made, f"again-{rank}", rank, "--resume")
+    assert [made.wait(f"again-{rank}") for rank in range(4)] == [0] * 4, made.said("again-0")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rows = run.metrics.filter(run.metrics["node"] == rank)
+        assert rows["round"].to_list() == [*range(0, 42, 2)]
+        assert rows["time_s"].is_sorted()

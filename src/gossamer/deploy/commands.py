@@ -69,6 +69,12 @@ def node(
             help="Any text, the same for all nodes of this run: nodes of another run are refused.",
         ),
     ] = "",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with this node's newest unfinished record that has a checkpoint, if any."
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")] = False,
 ) -> None:
@@ -101,6 +107,7 @@ def node(
         shape=shape,
         attached=attached,
         run=run,
+        resume=resume,
         observer=observer,
     )
     if as_json:

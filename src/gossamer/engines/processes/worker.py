@@ -24,7 +24,7 @@ from gossamer import checkpoint
 from gossamer.engines.cuts import NodeCuts, made, sent_here
 from gossamer.engines.events import begins
 from gossamer.engines.muster import Moment
-from gossamer.engines.newcomer import newcomer
+from gossamer.engines.newcomer import come_back, meet_again, newcomer
 from gossamer.engines.processes.channel import AsyncChannel
 from gossamer.engines.processes.cutting import Cutting
 from gossamer.engines.processes.memory import FINAL, SNAPSHOTS, SharedModels, one_of, private_bytes
@@ -45,6 +45,7 @@ from gossamer.node import Node
 from gossamer.payload import encode, wire_bytes
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder, atomic
+from gossamer.results.rewind import drop_rounds
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
@@ -111,6 +112,7 @@ class Arrival:
         start_from: the model that it begins with.
         tick: the first instant of the grid of time at which it is recorded.
         traffic: what its counters were in its last row.
+        meet: whom it asks for the round to begin with, where nobody has told it.
     """
 
     first: int
@@ -118,6 +120,7 @@ class Arrival:
     start_from: StartFrom
     tick: int
     traffic: Mapping[str, int]
+    meet: Sequence[int] | None = None
 
 
 def main(
@@ -230,9 +233,10 @@ class _Worker:
         self._leaving = False
         self._arrival: Arrival | None = None
         self._crashes = list(place.crashes)
-        self._saves = experiment.mortal and experiment.checkpoint.on
+        self._saves = experiment.checkpoint.on and (experiment.mortal or place.oversee is not None)
         self._saves_made = 0  # checkpoints that were due so far
-        self._restart_file = folder.path / "restart" / f"node-{rank}.safetensors"
+        self._folder = folder
+        self._restart_file = folder.restart(rank)
         self._transport: Transport
         self._channel: Overseer
         self._go: asyncio.Future[None]
@@ -274,10 +278,6 @@ class _Worker:
             self._begin_cuts(self._cutting)
         try:
             await self._transport.start()
-            if experiment.checkpoint.on and self._place.oversee is not None:
-                self._channel.send(
-                    "event", "checkpoint", "none is made: nodes without a supervisor can't be resumed"
-                )
             self._channel.send("ready")
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
@@ -425,12 +425,22 @@ class _Worker:
             await self._node.live(run(self._node))
         else:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
-            await self._node.live(newcomer(run, self._node, asks))
+            meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
+            await self._node.live(newcomer(run, self._node, asks, meet))
         self._report(final=True)
         if self._cuts is not None:
             self._cuts.over()
         self._channel.send("done", self._node.round)
         raise await self._node.failure()
+
+    async def _come_back(self, others: Sequence[int]) -> None:
+        """Find the others without a supervisor; of the rounds that will be run again the record keeps nothing."""
+        await come_back(self._node, others, self._setup.experiment.failures.detection_s)
+        self._metrics.close()
+        drop_rounds(self._folder, self._node.round)
+        self._metrics = self._folder.segment("metrics", self._rank)
+        text = f"node {self._rank} takes part from round {self._node.round} on"
+        self._channel.send("event", "returned", text)
 
     def _beside_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -482,9 +492,8 @@ class _Worker:
         elif what == "found":
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
-        elif what == "begin":  # started again, it joins the others
-            self._node.rejoin(rest[0])
-            self._node.catch_up()
+        elif what == "meet-again":
+            self._node.spawn(meet_again(self._node, rest[0], self._setup.experiment.failures.detection_s))
         elif what == "leave":
             self._leaving = True
         elif what == "find":
@@ -528,6 +537,7 @@ class _Worker:
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._channel.send("event", "begins", text)
         self._transport.traffic = Traffic(**arrival.traffic)
+        self._usage.restore([self.now(), 0.0, 0.0])
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
         self._node.catch_up()
