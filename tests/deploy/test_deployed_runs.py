@@ -155,20 +155,24 @@ def again(made: Fleet, name: str, rank: int, *more: str) -> None:
     made.start(name, *command, *more)
 
 
+WAIT = {"lost_peer": "wait", "timeout_s": 60.0}
+"""The others wait where they are, however long it takes to start a node anew."""
 PACED = {
-    "topology": "complete",
     "compute": {"name": "constant", "seconds_per_step": 0.02},
     "engine": {"name": "processes", "pace": True},
 }
 
 
 @pytest.mark.parametrize(
-    "gather", [{"lost_peer": "skip"}, {"lost_peer": "wait", "timeout_s": 60.0}], ids=["skip", "wait"]
+    ("gather", "pace"),
+    [(WAIT, {}), pytest.param({"lost_peer": "skip"}, PACED, marks=pytest.mark.slow)],
+    ids=["wait", "skip"],
 )
 def test_a_killed_node_goes_on_from_its_checkpoint(
-    gather: dict[str, Any], made: Fleet, tmp_path: Path
+    gather: dict[str, Any], pace: dict[str, Any], made: Fleet, tmp_path: Path
 ) -> None:
-    prepare(tmp_path, **PACED, gather=gather, checkpoint={"every_rounds": 3}, stop={"rounds": 150})
+    saved = {"every_rounds": 3}
+    prepare(tmp_path, topology="complete", gather=gather, checkpoint=saved, stop={"rounds": 100}, **pace)
     nodes(made, range(4), "--keys", "keys", "--resume")
     made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
@@ -186,18 +190,18 @@ def test_a_killed_node_goes_on_from_its_checkpoint(
         rows = run.metrics.filter(run.metrics["node"] == rank)
         rounds = rows["round"].to_list()
         assert rounds == sorted(set(rounds)), "no row is there twice"
-        assert rounds[-1] == 150
+        assert rounds[-1] == 100
         assert rows["time_s"].is_sorted()
         assert rows["bytes_sent"].is_sorted()
     own = run.events.filter(run.events["node"] == 1)
     said = " ".join(own["detail"])
-    saved = re.search(r"node 1 begins with its checkpoint of round (\d+)", said)
+    from_round = re.search(r"node 1 begins with its checkpoint of round (\d+)", said)
     joined = re.search(r"node 1 takes part from round (\d+) on", said)
-    assert saved is not None
+    assert from_round is not None
     assert joined is not None
-    assert int(saved[1]) >= 9
-    assert int(saved[1]) % 3 == 0
-    assert int(joined[1]) < 150, "it came back in time"
+    assert int(from_round[1]) >= 9
+    assert int(from_round[1]) % 3 == 0
+    assert int(from_round[1]) <= int(joined[1]) <= (99 if gather is WAIT else 100)
     assert run.parameters is not None
     assert not run.parameters.isnan().any()
 
@@ -205,7 +209,7 @@ def test_a_killed_node_goes_on_from_its_checkpoint(
 def test_a_node_without_a_checkpoint_begins_with_a_neighbours_model_and_round(
     made: Fleet, tmp_path: Path
 ) -> None:
-    prepare(tmp_path, **PACED, gather={"lost_peer": "skip"}, stop={"rounds": 150})
+    prepare(tmp_path, topology="complete", gather=WAIT, stop={"rounds": 60})
     nodes(made, range(4), "--keys", "keys")
     made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
@@ -222,20 +226,20 @@ def test_a_node_without_a_checkpoint_begins_with_a_neighbours_model_and_round(
     rounds = rows["round"].to_list()
     assert rounds == sorted(set(rounds))
     assert rounds[:2] == [0, 2]
-    assert rounds[-1] == 150
+    assert rounds[-1] == 60
     assert rows["time_s"].is_sorted()
     assert run.outcome == "done"
-    # It was as good as the others from its first round on, not as at the start.
-    first = rows.filter(rows["round"] > 12)["test_loss"][0]
-    assert first < rows["test_loss"][0] / 2
+    # It was about as good as the others from its first round on, not as at the start.
+    first = rows.row(int(rows["time_s"].diff().arg_max()), named=True)  # type: ignore[arg-type]
+    others = run.metrics.filter(run.metrics["node"] == 0, run.metrics["round"] == first["round"])
+    assert first["test_loss"] == pytest.approx(others["test_loss"][0], rel=0.1)
     assert run.parameters is not None
     assert not run.parameters.isnan().any()
 
 
 def test_where_all_were_killed_they_go_on_together(made: Fleet, tmp_path: Path) -> None:
-    prepare(
-        tmp_path, **PACED, gather={"lost_peer": "skip"}, checkpoint={"every_rounds": 3}, stop={"rounds": 40}
-    )
+    saved = {"every_rounds": 3}
+    prepare(tmp_path, topology="complete", gather=WAIT, checkpoint=saved, stop={"rounds": 40}, **PACED)
     nodes(made, range(4), "--keys", "keys", "--resume")
     made.until(lambda: all("round 10 " in made.said(f"node-{rank}") for rank in range(4)))
     for rank in range(4):
