@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from gossamer.engines.events import EventLog
+from gossamer.engines.events import EventLog, HeardClock
 from gossamer.engines.muster import Moment
 from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.assembly import Assembly
@@ -106,7 +106,7 @@ class Supervisor:
         self._token = secrets.token_bytes(16)
         self._wiped = False  # whether messages may have been lost with a node
         self._suspects: list[tuple[float, int, int, str]] = []
-        self._time_s = 0.0
+        self._clock = HeardClock(time.monotonic)
         self._said = 0.0
         self._start: float | None = None
         self._ending = False
@@ -120,7 +120,7 @@ class Supervisor:
         try:
             self._fork()
             self._metrics = self._folder.segment("metrics", self._nodes)
-            self._events = EventLog(self._folder.segment("events"), lambda: self._time_s, self._wall)
+            self._events = EventLog(self._folder.segment("events"), self._clock.now, self._wall)
             graphs = self._folder.segment("graphs")
             self._graphs = GraphLog(self._setup.topology, graphs)
             self._views = ViewLog(self._nodes, graphs)
@@ -142,7 +142,7 @@ class Supervisor:
     # --- starting
 
     def _resume(self, cut: Cut) -> None:
-        self._time_s = max(cut.times_s.values())
+        self._clock.hear(max(cut.times_s.values()), runs=False)
         for log in (self._graphs, self._views):
             log.resume(max(cut.rounds.values()))
         for rank in set(range(self._nodes)) - cut.rounds.keys():
@@ -230,6 +230,7 @@ class Supervisor:
         for rank in self._fates.away:
             self._tell_all("lost", rank, "not there yet", None)
         self._tell_all("go", self._start)
+        self._clock.hear(self._clock.now())  # it runs from here on
         for rank in [] if self._cut is None else sorted(set(range(self._nodes)) - self._cut.rounds.keys()):
             self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
         self._assembly.begin(self.alive, self._start)
@@ -278,7 +279,7 @@ class Supervisor:
         if now - self._said > PROGRESS_S:
             self._said = now
             rounds = sum(child.round for child in self.children.values())
-            self._launcher.send("progress", rounds, self._time_s)
+            self._launcher.send("progress", rounds, self._clock.now())
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
@@ -295,7 +296,8 @@ class Supervisor:
                 child.arriving = True
                 self._fates.ready(child)
         elif what == "progress":
-            child.round, self._time_s = rest[0], max(self._time_s, rest[1])
+            child.round = rest[0]
+            self._clock.hear(rest[1])
         elif what == "time" and not self._ending:
             raise Ended("time")
         elif what == "row":
@@ -407,7 +409,7 @@ class Supervisor:
 
     def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:
         """Let a node live that was started anew, from this round on, and with each of the others from one."""
-        start = time.monotonic() - self._time_s  # the nodes' clocks stand still while they are judged
+        start = time.monotonic() - self._clock.now()  # the nodes' clocks stand still while they are judged
         arrival = [first, together, child.start_from, self._next_tick(), dict(child.traffic or {})]
         self.tell(child.rank, "go", start, arrival)
 
@@ -423,7 +425,7 @@ class Supervisor:
 
     def _next_tick(self) -> int:
         every_s = self._setup.experiment.evaluation.every_s
-        return 0 if every_s is None else int(self._time_s / every_s) + 1
+        return 0 if every_s is None else int(self._clock.now() / every_s) + 1
 
     def _look_at_suspects(self) -> None:
         """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
