@@ -69,6 +69,12 @@ def node(
             help="Any text, the same for all nodes of this run: nodes of another run are refused.",
         ),
     ] = "",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with this node's newest unfinished record that has a checkpoint, if any."
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")] = False,
 ) -> None:
@@ -101,6 +107,7 @@ def node(
         shape=shape,
         attached=attached,
         run=run,
+        resume=resume,
         observer=observer,
     )
     if as_json:
@@ -114,13 +121,21 @@ def collect(
         list[Path], typer.Argument(metavar="RUN...", help="Records of nodes, or folders that they are in.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="The run folder to make.")],
+    allow_missing: Annotated[
+        bool,
+        typer.Option("--allow-missing", help="Exit with 0 also where records are missing or files damaged."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put the records of a run's nodes together into one run, which ``gossamer report`` shows like any other."""
+    """Put the records of a run's nodes together into one run, which ``gossamer report`` shows like any other. What is there
+    is put together though records are missing or files damaged; these are named, and the exit code is 1."""
     _log_errors_only(quiet)
     from gossamer.deploy.collect import collect as put_together
 
-    _print_collected(put_together(records, out), quiet=quiet)
+    collected = put_together(records, out)
+    _print_collected(collected, quiet=quiet)
+    if not (collected.whole or allow_missing):
+        raise typer.Exit(1)
 
 
 def launch(
@@ -266,8 +281,14 @@ def _print_collected(collected: Collected, *, quiet: bool) -> None:
             typer.echo(f"node {rank} has left no record", err=True)
         for rank, how in collected.incomplete.items():
             typer.echo(f"node {rank} {how}", err=True)
-        for rank, why in collected.damaged.items():
-            typer.echo(f"model of node {rank} left out: {why}", err=True)
+        models = [f"model of node {rank} left out: {why}" for rank, why in collected.damaged.items()]
+        left_out = [
+            f"left out: {file}: {why}"
+            for file, why in collected.files.items()
+            if file.name != "models.safetensors"
+        ]
+        for line in (*models, *left_out):
+            typer.echo(line, err=True)
         typer.echo(f"{run.outcome}: {run.path}")
     if run.status == "failed":
         raise typer.Exit(1)

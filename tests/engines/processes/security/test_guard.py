@@ -118,7 +118,7 @@ def test_lines_about_many_addresses_are_bounded_too() -> None:
     for n in range(20_000):
         scene.guard.tell(f"10.{n // 65536}.{n // 256 % 256}.{n % 256}", "line")
     assert len(scene.lines) == guard.ALL_LINES
-    assert len(scene.guard._lines) <= 1024
+    assert len(scene.guard._ration._lines) <= 1024
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,7 @@ class Overseer:
 
     def send(self, what: str, *_: Any) -> None:
         if what == "ready":
-            self._hear(["begin", self._first])
-            self._hear(["go", time.monotonic()])
+            self._hear(["go", time.monotonic(), [self._first, [], "initial", 0, {}]])
         elif what in ("done", "failed"):
             self._hear(["finish", what])
 

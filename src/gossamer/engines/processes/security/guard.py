@@ -44,12 +44,8 @@ class Guard:
         self._most = STRANGERS + self._at.total()
         self.names = {host for host in given if _address(host) is None}
         """Hosts that go by a name; connections come from addresses (see :meth:`locate`)."""
-        self._report, self._clock = report, clock
+        self._report, self._ration = report, Ration(clock, "refusals")
         self._here: dict[str, OrderedDict[Stranger, None]] = {}  # by address, the first that came first
-        self._lines: OrderedDict[str, tuple[float, int]] = (
-            OrderedDict()
-        )  # minute's start, and lines asked for
-        self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
 
     def locate(self, name: str, addresses: Iterable[str]) -> None:
         """A host that goes by a name has these addresses: its nodes have their places at each of them."""
@@ -82,7 +78,28 @@ class Guard:
 
     def tell(self, host: str, line: str) -> None:
         """Report a line about an address or a rank, unless there were too many; these are counted with the next one."""
-        now, who = self._clock(), place_of(host)
+        more = self._ration.take(place_of(host))
+        if more is not None:
+            self._report(line + more)
+
+
+class Ration:
+    """How many lines may be written: some a minute about each, and some about all.
+
+    Args:
+        clock: seconds.
+        what: what those are that are left out, in words.
+    """
+
+    def __init__(self, clock: Callable[[], float], what: str) -> None:
+        self._clock, self._what = clock, what
+        # By whom they are about: the minute's start, and lines asked for.
+        self._lines: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
+
+    def take(self, who: str) -> str | None:
+        """What to write behind a line about somebody: how many were left out before it; None leaves it out, too."""
+        now = self._clock()
         if now - self._minute >= MINUTE_S:
             self._minute, self._written = now, 0
         since, count = self._lines.pop(who, (now, 0))
@@ -93,11 +110,11 @@ class Guard:
             self._lines.popitem(last=False)
         if count >= LINES or self._written >= ALL_LINES:
             self._left_out += 1
-            return
+            return None
         self._written += 1
-        more = f" (and {self._left_out} refusals that are not shown)" if self._left_out else ""
+        more = f" (and {self._left_out} {self._what} that are not shown)" if self._left_out else ""
         self._left_out = 0
-        self._report(line + more)
+        return more
 
 
 def place_of(host: str) -> str:

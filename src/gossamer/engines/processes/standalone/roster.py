@@ -205,10 +205,6 @@ class Roster:
         """The ranks of which nothing is known, ascending."""
         return [rank for rank in range(self._nodes) if rank not in self._entries]
 
-    def latest_round(self) -> int:
-        """Rounds completed by whoever is furthest."""
-        return max(entry.round for entry in self._entries.values())
-
     def over(self) -> bool:
         """Whether no node has anything to do any more."""
         return len(self._entries) == self._nodes and not self.of_state(State.RUNNING)

@@ -4,8 +4,9 @@ Every node stays connected with the next rank that lives, going round, besides w
 one another however its topology changes, and every node is watched by one at least. On these connections
 heartbeats carry reports (:mod:`gossamer.engines.processes.standalone.roster`), at once where something changed.
 
-A node goes when it has heard of all and is connected with its neighbours of the first round; one that is started again
-joins in the round after the others'. It ends when all are done,
+A node goes when it has heard of all and is connected with its neighbours of the first round. One that is started again goes
+on from its checkpoint, or begins with a neighbour's model, in the round that most of the others are in
+(:mod:`gossamer.engines.newcomer`). It ends when all are done,
 have left or are lost; when its clock, or another's that it hears of, has reached the end of the run's time; or when
 it is asked to stop. Before it closes its connections it waits until those it is connected with have heard so.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from gossamer.engines.processes.security.guard import Ration
 from gossamer.engines.processes.standalone.roster import Report, Roster, State
 from gossamer.engines.processes.transport.transport import Transport
 from gossamer.engines.recording import GraphLog, Observer
@@ -38,6 +41,19 @@ _WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
 Hear = Callable[[list[Any]], None]
 
 
+@dataclass(frozen=True)
+class Past:
+    """What the record says of a node that goes on from its checkpoint.
+
+    Args:
+        start_unix_s: when the node first went, by its machine's clock, seconds since 1970.
+        traffic: what its counters were in its last row.
+    """
+
+    start_unix_s: float
+    traffic: Mapping[str, int]
+
+
 class Standalone:
     """The overseer (see :class:`~gossamer.engines.processes.worker.place.Place`) of a process that has no supervisor.
 
@@ -48,6 +64,7 @@ class Standalone:
         folder: where its events are recorded.
         observer: told of its rows and of what happens.
         began: called when the node goes.
+        past: what there was before, where it goes on from its checkpoint.
         transport: what its :class:`~gossamer.engines.processes.transport.transport.Transport` is to know besides, by name.
 
     Attributes:
@@ -65,6 +82,7 @@ class Standalone:
         observer: Observer,
         *,
         began: Callable[[], None],
+        past: Past | None = None,
         **transport: Any,
     ) -> None:
         experiment = setup.experiment
@@ -72,8 +90,8 @@ class Standalone:
         self._rank, self._setup, self._roster, self._observer = rank, setup, roster, observer
         self._start_timeout_s = experiment.engine.start_timeout_s
         self._loss_fails = experiment.gather.lost_peer == "fail"
-        self._waits = experiment.algorithm.gathers and experiment.gather.timeout_s is None
-        self._began, self._options = began, transport
+        self._waits = experiment.algorithm.gathers
+        self._began, self._past, self._options = began, past, transport
         self._events = folder.segment("events", rank)
         graphs = folder.segment("graphs", rank)
         self._graphs = GraphLog(setup.topology, graphs)
@@ -81,7 +99,9 @@ class Standalone:
         self._start: float | None = None
         self._first: set[int] = set()  # neighbours in the first round
         self._reports: dict[int, Report] = {}  # the last one of each that this node is connected with
-        self._away: set[int] = set()  # whom the node takes for lost
+        self._away: dict[int, int] = {}  # whom the node takes for lost, and in which of its lives
+        self._ration = Ration(time.monotonic, "losses and returns")
+        self._unnoted: dict[int, tuple[str, str]] = {}  # by rank, what was left out last
         self._unreached: set[int] = set()  # those of them that it tried to reach itself
         self._reasons: dict[int, str] = {}  # why a peer is not up yet
         self._changed = asyncio.Event()
@@ -117,6 +137,10 @@ class Standalone:
 
     def close(self) -> None:
         """Close what it writes."""
+        for rank, (kind, text) in sorted(
+            self._unnoted.items()
+        ):  # the record is to say who is there at the end
+            self._event(rank, kind, text)
         for segment in self._segments:
             segment.close()
 
@@ -192,23 +216,24 @@ class Standalone:
                     await self._changed.wait()
             except TimeoutError:
                 continue
-        if self._roster.again and self._waits:
-            self._fail(
-                f"node {self._rank} was there before, and would wait for messages of rounds that are over; accepted:"
-                " gather.timeout_s in seconds, for nodes that are started again"
-            )
-            return
-        self._start = time.monotonic()
+        before_s = 0.0 if self._past is None else max(time.time() - self._past.start_unix_s, 0.0)
+        self._start = time.monotonic() - before_s
         self._began()
-        self._hear(["begin", self._first_round()])
-        self._hear(["go", self._start])
+        comes_later = self._past is not None or self._roster.again
+        self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
 
-    def _first_round(self) -> int:
-        """The round to begin with: started again, one that no other has begun, so that nobody waits for an older one."""
-        if not self._roster.again:
-            return 0
-        last = self._setup.experiment.stop.rounds
-        return min(self._roster.latest_round() + 1, last or self._roster.latest_round() + 1)
+    def _arrival(self, now_s: float) -> list[Any]:
+        """How it takes part that was there before; see :class:`~gossamer.engines.processes.worker.worker.Arrival`."""
+        every_s = self._setup.experiment.evaluation.every_s
+        tick = 0 if every_s is None else int(now_s / every_s) + 1
+        if self._past is None:
+            return [0, [], "neighbor", tick, {}, self._others()]
+        return [0, [], "checkpoint", tick, dict(self._past.traffic), self._others() if self._waits else []]
+
+    def _others(self) -> list[int]:
+        """Those who are there and may wait for this node, or it for them."""
+        there = self._roster.of_state(State.RUNNING, State.DONE)
+        return [rank for rank in there if rank != self._rank]
 
     def _not_up(self) -> list[int]:
         """The ranks that this node waits for before it starts."""
@@ -280,17 +305,24 @@ class Standalone:
     def _take_for_lost(self, rank: int, kind: str, text: str) -> None:
         if rank in self._away or self._roster.end is not None:
             return
-        self._away.add(rank)
-        self._event(rank, kind, text)
+        self._away[rank] = self._life(rank)
+        self._note(rank, kind, text)
         if self._loss_fails and self._start is not None:
             self._fail(text)
             return
         self._hear(["lost", rank, None])
 
     def _take_for_found(self, rank: int) -> None:
-        self._away.discard(rank)
-        self._event(rank, "found", f"node {rank} is back")
+        before = self._away.pop(rank)
+        self._note(rank, "found", f"node {rank} is back")
         self._hear(["found", rank])
+        if self._waits and self._start is not None and self._life(rank) == before:
+            self._hear(["meet-again", rank])  # (one that was started anew does so itself)
+
+    def _life(self, rank: int) -> int:
+        """The newest incarnation of a peer that was heard of."""
+        entry = self._roster[rank]
+        return max(0 if entry is None else entry.incarnation, self._transport.incarnation_of(rank) or 0)
 
     # --- watching, and ending
 
@@ -343,6 +375,15 @@ class Standalone:
             self._roster.say(state=State.LOST)
             self._report()
             self._hear(["finish", "failed", None])
+
+    def _note(self, rank: int, kind: str, text: str) -> None:
+        """A peer has gone, or is back; one that does so all the time must not fill the record."""
+        more = self._ration.take(f"rank {rank}")
+        if more is None:
+            self._unnoted[rank] = kind, text
+        else:
+            self._unnoted.pop(rank, None)
+            self._event(rank, kind, text + more)
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         time_s, wall_s = 0.0, 0.0

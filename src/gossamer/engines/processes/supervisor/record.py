@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gossamer.engines.events import EventLog
+from gossamer.engines.events import EventLog, HeardClock
 from gossamer.engines.muster import Moment
 from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.system.memory import SharedModels
@@ -39,7 +39,7 @@ class Record:
 
     Attributes:
         events: what happens.
-        time_s: by the nodes' clocks, as far as is known.
+        clock: the nodes'.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Record:
         self._rows = NetworkRows(setup, evaluator)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         nodes = setup.experiment.nodes
+        self.clock = HeardClock(time.monotonic)
         self._metrics = folder.segment("metrics", nodes)
-        self.events = EventLog(folder.segment("events"), lambda: self.time_s, self._wall)
+        self.events = EventLog(folder.segment("events"), self.clock.now, self._wall)
         graphs = folder.segment("graphs")
         self._graphs = GraphLog(setup.topology, graphs)
         self._views = ViewLog(nodes, graphs)
         self._skips = 0
         self._start: float | None = None
         self._wall_before_s = 0.0
-        self.time_s = 0.0
 
     def resume(self, cut: Cut) -> None:
         """Go on from a checkpoint, when those who are not in it are gone already."""
-        self.time_s = max(cut.times_s.values())
+        self.clock.hear(max(cut.times_s.values()), runs=False)
         self._wall_before_s = cut.wall_s
         for log in (self._graphs, self._views):
             log.resume(max(cut.rounds.values()))
@@ -78,6 +78,7 @@ class Record:
     def begin(self, start: float) -> None:
         """The nodes go at this instant of the monotonic clock."""
         self._start = start
+        self.clock.hear(self.clock.now())  # it runs from here on
 
     def _wall(self) -> float:
         now_s = 0.0 if self._start is None else time.monotonic() - self._start
@@ -125,7 +126,7 @@ class Record:
     def next_tick(self) -> int:
         """The next instant of the grid of time."""
         every_s = self._setup.experiment.evaluation.every_s
-        return 0 if every_s is None else int(self.time_s / every_s) + 1
+        return 0 if every_s is None else int(self.clock.now() / every_s) + 1
 
     def _skip(self, moment: Moment) -> None:
         if not self._skips:

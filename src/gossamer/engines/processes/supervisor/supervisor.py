@@ -132,10 +132,10 @@ class Supervisor:
                 )
             self._poll(0.5)
         self._start = time.monotonic()
-        self._record.begin(self._start)
         for rank in self._fates.away:
             self._tell_all("lost", rank, "not there yet", None)
         self._tell_all("go", self._start)
+        self._record.begin(self._start)
         for rank in sorted(self._lost_before()):
             self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
         self._assembly.begin(self.alive, self._start)
@@ -184,7 +184,7 @@ class Supervisor:
         if now - self._said > PROGRESS_S:
             self._said = now
             rounds = sum(child.round for child in self.children.values())
-            self._launcher.send("progress", rounds, self._record.time_s)
+            self._launcher.send("progress", rounds, self._record.clock.now())
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
@@ -201,7 +201,8 @@ class Supervisor:
                 child.arriving = True
                 self._fates.ready(child)
         elif what == "progress":
-            child.round, self._record.time_s = rest[0], max(self._record.time_s, rest[1])
+            child.round = rest[0]
+            self._record.clock.hear(rest[1])
         elif what == "time" and not self._ending:
             raise Ended("time")
         elif what == "row":
@@ -307,7 +308,9 @@ class Supervisor:
 
     def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:
         """Let a node live that was started anew, from this round on, and with each of the others from one."""
-        start = time.monotonic() - self._record.time_s  # the nodes' clocks stand still while they are judged
+        start = (
+            time.monotonic() - self._record.clock.now()
+        )  # the nodes' clocks stand still while they are judged
         arrival = [first, together, child.start_from, self._record.next_tick(), dict(child.traffic or {})]
         self.tell(child.rank, "go", start, arrival)
 

@@ -16,6 +16,7 @@ from gossamer.engines.recording import Usage, node_row
 from gossamer.engines.setup import Setup
 from gossamer.node import Node
 from gossamer.results.folder import RunFolder
+from gossamer.results.rewind import drop_rounds
 
 FLUSH_S = 5.0
 """Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
@@ -51,6 +52,7 @@ class Recording:
         tell: Callable[..., None],
     ) -> None:
         self._node, self._setup, self._models = node, setup, models
+        self._folder = folder
         self._metrics = folder.segment("metrics", node.rank)
         self._clock, self._computing, self._usage = clock, computing, usage
         self._transport, self._shaper, self._tell = transport, shaper, tell
@@ -100,6 +102,12 @@ class Recording:
         """The run ends: nobody waits any more for snapshots to be taken up."""
         self._ending = True
         self._freed.set()
+
+    def drop_rounds(self, last: int) -> None:
+        """The rounds after so many will be run again: nothing of them stays on record."""
+        self._metrics.close()
+        drop_rounds(self._folder, last)
+        self._metrics = self._folder.segment("metrics", self._node.rank)
 
     def close(self) -> None:
         """Close what it writes."""

@@ -31,7 +31,7 @@ class RestartFile:
         now: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
-        self._path = folder.path / "restart" / f"node-{node.rank}.safetensors"
+        self._path = folder.restart(node.rank)
         self._node, self._asked, self._now, self._say = node, asked, now, say
         self._made = 0  # so many were due by now
 

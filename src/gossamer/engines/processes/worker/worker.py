@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.engines.events import begins
-from gossamer.engines.newcomer import newcomer
+from gossamer.engines.newcomer import come_back, meet_again, newcomer
 from gossamer.engines.processes.system.channel import AsyncChannel
 from gossamer.engines.processes.system.memory import FINAL, SharedModels, private_bytes
 from gossamer.engines.processes.transport.shaper import Shaper
@@ -59,6 +59,7 @@ class Arrival:
         start_from: the model that it begins with.
         tick: the first instant of the grid of time at which it is recorded.
         traffic: what its counters were in its last row.
+        meet: whom it asks for the round to begin with, where nobody has told it.
     """
 
     first: int
@@ -66,6 +67,7 @@ class Arrival:
     start_from: StartFrom
     tick: int
     traffic: Mapping[str, int]
+    meet: Sequence[int] | None = None
 
 
 def main(
@@ -114,7 +116,7 @@ class Worker:
                 self._computing.restore(self._saved.engine["computing_s"])
         self._arrival: Arrival | None = None
         self._crashes = list(place.crashes)
-        self._saves = experiment.mortal and experiment.checkpoint.on
+        self._saves = experiment.checkpoint.on and (experiment.mortal or place.oversee is not None)
         self._restart = RestartFile(
             folder,
             self._node,
@@ -181,8 +183,6 @@ class Worker:
             cutting.begin(self._transport)
         try:
             await self._transport.start()
-            if experiment.checkpoint.on and self._place.oversee is not None:
-                self._tell("event", "checkpoint", "none is made: nodes without a supervisor can't be resumed")
             self._tell("ready")
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
@@ -293,12 +293,20 @@ class Worker:
             await self._node.live(run(self._node))
         else:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
-            await self._node.live(newcomer(run, self._node, asks))
+            meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
+            await self._node.live(newcomer(run, self._node, asks, meet))
         self._report(final=True)
         if self._cutting is not None:
             self._cutting.over()
         self._tell("done", self._node.round)
         raise await self._node.failure()
+
+    async def _come_back(self, others: Sequence[int]) -> None:
+        """Find the others without a supervisor; of the rounds that will be run again the record keeps nothing."""
+        await come_back(self._node, others, self._setup.experiment.failures.detection_s)
+        self._recording.drop_rounds(self._node.round)
+        text = f"node {self._rank} takes part from round {self._node.round} on"
+        self._tell("event", "returned", text)
 
     def _beside_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -346,9 +354,8 @@ class Worker:
         elif what == "found":
             self._host.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
-        elif what == "begin":  # started again, it joins the others
-            self._node.rejoin(rest[0])
-            self._node.catch_up()
+        elif what == "meet-again":
+            self._node.spawn(meet_again(self._node, rest[0], self._setup.experiment.failures.detection_s))
         elif what == "leave":
             self._host.leaving = True
         elif what == "find":
@@ -383,6 +390,7 @@ class Worker:
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._tell("event", "begins", text)
         self._transport.traffic = Traffic(**arrival.traffic)
+        self._usage.restore([self._clock.now(), 0.0, 0.0])
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
         self._node.catch_up()
