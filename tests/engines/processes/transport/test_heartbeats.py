@@ -10,13 +10,7 @@ import torch
 from transport_scene import LIMIT, TOKEN, dial, network, on_loop, proxied
 
 from gossamer.engines.processes.transport.decoder import Decoder
-from gossamer.engines.processes.transport.wire import (
-    STATUS_BYTES,
-    Beat,
-    beat,
-    hello,
-    leave,
-)
+from gossamer.engines.processes.transport.wire import STATUS_BYTES, Beat, beat, hello, leave
 from gossamer.payload import FrameError, wire_bytes
 
 BEATS = {"heartbeat_s": 0.04, "detection_s": 0.2}

@@ -13,15 +13,7 @@ from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message
 from gossamer.engines.processes.transport import incoming as module
 from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.transport import Transport, listen
-from gossamer.engines.processes.transport.wire import (
-    ABORT,
-    BEGIN,
-    Aborted,
-    Arrived,
-    Hello,
-    credit,
-    hello,
-)
+from gossamer.engines.processes.transport.wire import ABORT, BEGIN, Aborted, Arrived, Hello, credit, hello
 from gossamer.messages import WINDOW, Model, Part, Sending
 from gossamer.payload import CHUNK_BYTES, DTYPES, encode, raw, wire_bytes
 

@@ -223,7 +223,7 @@ class Standalone:
         self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
 
     def _arrival(self, now_s: float) -> list[Any]:
-        """How it takes part that was there before; see :class:`~gossamer.engines.processes.worker.worker.Arrival`."""
+        """How it takes part that was there before; see :class:`~gossamer.engines.processes.worker.place.Arrival`."""
         every_s = self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if self._past is None:

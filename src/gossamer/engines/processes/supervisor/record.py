@@ -10,14 +10,7 @@ from gossamer.engines.events import EventLog, HeardClock
 from gossamer.engines.muster import Moment
 from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.system.memory import SharedModels
-from gossamer.engines.recording import (
-    GraphLog,
-    NetworkRows,
-    TargetWatch,
-    ViewLog,
-    reporters,
-    resume_rows,
-)
+from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, ViewLog, reporters, resume_rows
 from gossamer.engines.setup import Setup
 from gossamer.learning.evaluate import Evaluator
 from gossamer.results.checkpoints import Cut

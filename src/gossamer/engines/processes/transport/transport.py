@@ -19,6 +19,10 @@ silent, for ``detection_s``; it is looked for from then on, and found when it an
 Between hosts, connections are TLS (:mod:`gossamer.engines.processes.security.trust`), and who is not in the peers file gets
 no further than its handshake. With a :class:`~gossamer.engines.processes.transport.shaper.Shaper`, chunks leave and are
 acknowledged as a network of an experiment lets them.
+
+Of its parts each knows those before it: the endpoint (who this node is, and what its connections share), the contacts (what
+it knows of each peer), marks and outbox (what it has to say to them), the two ends of a connection, and peering, which dials
+peers, loses and finds them, and is what connections report to.
 """
 
 from __future__ import annotations

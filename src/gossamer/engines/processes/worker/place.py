@@ -1,13 +1,15 @@
-"""Where a node's process finds what it shares with the others, and whom it tells how it is doing."""
+"""How a node's process comes into a run: what it shares with the others, whom it tells how it is doing, and with what it
+begins if it comes later."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gossamer.engines.processes.transport.transport import Transport
+from gossamer.faults import StartFrom
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
@@ -52,3 +54,24 @@ class Place:
     oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
     connect: Callable[..., Transport] = Transport
     progress_s: float = PROGRESS_S
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """How a node takes part that comes, or comes back, while the others live.
+
+    Args:
+        first: the round that it begins with.
+        together: rank and round: from when on it and another node wait for each other.
+        start_from: the model that it begins with.
+        tick: the first instant of the grid of time at which it is recorded.
+        traffic: what its counters were in its last row.
+        meet: whom it asks for the round to begin with, where nobody has told it.
+    """
+
+    first: int
+    together: Sequence[Sequence[int]]
+    start_from: StartFrom
+    tick: int
+    traffic: Mapping[str, int]
+    meet: Sequence[int] | None = None

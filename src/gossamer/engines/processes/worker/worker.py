@@ -8,8 +8,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import count
 from typing import Any
@@ -27,7 +27,7 @@ from gossamer.engines.processes.worker.clock import Clock
 from gossamer.engines.processes.worker.computing import Computing
 from gossamer.engines.processes.worker.cutting import Cutting
 from gossamer.engines.processes.worker.host import NodeHost
-from gossamer.engines.processes.worker.place import Overseer, Place
+from gossamer.engines.processes.worker.place import Arrival, Overseer, Place
 from gossamer.engines.processes.worker.recording import Recording
 from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.restart import RestartFile
@@ -35,7 +35,6 @@ from gossamer.engines.recording import Usage, is_due
 from gossamer.engines.setup import Setup
 from gossamer.engines.timeline import timeline_log
 from gossamer.errors import cause
-from gossamer.faults import StartFrom
 from gossamer.messages import Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
@@ -47,27 +46,6 @@ NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may say so in a second."""
 LAST_CUT_S = 20.0
 """Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """How a node takes part that comes, or comes back, while the others live.
-
-    Args:
-        first: the round that it begins with.
-        together: rank and round: from when on it and another node wait for each other.
-        start_from: the model that it begins with.
-        tick: the first instant of the grid of time at which it is recorded.
-        traffic: what its counters were in its last row.
-        meet: whom it asks for the round to begin with, where nobody has told it.
-    """
-
-    first: int
-    together: Sequence[Sequence[int]]
-    start_from: StartFrom
-    tick: int
-    traffic: Mapping[str, int]
-    meet: Sequence[int] | None = None
 
 
 def main(
