@@ -15,104 +15,60 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
 
 from gossamer.checkpoint import Checkpoint
-from gossamer.engines.cuts import NodeCuts, made, sent_here
+from gossamer.engines.cuts import NodeCuts
 from gossamer.engines.processes.transport.transport import Transport
-from gossamer.experiment import Experiment
-from gossamer.messages import Message, Traffic
-from gossamer.node import Node
-from gossamer.payload import wire_bytes
-from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
-from gossamer.results.folder import RunFolder
+from gossamer.experiment import Checkpoints
+from gossamer.results.checkpoints import CheckpointFolder
 
 
 class Cutting:
     """One node's cuts.
 
     Args:
-        node: who is cut.
-        experiment: what is run.
-        folder: the run's.
-        now: the node's clock in seconds.
-        state: gives what its engine saves of it.
+        asked: when nodes are cut.
+        cuts: what comes in, and the node at its cuts.
+        folder: where its files are written.
         tell: sends a message to the supervisor.
-        cut: the checkpoint from which the run goes on; None is its start.
-        saved: the node's part of that.
+        made: how many cuts need not be made any more.
+        first: the number of the next checkpoint in the folder.
     """
 
     def __init__(
         self,
-        node: Node,
-        experiment: Experiment,
-        folder: RunFolder,
-        now: Callable[[], float],
-        state: Callable[[], dict[str, Any]],
+        asked: Checkpoints,
+        cuts: NodeCuts,
+        folder: CheckpointFolder,
         tell: Callable[..., None],
-        cut: Cut | None,
-        saved: Checkpoint | None,
+        made: int,
+        first: int,
     ) -> None:
-        self._node, self._asked, self._state, self._tell = node, experiment.checkpoint, state, tell
-        self._saved = saved
-        self._cuts = NodeCuts(node.deliver, now, experiment.algorithm.gathers, self._ignore)
-        self._folder = CheckpointFolder(folder.checkpoints, experiment)
-        self._made = 0 if cut is None else made(self._asked, cut)
-        self._offset = highest(folder.checkpoints) - self._made
+        self._asked, self._cuts, self._folder, self._tell = asked, cuts, folder, tell
+        self._made = made
+        self._offset = first - made - 1
         self._transport: Transport
         self._numbers: set[int] = set()  # of this node's cuts
-        self._sent: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by each peer, until its cut
-        self._sent_before: dict[int, int] = {}  # by each peer, when the run was resumed
+        self._sent: defaultdict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # what each peer had sent until its cut
         self._expected: dict[int, set[int]] = {}
         self._lost: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._kept: dict[int, asyncio.Future[None]] = {}
-        if saved is not None:
-            node.restore(saved)
-            self._cuts.restore(saved)
-            self._sent_before = sent_here(saved)
+        self._offsets: dict[int, int] = {}
 
-    def begin(self, transport: Transport) -> None:
-        """The node is at its start, or where it was saved; it tells its peers by way of a transport, whose counters go on
-        from there."""
-        self._transport = transport
-        if self._saved is None:
-            self.round_ended()
-            return
-        transport.traffic = Traffic(**self._saved.engine["traffic"])
-        self._round_ended(self._saved)
-        for arrival in self._saved.arriving:  # whatever was on its way has had the time since
-            self._count(arrival.message, 1)
-            self._cuts.deliver(arrival.message)
+    def use(self, transport: Transport, offsets: dict[int, int]) -> None:
+        """Tell peers by way of a transport; its message numbers begin anew where each source's had been so high."""
+        self._transport, self._offsets = transport, offsets
 
-    def deliver(self, message: Message) -> None:
-        """A message has come in: its number goes on where those of its sender were when the run was resumed."""
-        before = self._sent_before.get(message.source, 0)
-        self._cuts.deliver(replace(message, number=message.number + before) if before else message)
-
-    def _ignore(self, message: Message) -> None:
-        """A message is one that the node had before the run was resumed: it does not count again."""
-        self._count(message, -1)
-
-    def _count(self, message: Message, times: int) -> None:
-        self._transport.traffic.messages_received += times
-        self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
-
-    def round_ended(self) -> None:
+    def round_ended(self, saved: Checkpoint) -> None:
         """The node is at the end of a round (or at its start), and is cut if that is due."""
-        self._round_ended(self._node.checkpoint(**self._state()))
-
-    def _round_ended(self, saved: Checkpoint) -> None:
         self._cuts.round_ended(saved)
         self._transport.rounds += 1
-        for due in range(self._made + 1, self._asked.due(saved.round, saved.time_s) + 1):
-            self._made = due
-            self.cut(due + self._offset)
-
-    def over(self) -> None:
-        """The node's rounds are over."""
-        self._cuts.over()
+        for made in range(self._made + 1, self._asked.due(saved.round, saved.time_s) + 1):
+            self._made = made
+            self.cut(made + self._offset)
 
     def cut(self, number: int) -> None:
         """Make a cut where the last round ended."""
@@ -127,7 +83,7 @@ class Cutting:
 
     def marked(self, rank: int, number: int, message: int) -> None:
         """All that a peer had sent before its cut has arrived."""
-        self._sent[number][rank] = message + self._sent_before.get(rank, 0)
+        self._sent[number][rank] = message + self._offsets.get(rank, 0)
         self._look(number)
 
     def expect(self, number: int, ranks: list[int]) -> None:

@@ -23,6 +23,7 @@ from gossamer.engines.processes.system.channel import AsyncChannel
 from gossamer.engines.processes.system.memory import FINAL, SharedModels, private_bytes
 from gossamer.engines.processes.transport.shaper import Shaper
 from gossamer.engines.processes.transport.transport import Transport
+from gossamer.engines.processes.worker.checkpoints import NodeCheckpoints
 from gossamer.engines.processes.worker.clock import Clock
 from gossamer.engines.processes.worker.computing import Computing
 from gossamer.engines.processes.worker.cutting import Cutting
@@ -82,13 +83,15 @@ class Worker:
         self._node = Node(setup.node(rank, stage.initial(rank)), self._host)
         self._usage = Usage()
         self._said = 0.0
+        self._checkpoints: NodeCheckpoints | None = None
         self._cutting: Cutting | None = None
         self._last_cut: int | None = None
         # Who oversees itself has nobody who puts checkpoints together.
         if place.oversee is None and not experiment.mortal and (experiment.checkpoint.on or cut is not None):
-            self._cutting = Cutting(
+            self._checkpoints = NodeCheckpoints(
                 self._node, experiment, folder, self._clock.now, self._state, self._tell, cut, self._saved
             )
+            self._cutting = self._checkpoints.cutting
             if self._saved is not None:
                 self._usage.restore(self._saved.engine["usage"])
                 self._computing.restore(self._saved.engine["computing_s"])
@@ -123,7 +126,7 @@ class Worker:
         else:
             assert self._place.channel is not None
             self._overseer = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
-        experiment, cutting = self._setup.experiment, self._cutting
+        experiment, cutting, checkpoints = self._setup.experiment, self._cutting, self._checkpoints
         self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
         self._host.transport = self._transport = self._place.connect(
             self._rank,
@@ -131,7 +134,7 @@ class Worker:
             self._place.addresses,
             self._place.token,
             limit=self._setup.message_limit,
-            deliver=self._node.deliver if cutting is None else cutting.deliver,
+            deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
             lost=lambda rank, why: self._tell("unreachable", rank, why),
             event=lambda kind, text: self._tell("event", kind, text),
             now=self._clock.now,
@@ -157,8 +160,8 @@ class Worker:
             self._shaper,
             self._tell,
         )
-        if cutting is not None:
-            cutting.begin(self._transport)
+        if checkpoints is not None:
+            checkpoints.begin(self._transport)
         try:
             await self._transport.start()
             self._tell("ready")
@@ -215,8 +218,8 @@ class Worker:
             await self._recording.record(self._node.round)
         else:
             await asyncio.sleep(0)  # a round that waits for nothing still lets the others speak
-        if self._cutting is not None:
-            self._cutting.round_ended()
+        if self._checkpoints is not None:
+            self._checkpoints.round_ended()
         if self._saves:
             self._restart.save_if_due()
         if self._crashes:
@@ -274,8 +277,8 @@ class Worker:
             meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
             await self._node.live(newcomer(run, self._node, asks, meet))
         self._report(final=True)
-        if self._cutting is not None:
-            self._cutting.over()
+        if self._checkpoints is not None:
+            self._checkpoints.over()
         self._tell("done", self._node.round)
         raise await self._node.failure()
 
