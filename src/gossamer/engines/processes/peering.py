@@ -169,6 +169,9 @@ class Peering:
         contact.outgoing, contact.down, contact.silent = link, False, 0
         contact.reached()
         self._owner._resume(contact)
+        if contact.broken:
+            contact.broken = False
+            self._owner._relink(contact)
 
     def gone(self, contact: Contact, why: str) -> None:
         """A connection that a peer had dialled is gone; it will dial again if it can."""
@@ -178,7 +181,7 @@ class Peering:
 
     def broke(self, contact: Contact, why: str) -> None:
         """A connection to a peer is gone."""
-        contact.outgoing, contact.why = None, why
+        contact.outgoing, contact.why, contact.broken = None, why, True
         if contact.lost is None:
             self._park(contact)
             self._expect(contact)

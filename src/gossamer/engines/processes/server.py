@@ -113,7 +113,7 @@ class Supervisor:
         self._heard = 0.0
         self._skips = 0
         self._cut = cut
-        self._assembly = Assembly(setup.experiment, folder, cut, self.tell, self._say)
+        self._assembly = Assembly(setup.experiment, folder, cut, self.tell, self._say_of_checkpoint)
 
     def run(self) -> Ended:
         """From the first fork to the last exit."""
@@ -314,6 +314,8 @@ class Supervisor:
             self._assembly.marked(child.rank, *rest)
         elif what == "saved":
             self._assembly.saved(child.rank, *rest)
+        elif what == "broken":
+            self._assembly.broken(child.rank, *rest)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
             if child.leaving and not self._ending:
@@ -401,7 +403,10 @@ class Supervisor:
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
         self._wiped = True
-        self._assembly.lost(rank)
+        if rank in self.alive and not self.children[rank].leaving:
+            self._assembly.away(rank)
+        else:
+            self._assembly.lost(rank)
         self._target.without(rank, keep=keep)
         self._views.without(rank, keep=keep)
         for moment, row in self._rows.without(rank, keep=keep).items():
@@ -415,6 +420,7 @@ class Supervisor:
 
     def again(self, rank: int, first: int) -> None:
         """A node that takes part from a round on is recorded again."""
+        self._assembly.back(rank)
         self._target.back(rank, first + 1, self._next_tick())
         self._rows.back(rank, first + 1, self._next_tick())
         self._views.back(rank, first + 1, self._next_tick())
@@ -537,8 +543,8 @@ class Supervisor:
         for rank in sorted(self.alive):
             self.tell(rank, *message)
 
-    def _say(self, text: str) -> None:
-        self._launcher.send("say", text)
+    def _say_of_checkpoint(self, text: str) -> None:
+        self.say(None, "checkpoint", text)
 
     def _kill(self) -> None:
         for rank in self.alive:

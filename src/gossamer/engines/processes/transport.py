@@ -99,6 +99,7 @@ class Transport:
             peer had sent before the cut, are delivered.
         told: called with the number of a cut and some ranks when all that was sent before it has left, and these peers,
             to whom anything was sent, were told of it.
+        relinked: called with a rank when a connection to it broke and was made again: what it was told of cuts may be lost.
 
     Raises:
         ValueError: for a token of another length, or a rank without address.
@@ -130,6 +131,7 @@ class Transport:
         heard: Callable[[int, bytes], None] | None = None,
         marked: Callable[[int, int, int], None] | None = None,
         told: Callable[[int, list[int]], None] | None = None,
+        relinked: Callable[[int], None] | None = None,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
@@ -153,7 +155,7 @@ class Transport:
         self._failed, self._watch = failed, watch
         self._shaper, self._security = shaper, security
         self._heartbeat_s = heartbeat_s
-        self._marked, self._told = marked, told
+        self._marked, self._told, self._relinked = marked, told, relinked
         self._telling: dict[
             int, list[int]
         ] = {}  # cuts of which some peer isn't told yet, with all whom they concern
@@ -529,6 +531,10 @@ class Transport:
                 del self._telling[number]
                 if self._told is not None:
                     self._told(number, sorted(left))
+
+    def _relink(self, contact: Contact) -> None:
+        if self._relinked is not None:
+            self._relinked(contact.rank)
 
     def _pass_marks(self, contact: Contact) -> None:
         """A peer's cuts before which all that it sent is delivered."""

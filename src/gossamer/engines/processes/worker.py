@@ -272,6 +272,7 @@ class _Worker:
             found=lambda rank: self._channel.send("reachable", rank),
             marked=None if self._cutting is None else self._cutting.marked,
             told=None if self._cutting is None else self._cutting.told,
+            relinked=None if self._cutting is None else self._cutting.relinked,
             incarnation=self._place.life,
         )
         if self._cutting is not None:
@@ -489,6 +490,8 @@ class _Worker:
             self._cutting.expect(rest[0], rest[1])
         elif what == "kept" and self._cutting is not None:
             self._cutting.kept(rest[0])
+        elif what == "drop" and self._cutting is not None:
+            self._cutting.drop(rest[0])
         elif what == "found":
             self.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
