@@ -376,11 +376,27 @@ async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyP
     async with network(2) as ((a, b), _):
         async with await dial(a, hello(1, TOKEN)[:5]) as end:
             await end.until_closed()
-        async with await dial(a, b""):
-            pass
-        await a.until(lambda: len(a.events) == 2)
+        await a.until(lambda: len(a.events) == 1)
         assert "did not say who it is within 0.02 s" in a.events[0][1]
-        assert "went away" in a.events[1][1]
+        await b.send(0, 1, "t")
+        await a.receive(1)
+
+
+@pytest.mark.parametrize("said", [b"", hello(1, TOKEN)[:5]])
+@pytest.mark.parametrize("peers_there", [True, False])
+@on_loop
+async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies(
+    said: bytes, peers_there: bool
+) -> None:
+    async with network(2) as ((a, b), _):
+        if not peers_there:  # the peers file has no node at the address that it comes from
+            a.transport._guard._at.clear()
+        async with await dial(a, said):
+            while not a.transport._guard._here:
+                await asyncio.sleep(0)
+        while a.transport._guard._here:
+            await asyncio.sleep(0)
+        assert ["went away" in text for _, text in a.events] == ([] if peers_there else [True])
         await b.send(0, 1, "t")
         await a.receive(1)
 

@@ -53,6 +53,10 @@ class Guard:
         nodes = self._at.pop(name)
         self._at.update(dict.fromkeys(map(place_of, addresses), nodes))
 
+    def has_nodes(self, host: str) -> bool:
+        """Whether the peers file has nodes at an address."""
+        return self._at[place_of(host)] > 0
+
     def enter(self, host: str, stranger: Stranger) -> None:
         """A connection comes in, to stay until :meth:`leave`. Where that makes too many, the one from its address, or else
         from the address with most, that has been there longest is refused: those who hold their places for nothing must not

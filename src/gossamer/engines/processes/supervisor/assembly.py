@@ -39,7 +39,7 @@ class Assembly:
         folder: the run's.
         cut: the checkpoint from which it goes on, if it does.
         tell: sends a message to a node.
-        say: told of a checkpoint that can't be written.
+        say: told of a checkpoint that can't be written, or is given up.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Assembly:
         self._alive: set[int] = set()
         self._done: set[int] = set()
         self._open: dict[int, _Open] = {}
+        self._abandoned: set[int] = set()
         self._highest = highest(folder.checkpoints)
         self._complete = 0
         self._wall_start = time.monotonic()
@@ -70,6 +71,9 @@ class Assembly:
         """A node was cut."""
         if number < self._complete:
             return  # a newer one was complete first
+        if number in self._abandoned:
+            self._tell(rank, "drop", number)
+            return
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
@@ -99,6 +103,36 @@ class Assembly:
         for number in list(self._open):
             self._look(number)
 
+    def broken(self, rank: int, number: int, peer: int) -> None:
+        """A node was cut, and a connection of it broke and was made again."""
+        self._abandon(number, f"the connection from node {rank} to node {peer} broke")
+
+    def away(self, rank: int) -> None:
+        """A node lives, and is out of reach for the others."""
+        self._abandon_all(f"node {rank} was out of reach")
+        self._alive.discard(rank)
+
+    def back(self, rank: int) -> None:
+        """A node takes part again."""
+        self._abandon_all(f"node {rank} came back")
+        self._alive.add(rank)
+        for number in sorted(self._abandoned):
+            self._tell(rank, "drop", number)
+
+    def _abandon_all(self, why: str) -> None:
+        for number in sorted(self._open):
+            self._abandon(number, why)
+
+    def _abandon(self, number: int, why: str) -> None:
+        if number <= self._complete or number in self._abandoned:
+            return
+        self._abandoned.add(number)
+        self._highest = max(self._highest, number)
+        self._open.pop(number, None)
+        self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
+        for rank in sorted(self._alive):
+            self._tell(rank, "drop", number)
+
     def last(self) -> int | None:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
@@ -123,5 +157,6 @@ class Assembly:
             self._say(f"checkpoint {number} could not be written: {error}")
         self._complete = number
         self._open = {other: each for other, each in self._open.items() if other > number}
+        self._abandoned = {other for other in self._abandoned if other > number}
         for rank in rounds:
             self._tell(rank, "kept", number)

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Supervisor:
             setup, folder, memory, self._stage, cut, self._selector, self._fates.crash_rounds
         )
         self.children, self.alive = self._nursery.children, self._nursery.alive
-        self._assembly = Assembly(experiment, folder, cut, self.tell, self._say)
+        self._assembly = Assembly(experiment, folder, cut, self.tell, partial(self.say, None, "checkpoint"))
         self._record: Record
         self._wiped = False  # whether messages may have been lost with a node
         self._suspects: list[tuple[float, int, int, str]] = []
@@ -219,6 +220,8 @@ class Supervisor:
             self._assembly.marked(child.rank, *rest)
         elif what == "saved":
             self._assembly.saved(child.rank, *rest)
+        elif what == "broken":
+            self._assembly.broken(child.rank, *rest)
         elif what == "final":
             child.final, child.round, child.private = True, rest[0], rest[1]
             if child.leaving and not self._ending:
@@ -298,12 +301,16 @@ class Supervisor:
 
     def again(self, rank: int, first: int) -> None:
         """A node that takes part from a round on is recorded again."""
+        self._assembly.back(rank)
         self._record.again(rank, first)
 
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
         self._wiped = True
-        self._assembly.lost(rank)
+        if rank in self.alive and not self.children[rank].leaving:
+            self._assembly.away(rank)
+        else:
+            self._assembly.lost(rank)
         self._record.without(rank, keep=keep)
 
     def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:

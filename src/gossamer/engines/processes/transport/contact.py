@@ -55,6 +55,8 @@ class Contact:
         self.dial: asyncio.Task[None] | None = None
         self.hurry = asyncio.Event()
         """Set to try at once what else would be tried a little later."""
+        self.broken = False
+        """Whether the last connection to it broke, and none was made since."""
         self.dialled = 0
         self.failures = 0
         """Dials without an answer, since the last one that had one."""

@@ -167,7 +167,9 @@ class Incoming(Connection):
             if contact.incoming is self:
                 contact.hang_up()
                 self.keeper.gone(contact, str(error or "closed its connection"))
-        elif not expected:
+        elif not (
+            expected or self.end.guard.has_nodes(self._host)
+        ):  # as a node does that dies while it dials
             self.refuse("went away without saying who it is")
         self._known()
 

@@ -33,6 +33,7 @@ class Watch:
     found: Callable[[int], None] | None
     status: Callable[[], bytes] | None
     heard: Callable[[int, bytes], None] | None
+    relinked: Callable[[int], None] | None
 
 
 class Peering:
@@ -163,6 +164,10 @@ class Peering:
         contact.outgoing, contact.down, contact.silent = link, False, 0
         contact.reached()
         self._outbox.resume(contact)
+        if contact.broken:
+            contact.broken = False
+            if self._watch.relinked is not None:
+                self._watch.relinked(contact.rank)
 
     def gone(self, contact: Contact, why: str) -> None:
         """A connection that a peer had dialled is gone; it will dial again if it can."""
@@ -172,7 +177,7 @@ class Peering:
 
     def broke(self, contact: Contact, why: str) -> None:
         """A connection to a peer is gone."""
-        contact.outgoing, contact.why = None, why
+        contact.outgoing, contact.why, contact.broken = None, why, True
         if contact.lost is None:
             self._park(contact)
             self._expect(contact)

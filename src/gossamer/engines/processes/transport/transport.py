@@ -101,6 +101,7 @@ class Transport:
             peer had sent before the cut, are delivered.
         told: called with the number of a cut and some ranks when all that was sent before it has left, and these peers,
             to whom anything was sent, were told of it.
+        relinked: called with a rank when a connection to it broke and was made again: what it was told of cuts may be lost.
 
     Raises:
         ValueError: for a token of another length, or a rank without address.
@@ -132,6 +133,7 @@ class Transport:
         heard: Callable[[int, bytes], None] | None = None,
         marked: Callable[[int, int, int], None] | None = None,
         told: Callable[[int, list[int]], None] | None = None,
+        relinked: Callable[[int], None] | None = None,
     ) -> None:
         if len(token) != TOKEN_BYTES:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
@@ -153,7 +155,7 @@ class Transport:
         self._contacts = Contacts()
         self._marks = Marks(self._contacts, marked, told)
         self._outbox = Outbox(self._end, self._contacts, self._marks, now=now, failed=failed, watch=watch)
-        watching = Watch(heartbeat_s, detection_s, lost, found, status, heard)
+        watching = Watch(heartbeat_s, detection_s, lost, found, status, heard, relinked)
         self._peering = Peering(self._end, self._contacts, self._outbox, watching)
         self._listener = listener
         self._now = now

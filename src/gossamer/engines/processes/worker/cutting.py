@@ -7,6 +7,11 @@
     node -> supervisor    saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
     supervisor -> node    kept NUMBER               all files are written
     supervisor -> node    cut NUMBER                others have been cut; for one whose rounds are over
+    node -> supervisor    broken NUMBER, RANK       a connection to that peer broke since the node was cut
+    supervisor -> node    drop NUMBER               that checkpoint is given up
+
+What a connection that breaks had to say of a cut may be lost, and messages are numbered anew on the next one: such a
+checkpoint is given up, and so is one while which a node was out of reach. The next one is made when it is due.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ class Cutting:
         self._offset = first - made - 1
         self._transport: Transport
         self._numbers: set[int] = set()  # of this node's cuts
+        self._dropped: set[int] = set()  # of checkpoints that are given up
         self._sent: defaultdict[int, dict[int, int]] = defaultdict(
             dict
         )  # what each peer had sent until its cut
@@ -72,7 +78,7 @@ class Cutting:
 
     def cut(self, number: int) -> None:
         """Make a cut where the last round ended."""
-        if number not in self._numbers:
+        if number not in self._numbers and number not in self._dropped:
             self._numbers.add(number)
             self._cuts.cut(number)
             self._transport.cut(number)
@@ -83,13 +89,20 @@ class Cutting:
 
     def marked(self, rank: int, number: int, message: int) -> None:
         """All that a peer had sent before its cut has arrived."""
-        self._sent[number][rank] = message + self._offsets.get(rank, 0)
-        self._look(number)
+        if number not in self._dropped:
+            self._sent[number][rank] = message + self._offsets.get(rank, 0)
+            self._look(number)
 
     def expect(self, number: int, ranks: list[int]) -> None:
         """All nodes were cut, and these have sent messages to this one."""
-        self._expected[number] = set(ranks)
-        self._look(number)
+        if number not in self._dropped:
+            self._expected[number] = set(ranks)
+            self._look(number)
+
+    def relinked(self, rank: int) -> None:
+        """A connection to a peer broke, and was made again."""
+        for number in sorted(self._numbers):
+            self._tell("broken", number, rank)
 
     def lost(self, rank: int) -> None:
         """A peer is dead: nothing more comes from it."""
@@ -122,9 +135,23 @@ class Cutting:
     def kept(self, number: int) -> None:
         """A checkpoint is complete; those before it that are not won't be."""
         for older in [each for each in self._numbers if each < number]:
-            self._numbers.discard(older)
-            self._sent.pop(older, None)
-            self._expected.pop(older, None)
-            self._cuts.drop(older)
+            self._forget(older)
+        self._dropped = {each for each in self._dropped if each > number}
+        self._settle(number)
+
+    def drop(self, number: int) -> None:
+        """A checkpoint is given up."""
+        self._dropped.add(number)
+        self._forget(number)
+        self._settle(number)
+
+    def _forget(self, number: int) -> None:
+        self._numbers.discard(number)
+        self._sent.pop(number, None)
+        self._expected.pop(number, None)
+        self._cuts.drop(number)
+
+    def _settle(self, number: int) -> None:
+        """The node need not wait for a checkpoint any more."""
         if number in self._kept and not self._kept[number].done():
             self._kept[number].set_result(None)

@@ -146,6 +146,7 @@ class Worker:
             found=lambda rank: self._tell("reachable", rank),
             marked=None if cutting is None else cutting.marked,
             told=None if cutting is None else cutting.told,
+            relinked=None if cutting is None else cutting.relinked,
             incarnation=self._place.life,
         )
         self._recording = Recording(
@@ -332,6 +333,8 @@ class Worker:
             self._cutting.expect(rest[0], rest[1])
         elif what == "kept" and self._cutting is not None:
             self._cutting.kept(rest[0])
+        elif what == "drop" and self._cutting is not None:
+            self._cutting.drop(rest[0])
         elif what == "found":
             self._host.lost.discard(rest[0])
             self._transport.mark_found(rest[0])
