@@ -390,11 +390,11 @@ async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies
 ) -> None:
     async with network(2) as ((a, b), _):
         if not peers_there:  # the peers file has no node at the address that it comes from
-            a.transport._guard._at.clear()
+            a.transport._end.guard._at.clear()
         async with await dial(a, said):
-            while not a.transport._guard._here:
+            while not a.transport._end.guard._here:
                 await asyncio.sleep(0)
-        while a.transport._guard._here:
+        while a.transport._end.guard._here:
             await asyncio.sleep(0)
         assert ["went away" in text for _, text in a.events] == ([] if peers_there else [True])
         await b.send(0, 1, "t")
