@@ -1,11 +1,11 @@
 """``python benchmarks/checkpoints.py``: what checkpoints cost, as a ratio within one run.
 
-    python benchmarks/checkpoints.py [--nodes N] [--every ROUNDS] [--repeats N]
+    python benchmarks/checkpoints.py [--models NAME,...] [--nodes N] [--every ROUNDS] [--repeats N]
 
 D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet on random
 images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose rounds are so short
-that little else costs anything. Each run is repeated with and without ``checkpoint: {every_rounds: ROUNDS}``, by turns; seconds are
-those of the second half of its rounds, and the ratio is that of the medians.
+that little else costs anything. Each run is repeated with and without ``checkpoint: {every_rounds: ROUNDS}``, by turns;
+seconds are those of the second half of its rounds, and the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--every", type=int, default=5, help="checkpoint.every_rounds")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    for model in MODELS:
+    for model in arguments.models.split(","):
         for engine in ("simulate", "processes"):
             seconds: dict[int | None, list[float]] = {None: [], arguments.every: []}
             for _ in range(arguments.repeats):

@@ -254,3 +254,20 @@ def test_where_all_were_killed_they_go_on_together(made: Fleet, tmp_path: Path) 
         rows = run.metrics.filter(run.metrics["node"] == rank)
         assert rows["round"].to_list() == [*range(0, 42, 2)]
         assert rows["time_s"].is_sorted()
+
+
+@pytest.mark.slow
+def test_a_node_that_stood_still_finds_the_others_again(made: Fleet, tmp_path: Path) -> None:
+    """Messages were lost in both directions, and nobody has a timeout."""
+    prepare(tmp_path, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 200}, **PACED)
+    nodes(made, range(4), "--keys", "keys")
+    made.until(lambda: "round 10 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGSTOP)
+    made.until(lambda: all("node 1" in made.said(f"node-{rank}") for rank in (0, 2, 3)))
+    made.signal("node-1", signal.SIGCONT)
+    assert [made.wait(f"node-{rank}") for rank in range(4)] == [0] * 4, made.said("node-1")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rounds = run.metrics.filter(run.metrics["node"] == rank)["round"].to_list()
+        assert rounds == list(range(0, 202, 2))

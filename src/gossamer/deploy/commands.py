@@ -257,6 +257,23 @@ def kollaps(
     typer.echo(out)
 
 
+@files.command(epilog=EXIT_CODES)
+def tc(
+    file: File,
+    peers: Annotated[Path, typer.Option(metavar="PEERS", help="The peers file: where the nodes are.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of the files.")],
+    overrides: Overrides = None,
+    device: Annotated[str, typer.Option(help="The machines' network device.")] = "eth0",
+) -> None:
+    """Write the experiment's network for the kernel's traffic control, a file a node: tc -batch node-0.tc, as root."""
+    experiment = _deployed(file, overrides)
+    from gossamer.deploy.shaping import write_tc
+    from gossamer.engines.processes.security.peers import Peers
+
+    for path in write_tc(experiment, Peers.load(peers), out, device):
+        typer.echo(path)
+
+
 def _deployed(file: Path, overrides: list[str] | None) -> Experiment:
     """The experiment with its network as it stands in the file, and refused where a deployment can't carry it out."""
     from gossamer.experiment import Experiment
