@@ -24,18 +24,18 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":
-            accepted = _fields_at(model, location[:-1])
-            text = f"unknown field{suggest(str(location[-1]), accepted)}; accepted: {listed(accepted)}"
+            fields = _fields_at(model, location[:-1])
+            text = f"unknown field{suggest(str(location[-1]), fields)}; accepted: {listed(fields)}"
         elif problem["type"] == "missing":
             text = "missing; a value is required"
         else:
-            text = f"got {problem['input']!r}; accepted: {_accepted(problem)}"
+            text = f"got {problem['input']!r}; accepted: {accepted(problem)}"
         lines.setdefault(name, []).append(text)
     _forget_mistyped(lines)
     return BadInput(*(f"{name}: {_merged(texts)}" for name, texts in lines.items()))
 
 
-def _accepted(problem: ErrorDetails) -> str:
+def accepted(problem: ErrorDetails) -> str:
     """What would have been accepted, in words that don't need to know pydantic."""
     match problem["type"]:
         case "string_pattern_mismatch":
