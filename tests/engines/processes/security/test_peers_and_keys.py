@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gossamer.cli import main
+from command_line import Cli
 from gossamer.engines.processes.security import trust as security
 from gossamer.engines.processes.security.keys import expand_addresses, make_keys
 from gossamer.engines.processes.security.peers import Peer, Peers, fingerprint, parse_address, read_rows
 from gossamer.engines.processes.security.trust import Security, key_file
 from gossamer.errors import BadInput
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run gossamer with arguments; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture

@@ -17,13 +17,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer import payload
 from gossamer.engines.processes.transport import decoder as module
 from gossamer.engines.processes.transport import wire
 from gossamer.engines.processes.transport.decoder import Decoder
 from gossamer.engines.processes.transport.wire import Arrived, abort, beat, credit, hello, leave
 from gossamer.messages import Model, Part
-from gossamer.payload import CHUNK_BYTES, DTYPES, MAX_DEPTH, MAX_ITEMS, FrameError, encode, pack_head, raw
+from gossamer.payload import (
+    CHUNK_BYTES,
+    DTYPES,
+    MAX_DEPTH,
+    MAX_ITEMS,
+    BufferSpec,
+    FrameError,
+    encode,
+    pack_head,
+    raw,
+    reading,
+)
+from gossamer.payload.reading import Reader
 
 LIMIT = 100_000
 HELLO = hello(3, bytes(range(16)))
@@ -229,19 +240,19 @@ class Counted:
 def counted() -> Iterator[Counted]:
     """Counts the bytes of tensors that are allocated, and the values that are read."""
     count = Counted()
-    allocate, value = module._allocate, payload._Reader.value
+    allocate, value = module._allocate, reading.Reader.value
 
-    def counted_allocate(spec: payload.BufferSpec) -> Tensor:
+    def counted_allocate(spec: BufferSpec) -> Tensor:
         count.allocated += spec.nbytes
         return allocate(spec)
 
-    def counted_value(reader: payload._Reader, depth: int) -> object:
+    def counted_value(reader: Reader, depth: int) -> object:
         count.values += 1
         return value(reader, depth)
 
     with (
         mock.patch.object(module, "_allocate", counted_allocate),
-        mock.patch.object(payload._Reader, "value", counted_value),
+        mock.patch.object(reading.Reader, "value", counted_value),
     ):
         yield count
 
@@ -336,7 +347,7 @@ def test_announced_bytes_are_not_allocated(total: int, head: int, counted: Count
 @pytest.mark.parametrize("item", [b"\x90", b"\x80"], ids=["lists", "dicts"])
 def test_objects_of_a_structure_are_limited(item: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty container is one byte to send and some sixty to hold."""
-    monkeypatch.setattr(payload, "MAX_ITEMS", 2000)
+    monkeypatch.setattr(reading, "MAX_ITEMS", 2000)
 
     def held(count: int) -> tuple[str, int]:
         frames = framed(HEAD + struct.pack(">BI", 0xDD, count) + item * count, b"")

@@ -29,11 +29,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gossamer.errors import BadInput
+from gossamer.mappings import read_mapping
 from gossamer.validation import bad_input
 
-_LOADER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # a thousand certificates are much text for Python alone
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(\d{1,5})")
 _LARGEST = 4096
 """Bytes of a certificate; one of this project's has some 300."""
@@ -185,15 +183,7 @@ def read_rows(path: str | Path) -> list[Peer]:
     Raises:
         BadInput: for a missing file, and rows that can't be used.
     """
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)  # a safe one, either way
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadInput(f"{path}: {reason}; accepted: a peers file") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise BadInput(f"{path}: a {type(raw).__name__}; accepted: a mapping with the list 'peers'")
+    raw = read_mapping(path, "a peers file", "a mapping with the list 'peers'")
     try:
         rows = _File.model_validate(raw).peers
     except ValidationError as error:

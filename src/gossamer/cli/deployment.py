@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gossamer.cli.options import INTERRUPTED, File, Out, Overrides, Quiet, Report, log_errors_only
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
@@ -16,20 +16,10 @@ if TYPE_CHECKING:
     from gossamer.engines.recording import Observer
     from gossamer.experiment import Experiment
 
-# What needs torch is imported inside the commands: help must not wait for it.
-
 EXIT_CODES = (
     "Exit codes: 0 done, or stopped in order, 1 failed, 2 bad input, 130 launch was interrupted (Ctrl-C)."
 )
-INTERRUPTED = 130
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=VALUE", help="Override a field; the value is YAML. May be repeated."),
-]
-Out = Annotated[Path, typer.Option(help="The folder of all runs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS: anybody on the way can read and change what nodes send.")
 ]
@@ -80,7 +70,7 @@ def node(
 ) -> None:
     """Be one node of a run on several machines; the others are started in the same way. Ctrl-C or SIGTERM stops it in
     order: its record and its model are complete."""
-    _log_errors_only(quiet)
+    log_errors_only(quiet)
     if insecure == (keys is not None):
         raise BadInput("--keys, --insecure: accepted: one of them")
     from gossamer.engines.processes.security.peers import Peers, parse_address
@@ -129,7 +119,7 @@ def collect(
 ) -> None:
     """Put the records of a run's nodes together into one run, which ``gossamer report`` shows like any other. What is there
     is put together though records are missing or files damaged; these are named, and the exit code is 1."""
-    _log_errors_only(quiet)
+    log_errors_only(quiet)
     from gossamer.deploy.collect import collect as put_together
 
     collected = put_together(records, out)
@@ -153,12 +143,12 @@ def launch(
     out: Out = Path("runs"),
     insecure: Insecure = False,
     shape: Shape = False,
-    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    report: Report = True,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on several machines over ssh: copy what the nodes need, start them, bring their records home.
     Ctrl-C stops all of them in order, a second one at once."""
-    _log_errors_only(quiet)
+    log_errors_only(quiet)
     from gossamer.deploy.hosts import Hosts
     from gossamer.experiment import Experiment
 
@@ -309,8 +299,3 @@ def _print_collected(collected: Collected, *, quiet: bool) -> None:
         typer.echo(f"{run.outcome}: {run.path}")
     if run.status == "failed":
         raise typer.Exit(1)
-
-
-def _log_errors_only(quiet: bool) -> None:
-    if quiet:
-        logging.getLogger("gossamer").setLevel(logging.ERROR)

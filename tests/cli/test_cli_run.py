@@ -1,62 +1,21 @@
-"""The command line, as a user meets it: what is printed where, and the exit codes."""
+"""gossamer run, as a user meets it: what is printed where, and the exit codes."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
-import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 import yaml
 
-import gossamer
+from command_line import SMALL, Cli
 from gossamer import Experiment, load_run
-from gossamer.cli import main
 from gossamer.progress import numerals, spread
-
-Cli = Callable[..., tuple[int, str, str]]
-
-SMALL = """
-name: small
-nodes: 4
-task: {name: least-squares, samples: 64, features: 5}
-topology: {name: ring}
-algorithm: {name: d-psgd}
-optimizer: {name: sgd, lr: 0.1}
-batch_size: full
-evaluation: {every_rounds: 2}
-stop: {rounds: 4}
-engine: {name: simulate, trainer: sequential}
-"""
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run gossamer with arguments in a folder that has small.yaml; gives exit code, stdout, stderr."""
-    (tmp_path / "small.yaml").write_text(SMALL)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
-        capfd.readouterr()
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        else:
-            code = 0
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
@@ -171,17 +130,6 @@ def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
-    assert cli("run", "none.yaml") == (
-        2,
-        "",
-        "error: none.yaml: No such file or directory; accepted: a YAML experiment file\n",
-    )
-    code, _, err = cli("report", "nothing")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "nothing" in err
-
-
 def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text(
         "from gossamer import Algorithm\n"
@@ -203,30 +151,6 @@ def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     done = load_run(folder)
     assert done.status == "failed"
     assert done.metrics.filter(pl.col("round") == 2).height > 0
-
-
-def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
-    runs = [
-        json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
-        for s in (1, 2)
-    ]
-    code, out, _ = cli("report", *runs, "--out", "both.html", "--png", "png", "--csv", "csv")
-    assert code == 0
-    assert out.split() == ["both.html", "png", "csv"]
-    assert (tmp_path / "both.html").stat().st_size > 1_000_000  # plotly is in it
-    assert list((tmp_path / "png").glob("*.png"))
-    assert list((tmp_path / "csv").glob("*.csv"))
-
-
-def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
-    first, second = (
-        Path(json.loads(cli("run", "small.yaml", "--json", "--set", f"seed={s}")[1])["run"]) for s in (1, 2)
-    )
-    own = (first / "report.html").read_bytes()
-    assert cli("report", str(first), str(second))[:2] == (0, "report.html\n")
-    assert (tmp_path / "report.html").is_file()
-    assert (first / "report.html").read_bytes() == own
-    assert cli("report", str(second))[1] == f"{second / 'report.html'}\n"
 
 
 def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
@@ -279,58 +203,6 @@ def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pyte
         assert said in err
 
 
-def test_the_version(cli: Cli) -> None:
-    assert cli("--version") == (0, f"gossamer {gossamer.__version__}\n", "")
-
-
-def test_descriptions_are_whole_sentences(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = cli("list")[1]
-    assert "`" not in text
-    assert re.search(r"^wrapper +\(none\)", text, re.MULTILINE)
-    monkeypatch.setenv("COLUMNS", "200")
-    assert "then the exact average over all nodes (the topology is not used)." in cli("list", "algorithm")[1]
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("algorithm=d-psgd", ""),
-        ("algorithm={name: epidemic-local, degree: 2}", "epidemic-local does not use the topology"),
-        ("algorithm=all-reduce", "all-reduce does not use the topology"),
-        (
-            "topology={name: random-regular, degree: 2, every_rounds: 3}",
-            "the graph changes during the run: the figures are of round 0 alone",
-        ),
-        ("topology=one-peer-exponential", "the graph changes during the run"),
-    ],
-)
-def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
-    code, out, _ = cli("topology", "small.yaml", "--set", override)
-    assert code == 0
-    notes = [line for line in out.splitlines() if line.startswith("note")]
-    assert [said in note for note in notes] == ([True] if said else [])
-
-
-def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
-    listed = json.loads(cli("list", "--json")[1])
-    assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
-    assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"
-    assert "random-regular" in cli("list", "topology")[1]
-    assert cli("list", "algoritm")[0] == 2
-    code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))
-    measures = json.loads(out)
-    assert code == 0
-    # A ring of four under Metropolis-Hastings: eigenvalues 1, 1/3, 1/3, -1/3.
-    assert measures["spectral_gap"] == pytest.approx(2 / 3)
-    assert measures["diameter"] == 2
-    assert (tmp_path / "graph.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys, gossamer.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
-
-
 def test_data_root_on_the_command_line_is_relative_to_the_working_directory(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "e.yaml").write_text(SMALL + "data_root: data\n")
@@ -338,84 +210,6 @@ def test_data_root_on_the_command_line_is_relative_to_the_working_directory(cli:
     on_line = Experiment.load("deep/e.yaml", ["data_root=data"])
     assert in_file.data_root == tmp_path / "deep" / "data"
     assert on_line.data_root == tmp_path / "data"
-
-
-def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
-    for name in ("d-psgd", "local"):
-        for seed in (1, 2):
-            arguments = (
-                "--set",
-                f"algorithm.name={name}",
-                "--set",
-                f"seed={seed}",
-                "--set",
-                "evaluation.every_rounds=1",
-            )
-            assert cli("run", "small.yaml", "--quiet", "--no-report", *arguments)[0] == 0
-    asked = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
-    code, out, _ = cli(*asked)
-    assert code == 0
-    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["reached", "time / s", "times as fast", "sent", "at the end"] in lines
-    [there, never] = [line for line in lines if line[0] == "d-psgd"]
-    assert there[:4] == ["d-psgd", "2/2", "0 ± 0", "–"]  # at once: nothing can be said of how much faster
-    assert never[:4] == ["d-psgd", "0/2", "> 0.04", "–"]
-    assert out.splitlines()[-2:] == ["all.html", "all-time-to.csv"]
-    assert 'id="time-to"' in (tmp_path / "all.html").read_text()
-    said = json.loads(cli(*asked, "--json")[1])
-    assert said["time_to"] == "all-time-to.csv"
-    assert [(row["group"], row["level"], row["reached"]) for row in said["table"]] == [
-        *(("d-psgd", 1e6, 2), ("local", 1e6, 2), ("d-psgd", 0.0, 0), ("local", 0.0, 0)),
-    ]
-    assert pl.read_csv(tmp_path / "all-time-to.csv").to_dicts() == said["table"]
-    by_seed = json.loads(cli(*asked[:4], "--group-by", "seed", "--json")[1])["table"]
-    assert [(row["group"], row["runs"]) for row in by_seed][:2] == [("seed 1", 2), ("seed 2", 2)]
-
-
-def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> None:
-    """JSON knows no infinity, and no NaN."""
-    assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
-    [table] = tmp_path.glob("runs/small/*/metrics.parquet")
-    recorded = pl.read_parquet(table)
-    last = pl.col("round") == recorded["round"].max()
-    for value in (math.inf, math.nan):
-        diverged = pl.when(last).then(pl.lit(value)).otherwise("test_loss")
-        recorded.with_columns(test_loss=diverged).write_parquet(table)
-        code, out, _ = cli("report", "runs", "--time-to", "test_loss=1000000", "--json")
-        assert code == 0
-
-        def refuse(constant: str) -> None:
-            raise AssertionError(constant)
-
-        [row] = json.loads(out, parse_constant=refuse)["table"]
-        assert (row["reached"], row["time_s"], row["final"]) == (1, 0.0, None)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--baseline", "x"), "--baseline: accepted together with --time-to"),
-        (("--time-to", "test_loss"), "--time-to test_loss: accepted: METRIC=LEVEL"),
-        (
-            ("--time-to", "test_los=1"),
-            "--time-to test_los: no run has recorded it (did you mean 'test_loss'?)",
-        ),
-        (
-            ("--time-to", "test_loss=1", "--baseline", "x"),
-            "--baseline x: 0 groups are called that; accepted: small",
-        ),
-        (("--timeline", "t.svg"), "no timeline was recorded"),
-        (("--group-by", "sead"), "--group-by sead: no run has it (did you mean 'seed'?)"),
-    ],
-)
-def test_what_cannot_be_reported_is_one_line(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], said: str
-) -> None:
-    assert cli("run", "small.yaml", "--quiet", "--no-report", "--set", "stop.rounds=1")[0] == 0
-    code, out, err = cli("report", "runs", *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_small_numbers_keep_their_digits(cli: Cli) -> None:
