@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from apart import answers
 from gossamer.learning.workers import cores
 
 SIZE = 1024
@@ -33,30 +33,37 @@ def describe() -> dict[str, Any]:
     }
 
 
-def plain_steps_in_processes(steps: int) -> tuple[float, float]:
-    """GN-LeNet steps a second of one process of one thread, and of one such process a core at once: no framework, no
-    lock, nothing shared but the machine."""
+def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple[float, float]:
+    """GN-LeNet steps of so many processes of one thread at once: no framework, no lock, nothing shared but the machine.
 
-    def together(count: int) -> float:
-        code = f"import machine; machine.plain_steps({steps})"
-        folder = Path(__file__).parent
-        running = [
-            subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True)
-            for _ in range(count)
-        ]
-        return sum(json.loads(process.communicate()[0]) for process in running)
+    Args:
+        processes: their number.
+        steps: of each, after some that are not counted.
+        batch: samples a step.
+        tuned: whether with ``channels_last``, and an allocator that keeps what is freed.
 
-    return together(1), together(cores())
+    Returns:
+        Steps a second of all processes, and milliseconds of processor time a step.
+    """
+    rates, cpu_ms = zip(
+        *answers(f"import machine; machine.train({steps}, {batch}, {tuned})", processes), strict=True
+    )
+    return sum(rates), statistics.mean(cpu_ms)
 
 
-def plain_steps(steps: int) -> None:
-    """In a process of its own: print steps a second."""
+def train(steps: int, batch: int, tuned: bool) -> None:
+    """In a process of its own: print steps a second, and milliseconds of processor time a step."""
+    from gossamer.learning.memory import keep_freed_memory
     from gossamer.tasks.models import model_factory
 
+    if tuned:
+        keep_freed_memory()
     torch.set_num_threads(1)
     model = model_factory("gn-lenet", (3, 32, 32), 10, hidden=())()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, targets = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
+    inputs, targets = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+    if tuned:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -65,7 +72,10 @@ def plain_steps(steps: int) -> None:
 
     for _ in range(20):
         step()
-    print(steps / _seconds(lambda: [step() for _ in range(steps)]))
+    start, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    print(json.dumps([steps / (time.perf_counter() - start), 1e3 * (time.process_time() - cpu) / steps]))
 
 
 def _seconds(call: Callable[[], object]) -> float:

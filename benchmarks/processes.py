@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,14 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
+from apart import answer
+from figures import Row, report
 from gossamer import Experiment, run
-from gossamer.engines.processes.memory import private_bytes
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.engines.processes.system.memory import private_bytes
 from gossamer.learning.workers import cores
-from gossamer.tasks.models import model_factory
-from machine import describe
+from machine import plain_steps
 
 NODES = (8, 16, 32, 48)
 DEGREE = 5
@@ -50,7 +48,6 @@ BATCH = 16
 NODE_ROUNDS = 320
 """Node-rounds in a quarter of a run, about."""
 MIB = 2**20
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -66,24 +63,25 @@ def main() -> None:
     arguments = parser.parse_args()
     data_root = None if arguments.data_root is None else str(arguments.data_root.resolve())
     print("data:", "random images of CIFAR-10's shape (no data root)" if data_root is None else "CIFAR-10")
-    rows = []
-    for nodes in map(int, arguments.nodes.split(",")):
-        before = bare()
-        row = in_process(nodes, data_root, arguments.memory)
-        rate, cpu_ms = (statistics.mean(both) for both in zip(before, bare(), strict=True))
-        row["bare_steps_per_s"], row["bare_cpu_ms_a_step"] = rate, cpu_ms
-        row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / rate
-        row["ratio_to_bare_by_cpu"] = LOCAL_STEPS * cpu_ms / row["cpu_ms_a_node_round"]
-        rows.append(row)
-        print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
-    machine = describe()
-    print("  ".join(_shown(key, value) for key, value in machine.items()))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
+    sizes = map(int, arguments.nodes.split(","))
+    report((beside_bare(nodes, data_root, arguments.memory) for nodes in sizes), arguments.json)
 
 
-def _shown(key: str, value: Any) -> str:
-    return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
+def beside_bare(nodes: int, data_root: str | None, memory: str) -> Row:
+    """One size, and what the machine can do, before and after."""
+    before = bare()
+    row = in_process(nodes, data_root, memory)
+    rate, cpu_ms = (statistics.mean(both) for both in zip(before, bare(), strict=True))
+    row["bare_steps_per_s"], row["bare_cpu_ms_a_step"] = rate, cpu_ms
+    row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / rate
+    row["ratio_to_bare_by_cpu"] = LOCAL_STEPS * cpu_ms / row["cpu_ms_a_node_round"]
+    return row
+
+
+def bare() -> tuple[float, float]:
+    """GN-LeNet steps a second of one process a core that trains and does nothing else; and milliseconds of processor time a
+    step."""
+    return plain_steps(cores(), 300, BATCH, tuned=True)
 
 
 def experiment(
@@ -194,7 +192,7 @@ def in_process(nodes: int, data_root: str | None, memory: str) -> Row:
     code = (
         f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r}, {time.monotonic()!r})"
     )
-    row: Row = json.loads(_answer(code))
+    row: Row = answer(code)
     return row
 
 
@@ -202,51 +200,6 @@ def one(nodes: int, rounds: int, data_root: str | None, memory: str, started: fl
     """In a process of its own: measure one size, and print the row."""
     engine = {"name": "processes", "memory": memory}
     print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine), started)))
-
-
-def bare(steps: int = 300) -> tuple[float, float]:
-    """GN-LeNet steps a second of one process a core, all at once, that train and do nothing else; and milliseconds of
-    processor time a step."""
-    code = f"import processes; processes.bare_steps({steps})"
-    running = [_start(code) for _ in range(cores())]
-    rates, cpu_ms = zip(*(json.loads(process.communicate()[0]) for process in running), strict=True)
-    return sum(rates), statistics.mean(cpu_ms)
-
-
-def bare_steps(steps: int) -> None:
-    """In a process of its own: print steps a second, and milliseconds of processor time a step."""
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    model = model_factory("gn-lenet", (3, 32, 32), 10, hidden=())()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    targets = torch.randint(10, (BATCH,))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    for _ in range(20):
-        step()
-    start, cpu = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        step()
-    print(json.dumps([steps / (time.perf_counter() - start), 1e3 * (time.process_time() - cpu) / steps]))
-
-
-def _start(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
-    )
-
-
-def _answer(code: str) -> str:
-    with _start(code) as process:
-        said, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{code}: exit code {process.returncode}")
-    return said.splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from apart import answer
 from baselines import loop
+from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.engines.setup import prepare
 from gossamer.learning.memory import keep_freed_memory
@@ -31,11 +34,10 @@ from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, cores
 from gossamer.topology import Graph
-from machine import describe, plain_steps_in_processes
+from machine import plain_steps
 from stubs import no_compute
 
 REPEATS = 3
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -44,19 +46,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--only", default="", help="rows whose name has this word")
     arguments = parser.parse_args()
-    rows = []
-    for measure in (training, asynchronous, scaling, mixing, overhead, two_cores, start_up):
-        for row in measure(arguments.only):
-            rows.append(row)
-            print("  ".join(_shown(key, value) for key, value in row.items()), flush=True)
-    machine = describe()
-    print("  ".join(_shown(key, value) for key, value in machine.items()))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"rows": rows, "machine": machine}, indent=1) + "\n")
-
-
-def _shown(key: str, value: Any) -> str:
-    return f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}"
+    groups = (training, asynchronous, scaling, mixing, overhead, two_cores, start_up)
+    report(chain.from_iterable(measure(arguments.only) for measure in groups), arguments.json)
 
 
 def experiment(task: dict[str, Any], nodes: int, batch_size: int, rounds: int, **changes: Any) -> Experiment:
@@ -151,7 +142,8 @@ def scaling(only: str) -> Iterator[Row]:
         name = f"{model}, {nodes} to {10 * nodes} nodes"
         if only not in name:
             continue
-        small, large = (_alone(model, channels, size, n, rounds) for n in (nodes, 10 * nodes))
+        calls = (f"run.one({model!r}, {channels}, {size}, {n}, {rounds})" for n in (nodes, 10 * nodes))
+        small, large = (answer(f"import run; {call}") for call in calls)
         yield {
             "row": name,
             "microseconds_per_node_round": small["us"],
@@ -159,16 +151,6 @@ def scaling(only: str) -> Iterator[Row]:
             "ratio": large["us"] / small["us"],
             "peak_GiB": large["peak_GiB"],
         }
-
-
-def _alone(model: str, channels: int, size: int, nodes: int, rounds: int) -> dict[str, float]:
-    code = f"import run; run.one({model!r}, {channels}, {size}, {nodes}, {rounds})"
-    folder = Path(__file__).parent
-    said = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
-    )
-    figures: dict[str, float] = json.loads(said.stdout.splitlines()[-1])
-    return figures
 
 
 def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
@@ -236,7 +218,7 @@ def two_cores(only: str) -> Iterator[Row]:
         for workers in (None, 1)
     )
     row = against(name, nodes * rounds, lambda: seconds_of(every), lambda: seconds_of(single))
-    one, all_cores = plain_steps_in_processes(400)
+    (one, _), (all_cores, _) = (plain_steps(count, 400, 8, tuned=False) for count in (1, cores()))
     yield {**row, "ratio_of_plain_processes": all_cores / one}
 
 

@@ -1,7 +1,34 @@
-"""Settings of all tests."""
+"""Settings of all tests, and what tests of several folders ask for."""
 
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from command_line import Cli
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run gossamer with arguments in the test's folder; gives exit code, stdout, stderr."""
+    from gossamer.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        printed = capfd.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return call

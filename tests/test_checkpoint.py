@@ -17,8 +17,8 @@ from gossamer import Node
 from gossamer.checkpoint import Arrival, Checkpoint, read, write
 from gossamer.errors import BadInput
 from gossamer.messages import Message, Model
+from payload_samples import payloads, same
 from scenario import play
-from test_payload import payloads, same
 
 numbers = st.integers(0, 2**40)
 seconds = st.floats(0, 1e6)

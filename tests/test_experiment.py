@@ -300,7 +300,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"device": "tpu"}}, "engine.device: got 'tpu'; accepted: "),
     ({"nodes": 0}, "nodes: got 0; accepted: greater than or equal to 1"),
     ({"nodes": "four"}, "nodes: got 'four'; accepted: a valid integer"),
-    ({"nodes": 2.5}, "nodes: got 2.5; accepted: a valid integer"),
     ({"nodes": True}, "nodes: got True; accepted: "),
     ({"seed": -1}, "seed: got -1; accepted: greater than or equal to 0"),
     ({"nodes": ...}, "nodes: missing"),
@@ -348,7 +347,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0",
     ),
     ({"task": {"nam": "digits"}}, "task: got {'nam': 'digits'}; accepted: a name, or a mapping with 'name'"),
-    ({"wrappers": 3}, "wrappers: got 3; accepted: "),
+    ({"wrappers": 3}, "wrappers: got 3; accepted: a list"),
+    ({"evaluation": {"nodes": [0, "x"]}}, "evaluation.nodes.1: got 'x'; accepted: a valid integer"),
+    ({"nodes": 2.5}, "nodes: got 2.5; accepted: a valid integer"),
     ({"wrappers": ["nope"]}, "wrappers"),
     ({"data_root": 3}, "data_root: got 3; accepted: "),
     ({"topology": {"name": "layers", "layers": {"a": "rng"}}}, "topology.layers.a: unknown name 'rng'"),
@@ -367,6 +368,8 @@ JARGON = (
     "type=",
     "<class",
     "instance of",
+    "tuple",
+    "fractional part",
 )
 
 

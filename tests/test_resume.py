@@ -17,6 +17,7 @@ import torch
 import yaml
 
 import gossamer
+from command_line import Cli
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import Silent, unfinished
 from gossamer.results.checkpoints import newest
@@ -247,31 +248,17 @@ def test_a_killed_program_is_started_again_and_goes_on(tmp_path: Path, engine: s
     assert resumed.metrics.select(columns).equals(whole.metrics.select(columns))
 
 
-def test_resume_is_a_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gossamer.cli import main
-
+def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
-        capfd.readouterr()
-        try:
-            main()
-        except SystemExit as end:
-            return int(end.code or 0), *capfd.readouterr()
-        return 0, *capfd.readouterr()
-
-    code, out, _ = call("resume", str(run.path), "--no-report")
+    code, out, _ = cli("resume", str(run.path), "--no-report")
     assert code == 0
     assert str(run.path) in out
-    code, _, err = call("resume", str(run.path))
+    code, _, err = cli("resume", str(run.path))
     assert code == 2
     assert (
         err
         == f"error: {run.path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200\n"
     )
-    code, out, _ = call("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
+    code, out, _ = cli("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
     assert code == 0
     assert load_run(run.path).metrics["round"].max() == 12

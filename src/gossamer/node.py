@@ -590,6 +590,10 @@ class Node:
             self._mailbox.forget_late(rank)
         self._mailbox.wake_all()
 
+    def first_of(self, rank: int) -> int:
+        """For engines: the round from which on a peer takes part, as far as was said (:meth:`peer_found`)."""
+        return self._first.get(rank, 0)
+
     def rejoin(self, first: int) -> None:
         """For engines: the node was taken for dead, or was; it takes part again from a round on. In the rounds before, if
         it is in one, it waits for nobody, since what the others sent meanwhile is lost."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import types
+from collections.abc import Callable
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
 from gossamer.errors import BadInput, listed, suggest
@@ -24,18 +26,19 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":
-            accepted = _fields_at(model, location[:-1])
-            text = f"unknown field{suggest(str(location[-1]), accepted)}; accepted: {listed(accepted)}"
+            fields = _fields_at(model, location[:-1])
+            text = f"unknown field{suggest(str(location[-1]), fields)}; accepted: {listed(fields)}"
         elif problem["type"] == "missing":
             text = "missing; a value is required"
         else:
-            text = f"got {problem['input']!r}; accepted: {_accepted(problem)}"
+            text = f"got {problem['input']!r}; accepted: {accepted(problem)}"
         lines.setdefault(name, []).append(text)
     _forget_mistyped(lines)
+    _forget_other_branches(lines)
     return BadInput(*(f"{name}: {_merged(texts)}" for name, texts in lines.items()))
 
 
-def _accepted(problem: ErrorDetails) -> str:
+def accepted(problem: ErrorDetails) -> str:
     """What would have been accepted, in words that don't need to know pydantic."""
     match problem["type"]:
         case "string_pattern_mismatch":
@@ -44,8 +47,26 @@ def _accepted(problem: ErrorDetails) -> str:
             return "a mapping of fields"
         case "path_type":
             return "a path"
+        case "tuple_type" | "list_type":
+            return "a list"
+        case "too_short":
+            return f"a list of at least {problem['ctx']['min_length']}"
+        case "too_long":
+            return f"a list of at most {problem['ctx']['max_length']}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return message.split(", unable to")[0]
+    return re.split(", unable to|, got", message)[0]
+
+
+def accepting(what: str) -> WrapValidator:
+    """For a type of which pydantic would say too much: whatever is wrong with a value, ``what`` is accepted."""
+
+    def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(what) from None
+
+    return WrapValidator(validate)
 
 
 def _forget_mistyped(lines: dict[str, list[str]]) -> None:
@@ -56,6 +77,13 @@ def _forget_mistyped(lines: dict[str, list[str]]) -> None:
             place, _, field = missing.rpartition(".")
             if place == parent and f"did you mean {field!r}" in texts[0]:
                 del lines[missing]
+
+
+def _forget_other_branches(lines: dict[str, list[str]]) -> None:
+    """What is wrong inside a value says more than that the other branches of a union don't take such values at all."""
+    for name in list(lines):
+        if any(other.startswith(f"{name}.") for other in lines):
+            del lines[name]
 
 
 def _merged(texts: list[str]) -> str:

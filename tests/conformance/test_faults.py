@@ -103,7 +103,8 @@ def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engi
     )
     assert run.status == "done"
     assert kinds_of(run, VICTIM) == ["lost", "returned"]
-    assert "checkpoint of round 2" in " ".join(run.events.filter(node=VICTIM)["detail"])
+    begins = run.events.filter(event="begins")
+    assert begins["detail"].to_list() == [f"node {VICTIM} begins with its checkpoint of round 2"]
     before, after = rounds_of(run, VICTIM)[:4], rounds_of(run, VICTIM)[4:]
     assert before == [0, 1, 2, 3]
     assert after == list(range(after[0], 2 * ROUNDS + 1))  # no round twice, none left out

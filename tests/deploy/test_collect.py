@@ -156,6 +156,77 @@ def test_a_failure_of_all_is_a_failed_run(tmp_path: Path) -> None:
     assert run.parameters is None
 
 
+def command(monkeypatch: pytest.MonkeyPatch, place: Path, *more: str) -> None:
+    """What ``gossamer collect`` does with records; ends the process."""
+    words = ["gossamer", "collect", str(place / "records"), "-o", str(place / "out"), *more]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.parquet", b"PAR1 and nothing that follows"),
+        ("metrics.parquet", b""),
+        ("events.parquet", b"\0" * 100),
+        ("segments/metrics-1.jsonl", b"not a row\n{}\n"),
+        ("segments/metrics-1.jsonl", b'{"round": 7}\n'),
+        ("setup.json", b"[]"),
+        ("status.json", b"{"),
+        ("node.json", b"{}"),
+    ],
+)
+def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
+    name: str,
+    content: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for rank in range(3):
+        place = record(tmp_path / "records", rank, 4, model=float(rank))
+        if rank == 1:
+            damaged = place / name
+            damaged.parent.mkdir(exist_ok=True)
+            damaged.write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, tmp_path)
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert f"left out: {damaged}: " in said
+    run = load_run(tmp_path / "out")
+    rounds = {rank: list(range(5)) for rank in range(3)}
+    if name == "metrics.parquet" or name == "node.json":
+        del rounds[1]
+    found = {rank: run.metrics.filter(run.metrics["node"] == rank)["round"].to_list() for rank in rounds}
+    assert found == rounds
+    assert run.parameters is not None
+    kept = 2 if name == "node.json" else 3
+    assert int((~run.parameters.isnan().any(dim=1)).sum()) == kept
+    aside = (
+        tmp_path
+        / "out"
+        / "damaged"
+        / damaged.relative_to(damaged.parents[0 if "/" not in name else 1].parent)
+    )
+    assert aside.read_bytes() == content
+    if name != "node.json":
+        assert [
+            str(damaged) in text for text in run.events.filter(run.events["event"] == "damaged")["detail"]
+        ] == [True]
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 1), (("--allow-missing",), 0)])
+def test_missing_records_are_an_error_unless_they_are_allowed(
+    more: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "records", 0, 4, model=1.0)
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, tmp_path, *more)
+    assert (ended.value.code or 0) == code
+    assert load_run(tmp_path / "out").lost == [1, 2]  # in any case it is collected
+
+
 def test_a_damaged_model_keeps_no_other_results_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,11 +235,9 @@ def test_a_damaged_model_keeps_no_other_results_away(
     torn.write_bytes(torn.read_bytes()[:20])
     narrow = RunFolder.open(record(tmp_path / "records", 2, 4))
     narrow.write_models(torch.tensor([[3.0]]))
-    command = ["gossamer", "collect", str(tmp_path / "records"), "-o", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+        command(monkeypatch, tmp_path)
+    assert ended.value.code == 1
     run = load_run(tmp_path / "out")
     assert run.parameters is not None
     assert run.parameters.isnan().all(dim=1).tolist() == [False, True, True]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from fleet import Fleet, nodes, prepare
 import gossamer
 from gossamer.deploy.collect import collect
 from gossamer.deploy.node import token_of
-from gossamer.engines.processes.peers import Peer, Peers
+from gossamer.engines.processes.security.peers import Peer, Peers
 from gossamer.results.report import write_report
 
 
@@ -147,46 +149,125 @@ def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
     assert sorted(ends["node"]) == [-1, 0, 1, 2]
 
 
-@pytest.mark.slow
-def test_a_node_that_is_started_again_joins_the_others(made: Fleet, tmp_path: Path) -> None:
-    patient = {"lost_peer": "skip", "timeout_s": 0.5}
-    prepare(tmp_path, nodes=3, topology="complete", gather=patient, stop={"time_s": 12.0})
-    nodes(made, range(3), "--keys", "keys")
-    made.until(lambda: "round 2 " in made.said("node-1"))
+def again(made: Fleet, name: str, rank: int, *more: str) -> None:
+    """Start a node anew, as it was started before."""
+    command = ("node", "experiment.yaml", "--rank", rank, "--peers", "keys/peers.yaml", "--keys", "keys")
+    made.start(name, *command, *more)
+
+
+WAIT = {"lost_peer": "wait", "timeout_s": 60.0}
+"""The others wait where they are, however long it takes to start a node anew."""
+PACED = {
+    "compute": {"name": "constant", "seconds_per_step": 0.02},
+    "engine": {"name": "processes", "pace": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("gather", "pace"),
+    [(WAIT, {}), pytest.param({"lost_peer": "skip"}, PACED, marks=pytest.mark.slow)],
+    ids=["wait", "skip"],
+)
+def test_a_killed_node_goes_on_from_its_checkpoint(
+    gather: dict[str, Any], pace: dict[str, Any], made: Fleet, tmp_path: Path
+) -> None:
+    saved = {"every_rounds": 3}
+    prepare(tmp_path, topology="complete", gather=gather, checkpoint=saved, stop={"rounds": 100}, **pace)
+    nodes(made, range(4), "--keys", "keys", "--resume")
+    made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
-    made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
     assert made.wait("node-1") == -9
-    made.start(
-        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    again(made, "again", 1, "--resume")
+    assert [made.wait(name) for name in ("node-0", "again", "node-2", "node-3")] == [0] * 4, made.said(
+        "again"
     )
-    assert [made.wait(name) for name in ("node-0", "again", "node-2")] == [0] * 3, made.said("again")
-    assert "node 1 is back" in made.said("node-0")
-    run = collect([tmp_path / "runs"], tmp_path / "whole").run
-    events = run.events.filter(run.events["node"] == 1)["event"].to_list()
-    assert events == ["lost", "found"]
-    rows = run.metrics.filter(run.metrics["node"] == 1)
-    assert rows["round"].is_sorted()
-    assert rows["round"].to_list()[:2] == [0, 2]
-    assert rows["time_s"].is_sorted()
-    last = run.metrics.filter(run.metrics["moment"].str.contains("end") & (run.metrics["node"] >= 0))
-    assert sorted(last["node"]) == [0, 1, 2]
-    assert last["round"].min() > last["round"].max() / 2  # it began with theirs, not with the first
+    assert len(list((tmp_path / "runs" / "deployed").iterdir())) == 4  # it went on in its own folder
+    put_together = collect([tmp_path / "runs"], tmp_path / "whole")
+    assert (put_together.missing, put_together.incomplete) == ([], {})
+    run = put_together.run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rows = run.metrics.filter(run.metrics["node"] == rank)
+        rounds = rows["round"].to_list()
+        assert rounds == sorted(set(rounds)), "no row is there twice"
+        assert rounds[-1] == 100
+        assert rows["time_s"].is_sorted()
+        assert rows["bytes_sent"].is_sorted()
+    own = run.events.filter(run.events["node"] == 1)
+    said = " ".join(own["detail"])
+    from_round = re.search(r"node 1 begins with its checkpoint of round (\d+)", said)
+    joined = re.search(r"node 1 takes part from round (\d+) on", said)
+    assert from_round is not None
+    assert joined is not None
+    assert int(from_round[1]) >= 9
+    assert int(from_round[1]) % 3 == 0
+    assert int(from_round[1]) <= int(joined[1]) <= (99 if gather is WAIT else 100)
     assert run.parameters is not None
     assert not run.parameters.isnan().any()
 
 
-def test_a_node_that_could_not_join_any_more_says_so(made: Fleet, tmp_path: Path) -> None:
-    prepare(tmp_path, nodes=3, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 10**6})
-    nodes(made, range(3), "--keys", "keys")
-    made.until(lambda: "round 2 " in made.said("node-1"))
+def test_a_node_without_a_checkpoint_begins_with_a_neighbours_model_and_round(
+    made: Fleet, tmp_path: Path
+) -> None:
+    prepare(tmp_path, topology="complete", gather=WAIT, stop={"rounds": 60})
+    nodes(made, range(4), "--keys", "keys")
+    made.until(lambda: "round 10 " in made.said("node-1"))
     made.signal("node-1", signal.SIGKILL)
-    assert made.wait("node-1") == -9
     made.until(lambda: "node 1 can't be reached" in made.said("node-0"))
-    made.start(
-        "again", "node", "experiment.yaml", "--rank", 1, "--peers", "keys/peers.yaml", "--keys", "keys"
+    assert made.wait("node-1") == -9
+    again(made, "again", 1)
+    assert [made.wait(name) for name in ("node-0", "again", "node-2", "node-3")] == [0] * 4, made.said(
+        "again"
     )
-    assert made.wait("again") == 1
-    assert "would wait for messages of rounds that are over; accepted: gather.timeout_s" in made.said("again")
-    for name in ("node-0", "node-2"):
-        made.signal(name, signal.SIGTERM)
-        assert made.wait(name) == 0
+    assert "node 1 is back" in made.said("node-0")
+    assert "node 1 begins with a neighbour's model" in made.said("again")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    rows = run.metrics.filter(run.metrics["node"] == 1)
+    rounds = rows["round"].to_list()
+    assert rounds == sorted(set(rounds))
+    assert rounds[:2] == [0, 2]
+    assert rounds[-1] == 60
+    assert rows["time_s"].is_sorted()
+    assert run.outcome == "done"
+    # It was about as good as the others from its first round on, not as at the start.
+    first = rows.row(int(rows["time_s"].diff().arg_max()), named=True)  # type: ignore[arg-type]
+    others = run.metrics.filter(run.metrics["node"] == 0, run.metrics["round"] == first["round"])
+    assert first["test_loss"] == pytest.approx(others["test_loss"][0], rel=0.1)
+    assert run.parameters is not None
+    assert not run.parameters.isnan().any()
+
+
+def test_where_all_were_killed_they_go_on_together(made: Fleet, tmp_path: Path) -> None:
+    saved = {"every_rounds": 3}
+    prepare(tmp_path, topology="complete", gather=WAIT, checkpoint=saved, stop={"rounds": 40}, **PACED)
+    nodes(made, range(4), "--keys", "keys", "--resume")
+    made.until(lambda: all("round 10 " in made.said(f"node-{rank}") for rank in range(4)))
+    for rank in range(4):
+        made.signal(f"node-{rank}", signal.SIGKILL)
+    assert [made.wait(f"node-{rank}") for rank in range(4)] == [-9] * 4
+    for rank in range(4):
+        again(made, f"again-{rank}", rank, "--resume")
+    assert [made.wait(f"again-{rank}") for rank in range(4)] == [0] * 4, made.said("again-0")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rows = run.metrics.filter(run.metrics["node"] == rank)
+        assert rows["round"].to_list() == [*range(0, 42, 2)]
+        assert rows["time_s"].is_sorted()
+
+
+@pytest.mark.slow
+def test_a_node_that_stood_still_finds_the_others_again(made: Fleet, tmp_path: Path) -> None:
+    """Messages were lost in both directions, and nobody has a timeout."""
+    prepare(tmp_path, topology="complete", gather={"lost_peer": "skip"}, stop={"rounds": 200}, **PACED)
+    nodes(made, range(4), "--keys", "keys")
+    made.until(lambda: "round 10 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGSTOP)
+    made.until(lambda: all("node 1" in made.said(f"node-{rank}") for rank in (0, 2, 3)))
+    made.signal("node-1", signal.SIGCONT)
+    assert [made.wait(f"node-{rank}") for rank in range(4)] == [0] * 4, made.said("node-1")
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    assert run.outcome == "done"
+    for rank in range(4):
+        rounds = run.metrics.filter(run.metrics["node"] == rank)["round"].to_list()
+        assert rounds == list(range(0, 202, 2))

@@ -15,13 +15,15 @@ import yaml
 from fleet import SETTINGS, free_addresses
 
 from gossamer import Experiment
+from gossamer.cli import main
 from gossamer.deploy.compose import write_compose
 from gossamer.deploy.kollaps import kollaps_xml
 from gossamer.deploy.node import as_deployed
-from gossamer.deploy.shaping import tc_commands
+from gossamer.deploy.shaping import tc_commands, write_tc
 from gossamer.deploy.slurm import slurm_script
-from gossamer.engines.processes.peers import Peers
-from gossamer.engines.processes.security import Security, key_file
+from gossamer.engines.processes.security.keys import make_keys
+from gossamer.engines.processes.security.peers import Peer, Peers
+from gossamer.engines.processes.security.trust import Security, key_file
 from gossamer.errors import BadInput
 from gossamer.network.kollaps.network import Kollaps
 from gossamer.results.run import load_run
@@ -270,3 +272,42 @@ def test_a_batch_script_runs_all_tasks_and_collects(tmp_path: Path) -> None:
     run = load_run(tmp_path / "runs" / "deployed" / "slurm-17-0" / "run")
     assert (run.status, run.lost, run.metrics["node"].max()) == ("done", [], 1)
     assert not (run.path.parent / "keys").exists()
+
+
+def peers_at(folder: Path, *addresses: str) -> Peers:
+    certificates = make_keys(folder / "keys", range(len(addresses)))
+    return Peers(Peer.of(rank, addresses[rank], der) for rank, der in certificates.items())
+
+
+def test_commands_of_the_kernel_are_written_for_each_node_of_a_peers_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [f"10.0.0.{rank + 1}" for rank in range(4)]
+    peers_at(tmp_path, *(f"{host}:29600" for host in hosts)).save(tmp_path / "peers.yaml")
+    described = experiment(STAR)
+    described.save(tmp_path / "experiment.yaml")
+    words = ["deploy", "tc", "experiment.yaml", "--peers", "peers.yaml", "--device", "v1", "-o", "links"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gossamer", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    for rank in range(4):
+        said = (tmp_path / "links" / f"node-{rank}.tc").read_text().splitlines()
+        assert said == tc_commands(described, rank, hosts, "v1")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        (["10.0.0.1:9", "10.0.0.2:9", "10.0.0.3:9", "[2001:db8::1]:9"], "node 3: at 2001:db8::1"),
+        (["10.0.0.1:9", "10.0.0.2:9", "10.0.0.2:10", "10.0.0.3:9"], "node 1: at 10.0.0.2"),
+        (["10.0.0.1:9", "10.0.0.2:9"], "nodes: 4, but the peers file has 2"),
+    ],
+)
+def test_the_kernel_can_shape_only_what_has_an_address_of_its_own(
+    addresses: list[str], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=re.escape(reason)):
+        write_tc(experiment(STAR), peers_at(tmp_path, *addresses), tmp_path / "links")
+    assert not (tmp_path / "links").exists()

@@ -240,7 +240,7 @@ def test_a_hosts_file_that_can_not_be_used_is_refused(text: str, said: str, tmp_
 
 def test_what_an_experiment_names_travels_with_it(tmp_path: Path) -> None:
     """The same experiment elsewhere has the same digest, though its files lie elsewhere and its data too."""
-    from gossamer.engines.processes.agreement import digest
+    from gossamer.engines.processes.standalone.agreement import digest
 
     (tmp_path / "graph.txt").write_text("0 1\n")
     (tmp_path / "module").mkdir()

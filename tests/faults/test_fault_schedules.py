@@ -92,6 +92,44 @@ def test_a_fault_that_makes_no_sense_is_refused(fault: dict[str, Any]) -> None:
         described(fault)
 
 
+NODES_ACCEPTED = "a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"
+GROUPS_ACCEPTED = "a list of lists of ranks from 0, or 'halves'"
+LINKS_ACCEPTED = "a list of pairs of ranks from 0, [from, to] each"
+
+
+@pytest.mark.parametrize(
+    "nodes", [[-1], [0, "x"], [1.5], 0, -1, 1.5, 0.0, "al", None, True, {"a": 1}], ids=str
+)
+def test_nodes_that_are_none_are_one_clear_sentence(nodes: Any) -> None:
+    said = refused({**CRASH, "nodes": nodes})
+    assert said == f"faults.0.nodes: got {nodes!r}; accepted: {NODES_ACCEPTED}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"name": "partition", "groups": [[0, -1]]}, f"groups: got [[0, -1]]; accepted: {GROUPS_ACCEPTED}"),
+        ({"name": "partition", "groups": [1, 2]}, f"groups: got [1, 2]; accepted: {GROUPS_ACCEPTED}"),
+        ({"name": "partition", "groups": "half"}, f"groups: got 'half'; accepted: {GROUPS_ACCEPTED}"),
+        (
+            {"name": "loss", "probability": 0.1, "links": [[0, 1, 2]]},
+            f"links: got [[0, 1, 2]]; accepted: {LINKS_ACCEPTED}",
+        ),
+        (
+            {"name": "loss", "probability": 0.1, "links": [0, 1]},
+            f"links: got [0, 1]; accepted: {LINKS_ACCEPTED}",
+        ),
+    ],
+)
+def test_groups_and_links_that_are_none_are_one_clear_sentence(fault: dict[str, Any], said: str) -> None:
+    assert refused(fault) == f"faults.0.{said}"
+
+
+@pytest.mark.parametrize("faults", [3, "crash", CRASH], ids=str)
+def test_faults_are_a_list(faults: Any) -> None:
+    assert refused(faults=faults) == f"faults: got {faults!r}; accepted: a list"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from sweeps import TINY
 
-from gossamer.cli import main
+from command_line import Cli
 
-Cli = Callable[..., tuple[int, str, str]]
 SWEEP = {
     "name": "tiny",
     "base": "base.yaml",
@@ -26,25 +23,11 @@ def dump(value: object) -> str:
     return str(yaml.safe_dump(value, sort_keys=False))
 
 
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run gossamer in a folder that has base.yaml and sweep.yaml; gives exit code, stdout, stderr."""
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """base.yaml and sweep.yaml in the folder in which gossamer runs."""
     (tmp_path / "base.yaml").write_text(dump(TINY))
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP))
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) 
         ({"grid": {"batch_size": [4, 4]}}, r"^grid.batch_size: 4 is listed twice"),
         (
             {"grid": {"batch_size": 4}},
-            r"^grid.batch_size: got 4; accepted: a valid list or a mapping of fields",
+            r"^grid.batch_size: got 4; accepted: a list or a mapping of fields",
         ),
         ({"cells": {}}, r"^cells: got \{\}; accepted: at least one"),
         ({"cells": {"-": {}}}, r"^cells: got '-'; accepted: text that matches"),

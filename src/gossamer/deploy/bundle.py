@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from gossamer.engines.processes.agreement import files
+from gossamer.engines.processes.standalone.agreement import files
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
 

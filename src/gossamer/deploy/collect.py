@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gossamer.deploy.damage import damaged_files, without
 from gossamer.deploy.record import FILE, NodeRecord
 from gossamer.engines.recording import NETWORK
 from gossamer.errors import BadInput
@@ -25,6 +27,7 @@ from gossamer.results.folder import RunFolder, Status, write_json, write_text
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.run import Run, load_run
 
+MODELS = "models.safetensors"
 _DEEP = 6
 """Levels below a folder at which records are looked for."""
 
@@ -35,11 +38,15 @@ class Part:
 
     Args:
         node: whose it is.
-        run: what it recorded.
+        run: what it recorded, as far as it can be read.
+        folder: where its files are.
+        damaged: files that can't be read, and why.
     """
 
     node: NodeRecord
     run: Run
+    folder: Path
+    damaged: dict[Path, str]
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,19 @@ class Collected:
         missing: ranks of which there is no record.
         incomplete: ranks that did not get to their end, as far as their records say, and why.
         damaged: ranks whose model can't be used, and why.
+        files: all files that can't be used, and why; copies of them are in the run's folder ``damaged``.
     """
 
     run: Run
     missing: list[int]
     incomplete: dict[int, str]
     damaged: dict[int, str]
+    files: dict[Path, str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a record of every rank, and every file could be used."""
+        return not (self.missing or self.files)
 
 
 def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
@@ -64,19 +78,25 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
 
     Records may be incomplete (their node was killed), missing, and several of one rank (it was started again): of rows of
     one round the newest record's count, and so does its model. Models of nodes that did not get to their end are NaN,
-    and so are those that can't be read. The run's folder appears when all of it is written.
+    and so are those that can't be read. Of a record that is damaged, what can be read counts; the damaged files are named, an
+    event each, and kept aside. The run's folder appears when all of it is written.
 
     Args:
         paths: folders of nodes' records, or folders that these are in, as copied from several machines.
         out: the run folder to make.
 
     Raises:
-        BadInput: for folders without records or with those of several runs, and for a place that is taken.
+        BadInput: for folders without records that can be read or with those of several runs, and for a place that is taken.
     """
     place = Path(out)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise BadInput(f"--out {place}: there already; accepted: a new folder")
-    parts = _parts(paths)
+    with tempfile.TemporaryDirectory(prefix="gossamer-collect-") as scratch:
+        return _collect(paths, place, Path(scratch))
+
+
+def _collect(paths: Sequence[str | Path], place: Path, scratch: Path) -> Collected:
+    parts, files = _parts(paths, scratch)
     newest = {rank: parts[rank][-1] for rank in sorted(parts)}
     first = next(iter(newest.values()))
     nodes = first.node.nodes
@@ -84,7 +104,9 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
     incomplete = {rank: _how(part.run) for rank, part in newest.items() if part.run.status != "done"}
     found, damaged = _models(newest, first.run.setup)
     rows = pl.concat([_rows(own) for _, own in sorted(parts.items())], how="diagonal_relaxed")
-    events = _events(parts, missing, incomplete, damaged)
+    lost = {rank: f"model of node {rank} left out: {why}" for rank, why in damaged.items()}
+    events = _events(parts, missing, incomplete, lost)
+    files |= {newest[rank].folder / MODELS: why for rank, why in damaged.items()}
     timelines = [part.run.timeline for own in parts.values() for part in own]
     walls = [part.run.wall_s or 0.0 for part in newest.values()]
     failed = [f"node {rank} {how}" for rank, how in incomplete.items() if newest[rank].run.status == "failed"]
@@ -104,8 +126,14 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
         events.write_parquet(beside / "events.parquet")
         if any(len(timeline) for timeline in timelines):
             pl.concat(timelines).unique(maintain_order=True).write_parquet(beside / "timeline.parquet")
+        for file in files:
+            aside = beside / "damaged" / file.parent.name / file.name
+            if file.parent.name == "segments":
+                aside = beside / "damaged" / file.parent.parent.name / "segments" / file.name
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, aside)
         folder.write_status(status, error="; ".join(failed) or None, wall_s=max(walls))
-    return Collected(load_run(place), missing, incomplete, damaged)
+    return Collected(load_run(place), missing, incomplete, damaged, files)
 
 
 @contextmanager
@@ -122,8 +150,8 @@ def _whole(place: Path) -> Iterator[Path]:
         raise
 
 
-def _parts(paths: Iterable[str | Path]) -> dict[int, list[Part]]:
-    """The records of each rank, the oldest first."""
+def _parts(paths: Iterable[str | Path], scratch: Path) -> tuple[dict[int, list[Part]], dict[Path, str]]:
+    """The records of each rank, the oldest first; and the files that can't be used, and why."""
     folders: dict[Path, None] = {}
     for path in map(Path, paths):
         found = [file.parent for depth in range(_DEEP) for file in path.glob("*/" * depth + FILE)]
@@ -131,18 +159,29 @@ def _parts(paths: Iterable[str | Path]) -> dict[int, list[Part]]:
             raise BadInput(f"{path}: no record of a node in it; accepted: what gossamer node has written")
         folders |= dict.fromkeys(each.resolve() for each in found)
     parts: dict[int, list[Part]] = {}
-    for folder in folders:
-        part = Part(NodeRecord.read(folder), load_run(folder))
-        parts.setdefault(part.node.rank, []).append(part)
+    files: dict[Path, str] = {}
+    for number, folder in enumerate(folders):
+        try:
+            node = NodeRecord.read(folder)
+            load_run(folder)
+        except BadInput as error:
+            files[folder / FILE] = "; ".join(error.problems)
+            continue
+        damaged = damaged_files(folder)
+        files |= damaged
+        sound = without(folder, damaged, scratch / str(number)) if damaged else folder
+        parts.setdefault(node.rank, []).append(Part(node, load_run(sound), folder, damaged))
+    if not parts:
+        raise BadInput(*files.values())
     runs: dict[tuple[str, int], Path] = {}
     for own in parts.values():
         own.sort(key=lambda part: (part.node.incarnation, part.run.id))
         for part in own:
-            runs.setdefault((part.node.digest, part.node.nodes), part.run.path)
+            runs.setdefault((part.node.digest, part.node.nodes), part.folder)
     if len(runs) > 1:
         said = "; ".join(f"{path} is of experiment {key[0][:8]}" for key, path in runs.items())
         raise BadInput(f"records of {len(runs)} experiments ({said}); accepted: those of one")
-    return parts
+    return parts, files
 
 
 def _how(run: Run) -> str:
@@ -179,7 +218,7 @@ def _models(
     if "parameters" in setup:
         accepted["parameters"] = (1, int(setup["parameters"]))
     for rank, part in newest.items():
-        path = part.run.path / "models.safetensors"
+        path = part.folder / MODELS
         if not path.exists():
             continue
         try:
@@ -234,10 +273,13 @@ def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) 
 
 
 def _events(
-    parts: dict[int, list[Part]], missing: Iterable[int], incomplete: dict[int, str], damaged: dict[int, str]
+    parts: dict[int, list[Part]],
+    missing: Iterable[int],
+    incomplete: dict[int, str],
+    lost_models: dict[int, str],
 ) -> pl.DataFrame:
     """What all nodes saw. That a node was lost is an event of the first who noticed it; of one that has completed its
-    rounds all the same, it is "unreachable". A model that can't be used is an event too."""
+    rounds all the same, it is "unreachable". What can't be used is an event too."""
     tables = [part.run.events for own in parts.values() for part in own]
     events = (
         pl.concat(tables, how="diagonal_relaxed").unique(maintain_order=True).sort("time_s", nulls_last=True)
@@ -260,10 +302,14 @@ def _events(
         for rank, how in sorted(unnoticed.items())
         if rank not in noticed
     ]
-    rows += [
-        {"node": rank, "event": "damaged", "detail": f"model of node {rank} left out: {why}"}
-        for rank, why in damaged.items()
-    ]
+    damaged = list(lost_models.items())
+    for rank, own in parts.items():
+        damaged += [
+            (rank, f"{file} of node {rank} left out: {why}")
+            for part in own
+            for file, why in part.damaged.items()
+        ]
+    rows += [{"node": rank, "event": "damaged", "detail": text} for rank, text in damaged]
     if rows:
         events = pl.concat([events, pl.DataFrame(rows).cast({"node": pl.Int32})], how="diagonal_relaxed")
     return events

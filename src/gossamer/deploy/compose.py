@@ -12,8 +12,8 @@ import yaml
 from gossamer import __version__
 from gossamer.deploy.bundle import EXPERIMENT, KEYS, PEERS, Bundle
 from gossamer.deploy.shaping import tc_commands
-from gossamer.engines.processes.keys import make_keys
-from gossamer.engines.processes.peers import Peer, Peers
+from gossamer.engines.processes.security.keys import make_keys
+from gossamer.engines.processes.security.peers import Peer, Peers
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gossamer.engines.processes.peers import parse_address
+from gossamer.engines.processes.security.peers import parse_address
 from gossamer.errors import BadInput
-from gossamer.experiment import read_mapping
+from gossamer.mappings import read_mapping
 from gossamer.validation import bad_input
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 -o ServerAliveCountMax=3"
@@ -93,7 +93,9 @@ class Hosts(BaseModel):
             BadInput: for a missing file, and anything in it that can't be used.
         """
         try:
-            found = cls.model_validate(read_mapping(path, "a YAML hosts file"))
+            found = cls.model_validate(
+                read_mapping(path, "a YAML hosts file", "a mapping with the list 'hosts'")
+            )
         except ValidationError as error:
             raise bad_input(error, cls, str(path)) from None
         if not found.hosts:

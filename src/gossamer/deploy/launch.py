@@ -25,9 +25,9 @@ from gossamer.deploy.collect import Collected, collect
 from gossamer.deploy.hosts import Host, Hosts
 from gossamer.deploy.node import as_deployed
 from gossamer.deploy.remote import Remote, RemoteError
-from gossamer.engines.processes.keys import make_keys
-from gossamer.engines.processes.peers import Peer, Peers
-from gossamer.engines.processes.security import check_private, key_file, own_certificate
+from gossamer.engines.processes.security.keys import make_keys
+from gossamer.engines.processes.security.peers import Peer, Peers
+from gossamer.engines.processes.security.trust import check_private, key_file, own_certificate
 from gossamer.engines.recording import Observer
 from gossamer.errors import RunFailed
 from gossamer.experiment import Experiment

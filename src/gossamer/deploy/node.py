@@ -9,31 +9,36 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gossamer import checkpoint
 from gossamer.api import Silent
-from gossamer.deploy.record import NodeRecord
-from gossamer.engines.processes.agreement import digest
-from gossamer.engines.processes.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
-from gossamer.engines.processes.peers import Peers
-from gossamer.engines.processes.rehearsal import Stage
-from gossamer.engines.processes.roster import Roster
-from gossamer.engines.processes.security import Security, key_file
-from gossamer.engines.processes.standalone import Standalone
-from gossamer.engines.processes.transport import listen
-from gossamer.engines.processes.wire import TOKEN_BYTES
-from gossamer.engines.processes.worker import Place, live
+from gossamer.deploy.record import FILE, NodeRecord
+from gossamer.engines.processes.security.peers import Peers
+from gossamer.engines.processes.security.trust import Security, key_file
+from gossamer.engines.processes.standalone.agreement import digest
+from gossamer.engines.processes.standalone.roster import Roster
+from gossamer.engines.processes.standalone.standalone import Past, Standalone
+from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
+from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.transport.wire import TOKEN_BYTES
+from gossamer.engines.processes.worker.place import Place
+from gossamer.engines.processes.worker.rehearsal import Stage
+from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput, cause
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
+from gossamer.messages import Traffic
 from gossamer.results.folder import RunFolder, environment
-from gossamer.results.recorder import compact
+from gossamer.results.recorder import compact, read_metrics
 from gossamer.results.run import Run, load_run
 
 
@@ -48,6 +53,7 @@ def run_node(
     shape: bool = False,
     attached: bool = False,
     run: str = "",
+    resume: bool = False,
     observer: Observer | None = None,
 ) -> Run:
     """Be one node of a run, to its end, and record it.
@@ -64,6 +70,8 @@ def run_node(
         attached: end, as if stopped, when standard input ends: whoever started this node is gone.
         run: what this run is called among those of the same experiment and peers, the same at all of its nodes: nodes of
             others are refused.
+        resume: go on with this node's newest record of this run in ``out`` that is not done and has a checkpoint, in its
+            folder; begin one where there is none.
         observer: told of what happens.
 
     Returns:
@@ -81,7 +89,7 @@ def run_node(
     security = None if keys is None else Security(key_file(keys, rank), peers, rank)
     torch.set_num_threads(1)
     keep_freed_memory()
-    setup = prepare(experiment)
+    setup = replace(prepare(experiment), hospitable=True)
     raise_descriptor_limit(setup)
     try:
         listener = listen(*(listen_at or peers.addresses[rank]))
@@ -92,34 +100,83 @@ def run_node(
             " (--listen, where it is not the one that the others dial)"
         ) from None
     said = digest(experiment)
-    incarnation = int(time.time())
-    folder = RunFolder.create(
-        Path(out),
-        experiment.name,
-        experiment=experiment.to_yaml(),
-        environment=environment(sys.argv),
-        of=f"node-{rank}",
+    record = NodeRecord(
+        rank=rank, nodes=experiment.nodes, incarnation=int(time.time()), digest=said.hex(), run=run
     )
-    folder.write_setup(setup.description())
-    record = NodeRecord(rank=rank, nodes=experiment.nodes, incarnation=incarnation, digest=said.hex())
-    record.write(folder)
+    with ExitStack() as locks:
+        folder = unfinished(record, Path(out) / experiment.name) if resume else None
+        past = None
+        if folder is not None:
+            locks.enter_context(folder.locked())
+            record, past = _reopen(folder, record)
+        else:
+            folder = RunFolder.create(
+                Path(out),
+                experiment.name,
+                experiment=experiment.to_yaml(),
+                environment=environment(sys.argv),
+                of=f"node-{rank}",
+            )
+            locks.enter_context(folder.locked())
+            folder.write_setup(setup.description())
+        record.write(folder)
 
-    def began() -> None:
-        record.started().write(folder)
-        observer.start(setup.description())
+        def began() -> None:
+            record.started().write(folder)
+            observer.start(setup.description())
 
-    standalone = Standalone(
-        rank,
-        setup,
-        Roster(rank, experiment.nodes, incarnation, said),
-        folder,
-        observer,
-        began=began,
-        security=security,
-        insecure=security is None,
-    )
-    token = token_of(peers, said, run)
-    return _record(_Process(rank, setup, standalone, folder, listener, peers, token, attached), folder)
+        standalone = Standalone(
+            rank,
+            setup,
+            Roster(rank, experiment.nodes, record.incarnation, said),
+            folder,
+            observer,
+            began=began,
+            past=past,
+            security=security,
+            insecure=security is None,
+        )
+        token = token_of(peers, said, run)
+        return _record(_Process(rank, setup, standalone, folder, listener, peers, token, attached), folder)
+
+
+def unfinished(record: NodeRecord, folder: Path) -> RunFolder | None:
+    """The newest record of a node that is not done and has a checkpoint; None where there is none.
+
+    Args:
+        record: of that node, in that run.
+        folder: where its records are.
+    """
+    for file in sorted(folder.glob(f"*-node-{record.rank}/{FILE}"), reverse=True):
+        found = RunFolder(file.parent)
+        before = NodeRecord.read(found.path)
+        if (
+            before.same_node(record)
+            and before.start_unix_s is not None
+            and found.restart(record.rank).exists()
+            and load_run(found.path).status != "done"
+        ):
+            return found
+    return None
+
+
+def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
+    """The record of a node that goes on in its folder, and what is to be known of what was before.
+
+    Raises:
+        BadInput: for a checkpoint that is damaged; before anything is changed.
+    """
+    checkpoint.read(folder.restart(record.rank))
+    before = NodeRecord.read(folder.path)
+    assert before.start_unix_s is not None
+    rows = read_metrics(folder.path)
+    counters = [field.name for field in fields(Traffic)]
+    traffic = rows.select(counters).tail(1).to_dicts()[0] if len(rows) else {}
+    for name in ("status.json", "models.safetensors"):
+        (folder.path / name).unlink(missing_ok=True)
+    incarnation = max(record.incarnation, before.incarnation + 1)
+    record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": before.start_unix_s})
+    return record, Past(before.start_unix_s, traffic)
 
 
 def token_of(peers: Peers, said: bytes, run: str = "") -> bytes:
@@ -204,7 +261,9 @@ class _Process:
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        life = asyncio.ensure_future(live(self.rank, self.setup, self._place, Stage(self.setup), self.folder))
+        life = asyncio.ensure_future(
+            Worker(self.rank, self.setup, self._place, Stage(self.setup), self.folder).live()
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, loop)
         if self._attached:

@@ -22,7 +22,9 @@ class NodeRecord(BaseModel):
         nodes: how many there are.
         incarnation: of its process; of two records of a rank, the one with the higher one is the newer.
         digest: of the experiment, in hexadecimal; records with the same one are parts of one run.
-        start_unix_s: when the node went, by its machine's clock, seconds since 1970; None before.
+        start_unix_s: when the node went, by its machine's clock, seconds since 1970; None before. One that goes on from its
+            checkpoint keeps it.
+        run: what tells the run from others of the same experiment (``gossamer node --run``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -32,6 +34,7 @@ class NodeRecord(BaseModel):
     incarnation: int = Field(ge=0)
     digest: str
     start_unix_s: float | None = None
+    run: str = ""
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> NodeRecord:
@@ -40,8 +43,12 @@ class NodeRecord(BaseModel):
         return self
 
     def started(self) -> NodeRecord:
-        """The record of a node that goes now."""
-        return self.model_copy(update={"start_unix_s": time.time()})
+        """The record of a node that goes now, if it did not before."""
+        return self if self.start_unix_s else self.model_copy(update={"start_unix_s": time.time()})
+
+    def same_node(self, other: NodeRecord) -> bool:
+        """Whether both are of one node of one run."""
+        return all(getattr(self, name) == getattr(other, name) for name in ("rank", "nodes", "digest", "run"))
 
     def write(self, folder: RunFolder) -> None:
         """Put it into a run folder."""

@@ -6,14 +6,55 @@ loses what is for that peer. A downlink limits each of its senders, but not all 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+from gossamer.engines.processes.security.peers import Peers
+from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
 
 _UNLIMITED_BIT = 10e9
 _QUEUE_PACKETS = 10_000
 """Packets that are under way on a path, so that netem's delay drops none."""
+
+
+def write_tc(experiment: Experiment, peers: Peers, folder: Path, device: str = "eth0") -> list[Path]:
+    """Write a file of commands for each node of a peers file, ``node-<rank>.tc``.
+
+    Args:
+        experiment: whose network it is, as it is at the start.
+        peers: where the nodes are.
+        folder: where the files go; made where it is missing.
+        device: the network device of their machines.
+
+    Raises:
+        BadInput: for nodes that are not at an IPv4 address each, and for another number of nodes than the experiment has.
+    """
+    if len(peers) != experiment.nodes:
+        raise BadInput(f"nodes: {experiment.nodes}, but the peers file has {len(peers)}; accepted: as many")
+    hosts = [host for host, _ in peers.addresses]
+    for rank, host in enumerate(hosts):
+        if not _is_ipv4(host) or hosts.count(host) > 1:
+            raise BadInput(
+                f"node {rank}: at {host}; accepted: an IPv4 address of its own, by which the kernel tells nodes apart (where"
+                " several are on one machine, gossamer node --shape)"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for rank in range(experiment.nodes):
+        lines = tc_commands(experiment, rank, hosts, device)
+        written.append(folder / f"node-{rank}.tc")
+        written[-1].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return written
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        return bool(ipaddress.IPv4Address(host))
+    except ValueError:
+        return False
 
 
 def tc_commands(experiment: Experiment, rank: int, hosts: Sequence[str], device: str = "eth0") -> list[str]:

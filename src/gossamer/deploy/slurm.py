@@ -39,7 +39,7 @@ srun --kill-on-bad-exit=0 bash -c 'exec "$@" --rank "$SLURM_PROCID"' node \
     --run "$run" {options}\
     || status=$?
 rm -rf "$job/keys"
-{command} collect "$job/records" -o "$job/run"
+{command} collect "$job/records" -o "$job/run" --allow-missing
 {command} report "$job/run"
 exit "$status"
 """

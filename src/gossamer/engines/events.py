@@ -18,6 +18,33 @@ def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
     return "a neighbour's model" if start_from == "neighbor" else "its initial model"
 
 
+class HeardClock:
+    """The nodes' clock, as who only hears of it from time to time knows it: what was heard last, and what has passed since.
+
+    Args:
+        clock: real seconds. (The nodes' clock may stand still where this one goes on.)
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._heard: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # a time, and the real instant when it was so late
+        self._said = 0.0
+
+    def hear(self, time_s: float, *, runs: bool = True) -> None:
+        """It is so late now on some node's clock, which runs, or does not yet."""
+        if self._heard[1] is None or time_s >= self._heard[0]:
+            self._heard = time_s, self._clock() if runs else None
+
+    def now(self) -> float:
+        """Seconds; never less than before."""
+        time_s, since = self._heard
+        self._said = max(self._said, time_s + (0.0 if since is None else self._clock() - since))
+        return self._said
+
+
 class EventLog:
     """Writes events down, and keeps in mind who is away.
 

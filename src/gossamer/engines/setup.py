@@ -42,6 +42,7 @@ class Setup:
         judged: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is judged by itself.
         message_limit: the largest message that a node accepts, bytes.
+        hospitable: whether nodes answer those that come later, though no fault says that some do.
     """
 
     experiment: Experiment
@@ -56,6 +57,7 @@ class Setup:
     judged: tuple[int, ...]
     evaluated: tuple[int, ...]
     message_limit: int
+    hospitable: bool = False
 
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
@@ -88,7 +90,7 @@ class Setup:
 
     def _wrappers(self) -> tuple[NodeWrapper, ...]:
         given: tuple[NodeWrapper, ...] = self.experiment.wrappers
-        return (Hospitality(), *given) if self.faults.asks_neighbors else given
+        return (Hospitality(), *given) if self.hospitable or self.faults.asks_neighbors else given
 
     def description(self) -> dict[str, Any]:
         """What the record keeps of the start: nodes, label counts, the first graph."""

@@ -17,17 +17,19 @@ from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
 from gossamer.registry import Component
+from gossamer.validation import accepting
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """What a node begins with that comes (back): its newest checkpoint (its initial model where there is none), its initial
 model, or the model of a node that is there."""
 
-Nodes = (
+Nodes = Annotated[
     tuple[NonNegativeInt, ...]
     | Annotated[int, Field(ge=1, strict=True)]
     | Annotated[float, Field(gt=0, le=1, strict=True)]
-    | Literal["all"]
-)
+    | Literal["all"],
+    accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"),
+]
 """Which nodes are meant: a list of ranks, a number or a fraction of them (drawn by the experiment's seed), or all."""
 
 

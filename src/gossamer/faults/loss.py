@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
@@ -11,6 +12,7 @@ from gossamer.faults.fault import Disturbance, Fault, Nodes, Spell, check_window
 from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
 from gossamer.registry import register
+from gossamer.validation import accepting
 
 
 @register("fault", "loss")
@@ -27,7 +29,10 @@ class Loss(Fault):
 
     probability: float = Field(gt=0, le=1)
     nodes: Nodes = "all"
-    links: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] | None = None
+    links: Annotated[
+        tuple[tuple[NonNegativeInt, NonNegativeInt], ...] | None,
+        accepting("a list of pairs of ranks from 0, [from, to] each"),
+    ] = None
     from_s: NonNegativeFloat = 0.0
     to_s: PositiveFloat | None = None
 

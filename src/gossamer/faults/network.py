@@ -12,9 +12,10 @@ from jaxtyping import Float
 
 from gossamer.faults.fault import Disturbance
 from gossamer.network import Conditions, Network, Path
+from gossamer.network.network import Changing
 
 
-class Disturbed(Network):
+class Disturbed(Changing):
     """Another network, whose links do something else at times. Made by :func:`disturbed`; no experiment names it.
 
     Args:
@@ -25,19 +26,10 @@ class Disturbed(Network):
     base: Network
     disturbances: tuple[Disturbance, ...]
 
-    def conditions(self, nodes: int, seed: int) -> Conditions:
-        return next(self._course(nodes, seed))[1]
-
-    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        course = self._course(nodes, seed)
-        next(course)
-        return course
-
     def loses(self, nodes: int, seed: int) -> bool:
         return self.base.loses(nodes, seed) or any(each.loses for each in self.disturbances)
 
     def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change."""
         base = self.base.conditions(nodes, seed)
         edges = {edge for each in self.disturbances for edge in (each.from_s, each.to_s) if np.isfinite(edge)}
         start: list[tuple[float, Conditions | None]] = [(0.0, base)]

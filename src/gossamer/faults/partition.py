@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -15,6 +15,7 @@ from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
 from gossamer.registry import register
+from gossamer.validation import accepting
 
 
 @register("fault", "partition")
@@ -27,7 +28,10 @@ class Partition(Fault):
         to_s: when the network is whole again; null is never.
     """
 
-    groups: tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"] = "halves"
+    groups: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"],
+        accepting("a list of lists of ranks from 0, or 'halves'"),
+    ] = "halves"
     from_s: NonNegativeFloat = 0.0
     to_s: PositiveFloat | None = None
 

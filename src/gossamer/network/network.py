@@ -125,6 +125,22 @@ class Network(Component):
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 
+class Changing(Network):
+    """A network that is described by its course. A subclass says what that is."""
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        return next(self._course(nodes, seed))[1]
+
+    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        course = self._course(nodes, seed)
+        next(course)
+        return course
+
+    @abstractmethod
+    def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        """The network at the start, and after each change; seconds ascend from 0."""
+
+
 @register("network", "uniform")
 class Uniform(Network):
     """The same latency between all pairs, the same bandwidth at all nodes.

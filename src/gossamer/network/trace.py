@@ -14,7 +14,7 @@ from jaxtyping import Float
 from pydantic import PositiveFloat
 
 from gossamer.errors import BadInput
-from gossamer.network.network import BYTES_PER_MEGABIT, Access, Conditions, Path, Uniform
+from gossamer.network.network import BYTES_PER_MEGABIT, Access, Changing, Conditions, Path, Uniform
 from gossamer.network.nodes import check_ranks
 from gossamer.network.tables import read_number, read_records
 from gossamer.registry import FilePath, register
@@ -46,7 +46,7 @@ class _Delayed(Access):
 
 
 @register("network", "trace")
-class Trace(Uniform):
+class Trace(Changing, Uniform):
     """Uplinks and downlinks from a file: CSV with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
     and maybe ``latency_ms``.
 
@@ -70,19 +70,13 @@ class Trace(Uniform):
                 f"network.repeat_s: {self.repeat_s:g}; accepted: more than the trace's last time, "
                 f"{records[-1].time_s:g}"
             )
-        return next(self._course(nodes, seed))[1]
-
-    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        course = self._course(nodes, seed)
-        next(course)
-        return course
+        return super().conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
         return self.loss > 0
 
     def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change."""
-        at_first = super().conditions(nodes, seed).rates
+        at_first = Uniform.conditions(self, nodes, seed).rates
         for turn in [0] if self.repeat_s is None else count():
             rates, delays_s = at_first, np.zeros(nodes)
             begun_s = turn * (self.repeat_s or 0.0)

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from gossamer.errors import BadInput
-from gossamer.network.network import Conditions, Network, Path
+from gossamer.network.network import Changing, Conditions, Network, Path
 from gossamer.network.nodes import check_ranks, nested
 from gossamer.registry import Component, build, register
 
@@ -63,7 +63,7 @@ class _Scaled(Conditions):
 
 
 @register("network", "varying")
-class Varying(Network):
+class Varying(Changing):
     """Another network, whose nodes' bandwidth is multiplied by a factor that changes at given times.
 
     A node's uplink, its downlink and what it has for itself with another node are multiplied; links that nodes share
@@ -108,7 +108,7 @@ class Varying(Network):
     def conditions(self, nodes: int, seed: int) -> Conditions:
         for number, change in enumerate(self.rate_changes):
             check_ranks(change.ranks or (), nodes, f"network.rate_changes.{number}.ranks")
-        start = next(self._course(nodes, seed))[1]
+        start = super().conditions(nodes, seed)
         own = [path.rate for rank in range(1, nodes) if (path := start.path(0, rank))]
         if np.isinf(start.rates[: 2 * nodes]).all() and np.isinf(own).all():
             raise BadInput(
@@ -116,16 +116,10 @@ class Varying(Network):
             )
         return start
 
-    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        course = self._course(nodes, seed)
-        next(course)
-        return course
-
     def loses(self, nodes: int, seed: int) -> bool:
         return self.base.loses(nodes, seed)
 
     def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change."""
         with nested("network"):
             base = self.base.conditions(nodes, seed)
         factors = np.ones(nodes)

@@ -11,6 +11,7 @@
     timeline.parquet     when nodes computed and sent, where the experiment asks for it (evaluation.timeline)
     models.safetensors   "parameters" [nodes, params] float32, and "buffers" [nodes, buffers] if any
     checkpoints/         the engine's
+    restart/             checkpoints of nodes that are saved each for itself
     status.json          how the run ended; absent while it runs and after a kill
 
 Every file but the segments is written beside its place and renamed into it, so that a reader finds it whole
@@ -115,6 +116,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of the engine's checkpoints; the engine makes it."""
         return self.path / "checkpoints"
+
+    def restart(self, rank: int) -> Path:
+        """A node's own checkpoint, from which it is started anew while the others live."""
+        return self.path / "restart" / f"node-{rank}.safetensors"
 
     @property
     def models(self) -> Path:

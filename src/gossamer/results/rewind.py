@@ -29,12 +29,22 @@ def rewind(folder: RunFolder, cut: Cut, judged: Iterable[int]) -> None:
         (folder.path / name).unlink(missing_ok=True)
     keep = _Keep(cut, judged)
     for kind in ("metrics", "events", "timeline", "graphs"):
-        kept = getattr(keep, kind)
-        table = folder.path / f"{kind}.parquet"
-        if table.exists():
-            _rewind_table(table, kept)
-        for path in segments(folder.path, kind):
-            _rewind_segment(path, kept)
+        _rewind(folder, kind, getattr(keep, kind))
+
+
+def drop_rounds(folder: RunFolder, last: int) -> None:
+    """Leave of a node's own record, where it goes on, what is older than the rounds that it will run again.
+
+    Args:
+        folder: the record of one node.
+        last: rounds that it has completed where it goes on.
+    """
+
+    def kept(row: dict[str, Any]) -> bool:
+        moments = (row.get("moment") or "round").split(", ")
+        return bool(row["round"] <= last) if "round" in moments else moments != ["end"]
+
+    _rewind(folder, "metrics", kept)
 
 
 class _Keep:
@@ -62,6 +72,14 @@ class _Keep:
 
     def graphs(self, row: dict[str, Any]) -> bool:
         return bool(row["round"] <= self._latest)
+
+
+def _rewind(folder: RunFolder, kind: str, kept: Any) -> None:
+    table = folder.path / f"{kind}.parquet"
+    if table.exists():
+        _rewind_table(table, kept)
+    for path in segments(folder.path, kind):
+        _rewind_segment(path, kept)
 
 
 def _rewind_table(path: Path, kept: Any) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gossamer.errors import BadInput
+from gossamer.mappings import parse_mapping
 from gossamer.results import recorder
 
 log = logging.getLogger(__name__)
@@ -45,15 +45,7 @@ class Run:
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """The resolved experiment."""
-        try:
-            value = yaml.safe_load(self.experiment_text)
-        except yaml.YAMLError as error:
-            raise BadInput(f"{self.path / 'experiment.yaml'}: {error}") from error
-        if not isinstance(value, dict):
-            raise BadInput(
-                f"{self.path / 'experiment.yaml'}: holds a {type(value).__name__}; accepted: a mapping"
-            )
-        return value
+        return parse_mapping(self.experiment_text, str(self.path / "experiment.yaml"))
 
     @cached_property
     def environment(self) -> dict[str, Any]:

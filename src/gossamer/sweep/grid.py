@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from gossamer.errors import BadInput
-from gossamer.experiment import assign
+from gossamer.experiment import Experiment, assign
 from gossamer.registry import FromFolder
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
@@ -95,7 +95,8 @@ class Cell:
             BadInput: for an override that can't be carried out.
         """
         for path, value in self.overrides:
-            assign(raw, path, deepcopy(value) if folder is None else _placed(value, folder), "override")
+            placed = deepcopy(value) if folder is None else _placed(value, folder)
+            assign(raw, path, placed, "override", Experiment)
 
 
 def common(file: SweepFile) -> Cell:

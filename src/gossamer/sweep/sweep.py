@@ -16,7 +16,8 @@ import yaml
 from pydantic import ValidationError
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.experiment import Experiment, assign_all, read_mapping
+from gossamer.experiment import Experiment, assign_all
+from gossamer.mappings import read_mapping
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common
 from gossamer.validation import bad_input
 
@@ -73,7 +74,7 @@ class Sweep:
             BadInput: for anything that can't be used; where it is in an experiment, the cell is named.
         """
         file = Path(path)
-        raw = read_mapping(file, "a YAML sweep file")
+        raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base'")
         return cls.of(
             {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}, file.resolve().parent, overrides, out
         )
@@ -99,7 +100,7 @@ class Sweep:
         common(file).apply(base, folder)
         overrides = list(overrides)
         check_not_own("--set", (override.partition("=")[0] for override in overrides))
-        assign_all(base, overrides)
+        assign_all(base, overrides, Experiment)
         cells = cells_of(file, str(base.get("name", file.name)))
         return cls(file.name, Path(out) / file.name, tuple(_planned(base, home, cells, folder, file.seeds)))
 

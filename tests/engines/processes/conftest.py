@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import transport_scene
 
-from gossamer.engines.processes.keys import make_keys
-from gossamer.engines.processes.peers import Peer, Peers
-from gossamer.engines.processes.security import Security, key_file
+from gossamer.engines.processes.security.keys import make_keys
+from gossamer.engines.processes.security.peers import Peer, Peers
+from gossamer.engines.processes.security.trust import Security, key_file
 
 
 def make_securities(folder: Path, nodes: int) -> list[Security]:

@@ -18,10 +18,10 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run
 from gossamer.cli import main
-from gossamer.engines.processes import rehearsal
-from gossamer.engines.processes.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
-from gossamer.engines.processes.memory import available_bytes, for_forks, private_bytes
-from gossamer.engines.processes.rehearsal import Stage, with_data_for_forks
+from gossamer.engines.processes.system.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
+from gossamer.engines.processes.system.memory import available_bytes, for_forks, private_bytes
+from gossamer.engines.processes.worker import rehearsal
+from gossamer.engines.processes.worker.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.setup import Setup, prepare
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.memory import keep_freed_memory, trim

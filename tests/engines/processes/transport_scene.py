@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from gossamer.engines.processes.security import Security
-from gossamer.engines.processes.transport import Transport, listen
-from gossamer.engines.processes.wire import Decoder, Event, chunks, hello
+from gossamer.engines.processes.security.trust import Security
+from gossamer.engines.processes.transport.decoder import Decoder
+from gossamer.engines.processes.transport.transport import Transport, listen
+from gossamer.engines.processes.transport.wire import Event, chunks, hello
 from gossamer.messages import Message, Sending
 from gossamer.payload import encode, pack_head
 

@@ -10,10 +10,10 @@ import sys
 from typing import Any
 
 from gossamer.engines.outcome import Outcome
-from gossamer.engines.processes.channel import Channel
-from gossamer.engines.processes.death import describe_exit
-from gossamer.engines.processes.memory import FINAL, SharedModels, shared_file
-from gossamer.engines.processes.shaping import simplified
+from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.death import describe_exit
+from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.transport.shaper import simplified
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, RunFailed
@@ -39,7 +39,7 @@ class ProcessesEngine:
             [
                 sys.executable,
                 "-m",
-                "gossamer.engines.processes.server",
+                "gossamer.engines.processes.supervisor.server",
                 str(theirs.fileno()),
                 str(self._memory),
                 str(os.getpid()),

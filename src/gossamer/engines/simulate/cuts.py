@@ -10,7 +10,7 @@ from functools import partial
 from gossamer.checkpoint import Arrival, Checkpoint
 from gossamer.engines.cuts import NodeCuts
 from gossamer.engines.simulate.clock import NS
-from gossamer.engines.simulate.links import Flights
+from gossamer.engines.simulate.flights import Flights
 from gossamer.experiment import Checkpoints
 from gossamer.results.checkpoints import CheckpointFolder
 

@@ -29,7 +29,8 @@ from gossamer.engines.simulate.cuts import Cuts
 from gossamer.engines.simulate.fair import FairLinks
 from gossamer.engines.simulate.fates import Fates
 from gossamer.engines.simulate.fifo import FifoLinks
-from gossamer.engines.simulate.links import Flights, Links
+from gossamer.engines.simulate.flights import Flights
+from gossamer.engines.simulate.links import Links
 from gossamer.engines.simulate.mixing import Mixing
 from gossamer.engines.simulate.recording import Recording, model_of
 from gossamer.engines.timeline import TimelineLog, timeline_log

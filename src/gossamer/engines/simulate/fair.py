@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from gossamer.engines.simulate.clock import NS, Event, Order
-from gossamer.engines.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
+from gossamer.engines.simulate.links import NETWORK, Links
 from gossamer.engines.simulate.maxmin import Flow, MaxMin
+from gossamer.engines.simulate.transfer import NEVER_NS, Transfer, duration_ns
 from gossamer.messages import WINDOW, Message
 from gossamer.network import Path
 
@@ -179,12 +180,12 @@ class FairLinks(Links):
             connection.rest, connection.since_ns, connection.pause = float(connection.pause), now, 0
             self._predict(connection)
             if not transfer.lost:
-                self._accept_at(transfer, now + 2 * transfer.latency_ns)
+                transfer.accept_at(self._clock, now + 2 * transfer.latency_ns)
             return
         transfer.end_ns = now
         self._left(transfer)
         if transfer.lost:
-            self._accept_at(transfer, now)
+            transfer.accept_at(self._clock, now)
         else:
             self._arrive(transfer)
         self._end(connection)

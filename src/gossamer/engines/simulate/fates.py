@@ -376,8 +376,9 @@ class Fates:
         self.links.come(rank)
         first = self._meet(node, least, anew=True)
         self.up.add(rank)
-        text = f"node {rank} takes part from round {first} on, with {begins(start_from, saved)}"
+        text = f"node {rank} takes part from round {first} on"
         self._log.append(rank, "joined" if joins else "returned", text)
+        self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
 
     def _freezes(self, rank: int) -> None:
         self._hosts[rank].freeze()

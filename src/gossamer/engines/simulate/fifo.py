@@ -15,7 +15,8 @@ from itertools import islice
 from typing import Any
 
 from gossamer.engines.simulate.clock import NS, Event, Order
-from gossamer.engines.simulate.links import Links, Transfer, duration_ns
+from gossamer.engines.simulate.links import Links
+from gossamer.engines.simulate.transfer import Transfer, duration_ns
 from gossamer.messages import WINDOW, Message
 from gossamer.network import Path
 
@@ -111,7 +112,7 @@ class FifoLinks(Links):
         transfer.rate, transfer.mark_ns = rate, self._clock.now_ns
         transfer.end_ns = transfer.mark_ns + duration_ns(transfer.size - transfer.gone, rate)
         if transfer.lost and transfer.size > WINDOW:
-            self._accept_at(transfer, transfer.end_ns)
+            transfer.accept_at(self._clock, transfer.end_ns)
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         uplink = self._uplinks[rank]
@@ -141,7 +142,7 @@ class FifoLinks(Links):
             if transfer.size > WINDOW:
                 # The acknowledgement of all but the last window is back at the sender.
                 slowest = min(transfer.rate, rate)
-                self._accept_at(transfer, free_ns - duration_ns(WINDOW, slowest) + latency_ns)
+                transfer.accept_at(self._clock, free_ns - duration_ns(WINDOW, slowest) + latency_ns)
 
     def _taken(self, transfer: _Passage) -> None:
         self._downlinks[transfer.to].remove(transfer)

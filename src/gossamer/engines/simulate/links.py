@@ -6,28 +6,23 @@ how links are shared: :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from gossamer.engines.simulate.clock import NS, Clock, Event, Order, to_ns
-from gossamer.errors import RunFailed
+from gossamer.engines.simulate.clock import Clock, Order, to_ns
+from gossamer.engines.simulate.flights import Flights
+from gossamer.engines.simulate.sizes import Sizes, check_unchanged, own_copy
+from gossamer.engines.simulate.transfer import Sent, Transfer
 from gossamer.messages import WINDOW, Message, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, fate
-from gossamer.payload import encode, framed_bytes, freeze, wire_bytes
+from gossamer.payload import framed_bytes, wire_bytes
 
-REMEMBERED_SIZES = 1000
-FOREVER_NS = 10**18
-"""What a transfer over a link without bandwidth takes, if nothing changes: 31 years."""
-NEVER_NS = 2**62
-"""An instant that doesn't come."""
 NETWORK = -1
 """The rank of the network's own events, which come before those of nodes."""
 
@@ -35,125 +30,15 @@ Watch = Callable[[int, int, int, int, int], None]
 """Called with source, to, start_ns, end_ns and bytes of what has left a node, was cut, or was leaving at the end."""
 
 
-@dataclass(eq=False, slots=True)
-class Transfer:
-    """A message on its way to one node.
-
-    Args:
-        message: what is sent.
-        to: its receiver.
-        size: bytes on the wire.
-        carried: bytes that leave: all, or what was gone when it was cancelled.
-        start_ns: when its first bit left.
-        end_ns: when its last bit has left or, as things stand, will have.
-        latency_ns: from then on to its arrival.
-        lost: whether the network loses it.
-        cancelled: whether its sender took it back.
-        used: bytes of it that its uplink's use has.
-        accepted_ns: when at most one window of it is unacknowledged; None while unknown.
-        counted: whether it is among its sender's messages that have left.
-    """
-
-    message: Message
-    to: int
-    size: int
-    carried: int
-    start_ns: int = NEVER_NS
-    end_ns: int = NEVER_NS
-    latency_ns: int = 0
-    lost: bool = False
-    cancelled: bool = False
-    used: int = 0
-    accepted_ns: int | None = None
-    waiters: list[asyncio.Future[None]] | None = None
-    wake: Event | None = None
-    counted: bool = False
-
-    @property
-    def due_ns(self) -> int | None:
-        """When it arrives, if nothing comes between; None while it has not begun to leave."""
-        return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
-
-
-class Flights:
-    """What was sent and has neither arrived nor been lost or taken back, for checkpoints; numbers the messages of a pair.
-
-    Args:
-        nodes: their number.
-
-    Attributes:
-        sent: by sender and receiver, how many messages were sent.
-        landed: called with sender, receiver and number of each message whose way is over.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self.sent: list[dict[int, int]] = [{} for _ in range(nodes)]
-        self.landed: Callable[[int, int, int], None] = lambda source, to, number: None
-        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in range(nodes)]
-
-    def numbered(self, message: Message, to: int) -> Message:
-        """The next message of its pair."""
-        sent = self.sent[message.source]
-        number = sent.get(to, 0)
-        sent[to] = number + 1
-        return replace(message, number=number)
-
-    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
-        """A message is on its way; it is due at an instant (nanoseconds), or when its transfer is over."""
-        self._flying[message.source][to, message.number] = message, due
-
-    def land(self, message: Message, to: int) -> None:
-        """It has arrived, or won't."""
-        if self._flying[message.source].pop((to, message.number), None) is not None:
-            self.landed(message.source, to, message.number)
-
-    def before(self, sent: Mapping[int, Mapping[int, int]]) -> set[tuple[int, int, int]]:
-        """Sender, receiver and number of those under way that belong to so many first messages of each pair."""
-        return {
-            (source, to, number)
-            for source, flying in enumerate(self._flying)
-            for to, number in flying
-            if number < sent[source].get(to, 0)
-        }
-
-    def under_way(self) -> Iterator[tuple[Message, int, int | None]]:
-        """All that will arrive: message, receiver, and the instant, as far as that is known (nanoseconds)."""
-        for flying in self._flying:
-            for (to, _), (message, due) in flying.items():
-                if isinstance(due, int):
-                    yield message, to, due
-                elif not due.lost:
-                    yield message, to, due.due_ns
-
-    def leaving(self, rank: int) -> tuple[int, int]:
-        """How many of a node's messages have not left yet, and their bytes."""
-        transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
-        sizes = [transfer.size for transfer in transfers if not transfer.counted]
-        return len(sizes), sum(sizes)
-
-
 class _Queued(Sending):
     def __init__(self, links: Links, transfer: Transfer) -> None:
         self._links, self._transfer = links, transfer
 
     def __await__(self) -> Generator[Any, None, None]:
-        return self._links.wait_accepted(self._transfer).__await__()
+        return self._transfer.accepted(self._links._clock).__await__()
 
     def cancel(self) -> bool:
         return self._links.cancel(self._transfer)
-
-
-class _Sent(Sending):
-    """Messages whose last bit left as they were sent, so that nothing can be taken back."""
-
-    def __init__(self, links: Links, source: int, accepted_ns: int) -> None:
-        self._links, self._source, self._accepted_ns = links, source, accepted_ns
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._links.until(self._source, self._accepted_ns).__await__()
-
-    def cancel(self) -> bool:
-        return False
 
 
 class Links(ABC):
@@ -186,7 +71,7 @@ class Links(ABC):
         self._busy_s = [0.0] * nodes
         self.flights: Flights | None = None
         """Keeps count of what is under way, where checkpoints are made."""
-        self._sizes: dict[Hashable, int] = {}
+        self._sizes = Sizes()
         self._conditions = network.conditions(nodes, seed)
         self._rates: list[float] = self._conditions.rates.tolist()
         self._changes = self._due_changes(network.changes(nodes, seed))
@@ -215,7 +100,7 @@ class Links(ABC):
         Raises:
             ValueError: for a message above the limit.
         """
-        size, versions = self._size_of(payload, tag)
+        size, versions = self._sizes.of(payload, tag)
         if size > self._largest:
             raise ValueError(
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
@@ -238,22 +123,6 @@ class Links(ABC):
         flights.take_off(message, to, self._clock.now_ns + latency_ns)
         return self._hand_over(message, (to,), size, latency_ns)
 
-    def _size_of(
-        self, payload: Payload, tag: tuple[str | int, ...]
-    ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-        """Bytes on the wire, and the tensors that must not change any more."""
-        if type(payload) is Tensor and payload.is_contiguous():
-            # Of the same tag, dtype and shape, all have the same size.
-            kind = (tag, payload.dtype, payload.shape)
-            size = self._sizes.get(kind)
-            if size is None:
-                if len(self._sizes) > REMEMBERED_SIZES:
-                    self._sizes.clear()
-                size = self._sizes[kind] = wire_bytes(tag, encode(payload))
-            return size, ((payload, payload._version),)
-        encoded = encode(payload)
-        return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
-
     def _hand_over(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """Where only the latency takes time, what arrives together is one event."""
         source, now = message.source, self._clock.now_ns
@@ -266,10 +135,10 @@ class Links(ABC):
                 self._watch(source, rank, now, now, size)
         arrived = partial(self._arrived, message, to, size)
         self._clock.at(now + latency_ns, Order.DELIVERY, source, arrived)
-        return _Sent(self, source, now if size <= WINDOW else now + 2 * latency_ns)
+        return Sent(self._clock, source, now if size <= WINDOW else now + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
-        _check_unchanged(message)
+        check_unchanged(message)
         shared = not isinstance(message.payload, dict | list)
         counters, deliver, away = self._traffic, self._deliver, self._open_since
         for rank in to:
@@ -278,7 +147,7 @@ class Links(ABC):
             traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            deliver[rank](message if shared else _copy(message))
+            deliver[rank](message if shared else own_copy(message))
         self._under_way[message.source] -= len(to)
         if self._farewells:
             self._see_off(message.source)
@@ -317,7 +186,7 @@ class Links(ABC):
         path = self._conditions.path(source, to)
         transfer.start_ns = now
         if transfer.size <= WINDOW:
-            self._accept_at(transfer, now)
+            transfer.accept_at(self._clock, now)
         if path is not None and path.loss == path.jitter_s == 0:
             latency: float | None = path.latency_s
         else:
@@ -383,9 +252,9 @@ class Links(ABC):
             traffic = self._traffic[to]
             traffic.bytes_received += transfer.carried
             if not transfer.cancelled:
-                _check_unchanged(message)
+                check_unchanged(message)
                 traffic.messages_received += 1
-                self._deliver[to](_copy(message))
+                self._deliver[to](own_copy(message))
         if not transfer.cancelled:
             self._under_way[message.source] -= 1
             if self._farewells:
@@ -400,7 +269,7 @@ class Links(ABC):
         if silently:
             for transfer in reversed(self._waiting(rank)):
                 if self._withdraw(transfer):
-                    self._accept_at(transfer, self._clock.now_ns)
+                    transfer.accept_at(self._clock, self._clock.now_ns)
                     transfer.cancelled = True
 
     def come(self, rank: int) -> None:
@@ -416,7 +285,7 @@ class Links(ABC):
     def give_up(self, rank: int) -> Sending:
         """A message of a node is for one that is known to be dead: it counts as lost."""
         self._traffic[rank].messages_lost += 1
-        return _Sent(self, rank, 0)
+        return Sent(self._clock, rank, 0)
 
     def _misses(self, rank: int, message: Message, cancelled: bool = False) -> bool:
         """Whether a message that arrives is for a node that is not there (or was not, when it was queued)."""
@@ -456,44 +325,6 @@ class Links(ABC):
         self._changed(before)
         self._expect(next(self._changes, None))
 
-    # --- acceptance
-
-    async def until(self, source: int, time_ns: int) -> None:
-        """Wait for an instant, on behalf of a node."""
-        if time_ns > self._clock.now_ns:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._clock.at(
-                time_ns, Order.TIMER, source, lambda: None if future.done() else future.set_result(None)
-            )
-            await future
-
-    async def wait_accepted(self, transfer: Transfer) -> None:
-        """Until at most one window of a message is unacknowledged; at once if it was cancelled. A message that the network
-        loses is accepted when it has left."""
-        accepted_ns = transfer.accepted_ns
-        if transfer.cancelled or (accepted_ns is not None and accepted_ns <= self._clock.now_ns):
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        transfer.waiters = [*(transfer.waiters or ()), future]
-        if accepted_ns is not None:
-            self._accept_at(transfer, accepted_ns)
-        await future
-
-    def _accept_at(self, transfer: Transfer, time_ns: int) -> None:
-        transfer.accepted_ns = time_ns
-        if transfer.wake is not None:
-            transfer.wake.cancel()
-            transfer.wake = None
-        if transfer.waiters:
-            wake = partial(self._wake, transfer)
-            transfer.wake = self._clock.at(time_ns, Order.TIMER, transfer.message.source, wake)
-
-    def _wake(self, transfer: Transfer) -> None:
-        for future in transfer.waiters or ():
-            if not future.done():
-                future.set_result(None)
-        transfer.waiters = None
-
     # --- taking back
 
     def cancel(self, transfer: Transfer) -> bool:
@@ -505,8 +336,8 @@ class Links(ABC):
         transfer.cancelled = True
         self._land(transfer)
         self._traffic[transfer.message.source].messages_cancelled += 1
-        self._accept_at(transfer, self._clock.now_ns)
-        self._wake(transfer)
+        transfer.accept_at(self._clock, self._clock.now_ns)
+        transfer.accept()
         return True
 
     # --- counting
@@ -571,28 +402,3 @@ class Links(ABC):
                 for transfer, gone in self._leaving(rank):
                     if transfer.start_ns < now:
                         self._watch(rank, transfer.to, transfer.start_ns, now, gone)
-
-
-def _check_unchanged(message: Message) -> None:
-    if not message.unchanged():
-        raise RunFailed(
-            f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; what"
-            " is in the store or in a message is immutable: compute a new vector",
-            node=message.source,
-        )
-
-
-def _copy(message: Message) -> Message:
-    """A receiver's own message: containers are copied, tensors are shared and must not be written."""
-    payload = message.payload
-    if not isinstance(payload, dict | list):
-        return message
-    return replace(message, payload=freeze(payload, lambda tensor: True))
-
-
-def duration_ns(size: float, bytes_per_second: float) -> int:
-    """What so many bytes take at a rate; a rate of 0 takes for ever."""
-    if bytes_per_second <= 0:
-        return FOREVER_NS
-    duration = size / bytes_per_second * NS
-    return round(duration) if duration < FOREVER_NS else FOREVER_NS

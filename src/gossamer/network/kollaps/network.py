@@ -14,13 +14,13 @@ import numpy as np
 from gossamer.errors import BadInput
 from gossamer.network.kollaps.description import Description, Link, LinkEvent, NodeEvent, read_description
 from gossamer.network.kollaps.routes import Graph, Routes, directions
-from gossamer.network.network import Conditions, Network
+from gossamer.network.network import Changing, Conditions
 from gossamer.randomness import generator
 from gossamer.registry import FilePath, register
 
 
 @register("network", "kollaps")
-class Kollaps(Network):
+class Kollaps(Changing):
     """The network of a topology file of Kollaps (Gouveia et al., EuroSys 2020), with its schedule.
 
     Nodes are the replicas of services, in the order of the file; supervisors are none. A path is the shortest one by hops
@@ -39,13 +39,7 @@ class Kollaps(Network):
         course = list(self._course(nodes, seed))  # all of the schedule is looked at before anything starts
         return course[0][1]
 
-    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        course = self._course(nodes, seed)
-        next(course)
-        return course
-
     def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        """The network at the start, and after each change."""
         description = read_description(self.path, "network.path")
         play = _Play(description, seed)
         vertices = self._nodes(description, play.graph, nodes)

@@ -1,0 +1,34 @@
+"""Measurements in processes of their own, which share nothing but the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def answer(code: str) -> Any:
+    """What code prints last, as JSON, in a process whose modules are those of the benchmarks."""
+    [said] = answers(code, 1)
+    return said
+
+
+def answers(code: str, count: int) -> list[Any]:
+    """The same of so many processes at once.
+
+    Raises:
+        SystemExit: when one of them fails.
+    """
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(count)
+    ]
+    said = [process.communicate()[0] for process in running]
+    for process in running:
+        if process.returncode:
+            raise SystemExit(f"{code}: exit code {process.returncode}")
+    return [json.loads(each.splitlines()[-1]) for each in said]

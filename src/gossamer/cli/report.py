@@ -1,0 +1,118 @@
+"""``gossamer report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gossamer.cli.options import Json, Quiet, log_errors_only
+from gossamer.errors import BadInput
+
+if TYPE_CHECKING:
+    from gossamer.results.groups import Group
+    from gossamer.results.time_to import TimeTo
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps: what is in them is compared."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page to write; default: report.html in the run's folder, or for several runs in the"
+            " working directory."
+        ),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
+    time_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=LEVEL[,LEVEL...]",
+            help="Compare how long the runs take to these levels, over their seeds; also written as a CSV file"
+            " beside the page. May be repeated.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The group that others are compared with (--time-to).")
+    ] = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD", help="Put runs together by this field, not by all but the seed. May be repeated."
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw when the nodes computed and sent into this SVG or PNG file.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a report page of one or several runs: one HTML file that needs no network."""
+    log_errors_only(quiet)
+    from gossamer.results.frames import finite
+    from gossamer.results.groups import find_group, groups
+    from gossamer.results.report import write_report, write_time_to
+    from gossamer.results.run import load_runs
+    from gossamer.results.time_to import parse_levels, time_to_frame
+    from gossamer.results.time_to import time_to as compare
+
+    if baseline is not None and not time_to:
+        raise BadInput("--baseline: accepted together with --time-to")
+    levels = parse_levels(time_to or ())
+    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
+    grouped = groups(loaded, group_by or ())
+    loaded = [run for group in grouped for run in group.runs]
+    against = None if baseline is None else find_group(baseline, grouped)
+    rows = compare(grouped, levels, against)
+    # A page of several runs is none of theirs: it must not take the place of one.
+    place = loaded[0].path if len(loaded) == 1 else Path()
+    if timeline is not None:
+        from gossamer.results.timeline import write_timeline
+
+        write_timeline(loaded, timeline)
+    page = write_report(
+        loaded,
+        out or place / "report.html",
+        png=png,
+        csv=csv,
+        groups=grouped,
+        time_to=rows,
+        baseline=None if against is None else against.label,
+    )
+    table = write_time_to(rows, page) if rows else None
+    written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}
+    if as_json:
+        said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
+        if rows:
+            said["table"] = finite(time_to_frame(rows)).to_dicts()
+        typer.echo(json.dumps(said, default=str))
+    elif not quiet:
+        if rows:
+            _print_time_to(rows, against)
+        for path in written.values():
+            if path is not None:
+                typer.echo(path)
+
+
+def _print_time_to(rows: list[TimeTo], baseline: Group | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gossamer.results.time_to_text import note, tables
+
+    console, name = Console(markup=False, highlight=False), None if baseline is None else baseline.label
+    for title, head, lines in tables(rows, name):
+        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+        for column, heading in enumerate(head):
+            table.add_column(heading, overflow="fold", justify="right" if column else "left")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+        console.print()
+    console.print(note(name))

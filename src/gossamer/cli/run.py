@@ -1,0 +1,115 @@
+"""``gossamer run`` and ``gossamer resume``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gossamer.cli.options import (
+    INTERRUPTED,
+    File,
+    Json,
+    Out,
+    Overrides,
+    Quiet,
+    Report,
+    interruptible,
+    log_errors_only,
+    overriding,
+)
+from gossamer.cli.summary import as_data, print_profile, print_summary, write_page
+
+if TYPE_CHECKING:
+    from gossamer.experiment import Experiment
+    from gossamer.progress import Watcher
+    from gossamer.results.run import Run
+
+
+def run(
+    file: File,
+    overrides: Overrides = None,
+    engine: Annotated[str | None, typer.Option(help="simulate or processes, instead of the file's.")] = None,
+    out: Out = Path("runs"),
+    report: Report = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say where the time went, and the peak of memory.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest unfinished run of this very experiment, if it has a checkpoint.",
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
+    log_errors_only(quiet)
+    from gossamer.experiment import Experiment
+
+    experiment = Experiment.load(file, overrides or (), engine)
+    from gossamer.api import resume as resume_run
+    from gossamer.api import run as run_experiment
+    from gossamer.api import unfinished
+
+    left = unfinished(experiment, out) if resume else None
+
+    def carry_out(watcher: Watcher) -> Run:
+        if left is not None:
+            return resume_run(left, observer=watcher)
+        return run_experiment(experiment, out, observer=watcher)
+
+    _watch(experiment, carry_out, report, profile, quiet, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Annotated[list[str] | None, overriding("a field of stop or checkpoint")] = None,
+    report: Report = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
+    log_errors_only(quiet)
+    from gossamer.api import resume as resume_run
+    from gossamer.experiment import Experiment
+    from gossamer.results.folder import RunFolder
+
+    experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
+    _watch(
+        experiment,
+        lambda watcher: resume_run(folder, overrides or (), observer=watcher),
+        report,
+        False,
+        quiet,
+        as_json,
+    )
+
+
+def _watch(
+    experiment: Experiment,
+    carry_out: Callable[[Watcher], Run],
+    report: bool,
+    profile: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Carry a run out, with a display, and say what came of it."""
+    from gossamer.progress import watching
+
+    with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
+        done = carry_out(watcher)
+    page = write_page(done) if report else None
+    if as_json:
+        typer.echo(json.dumps(as_data(done, page), default=str))
+    elif not quiet:
+        print_summary(done, page, watcher.round)
+    if profile and not as_json:
+        print_profile(done)
+    if done.status == "stopped":
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,403 @@
+"""A node's process without a supervisor: what a supervisor does for it, done with what it hears from the others.
+
+Every node stays connected with the next rank that lives, going round, besides whom its algorithm talks to. So all hear of
+one another however its topology changes, and every node is watched by one at least. On these connections
+heartbeats carry reports (:mod:`gossamer.engines.processes.standalone.roster`), at once where something changed.
+
+A node goes when it has heard of all and is connected with its neighbours of the first round. One that is started again goes
+on from its checkpoint, or begins with a neighbour's model, in the round that most of the others are in
+(:mod:`gossamer.engines.newcomer`). It ends when all are done,
+have left or are lost; when its clock, or another's that it hears of, has reached the end of the run's time; or when
+it is asked to stop. Before it closes its connections it waits until those it is connected with have heard so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.engines.processes.security.guard import Ration
+from gossamer.engines.processes.standalone.roster import Report, Roster, State
+from gossamer.engines.processes.transport.transport import Transport
+from gossamer.engines.recording import GraphLog, Observer
+from gossamer.engines.setup import Setup
+from gossamer.errors import RunFailed, cause
+from gossamer.experiment import Processes
+from gossamer.payload import FrameError
+from gossamer.results.folder import RunFolder
+
+PUSH_S = 0.05
+"""Seconds in which changes are collected before they are reported."""
+PROGRESS_S = 0.2
+"""Seconds between two reports of progress to the observer."""
+FAREWELL_S = 5.0
+"""Seconds that a node waits at its end for those it is connected with to have heard of it."""
+_WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
+
+Hear = Callable[[list[Any]], None]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the record says of a node that goes on from its checkpoint.
+
+    Args:
+        start_unix_s: when the node first went, by its machine's clock, seconds since 1970.
+        traffic: what its counters were in its last row.
+    """
+
+    start_unix_s: float
+    traffic: Mapping[str, int]
+
+
+class Standalone:
+    """The overseer (see :class:`~gossamer.engines.processes.worker.place.Place`) of a process that has no supervisor.
+
+    Args:
+        rank: this node.
+        setup: what is run.
+        roster: what it knows of all nodes.
+        folder: where its events are recorded.
+        observer: told of its rows and of what happens.
+        began: called when the node goes.
+        past: what there was before, where it goes on from its checkpoint.
+        transport: what its :class:`~gossamer.engines.processes.transport.transport.Transport` is to know besides, by name.
+
+    Attributes:
+        failure: why it failed, if it did.
+        reason: how it ended.
+        rounds: that it has completed.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        setup: Setup,
+        roster: Roster,
+        folder: RunFolder,
+        observer: Observer,
+        *,
+        began: Callable[[], None],
+        past: Past | None = None,
+        **transport: Any,
+    ) -> None:
+        experiment = setup.experiment
+        assert isinstance(experiment.engine, Processes)
+        self._rank, self._setup, self._roster, self._observer = rank, setup, roster, observer
+        self._start_timeout_s = experiment.engine.start_timeout_s
+        self._loss_fails = experiment.gather.lost_peer == "fail"
+        self._waits = experiment.algorithm.gathers
+        self._began, self._past, self._options = began, past, transport
+        self._events = folder.segment("events", rank)
+        graphs = folder.segment("graphs", rank)
+        self._graphs = GraphLog(setup.topology, graphs)
+        self._segments = (self._events, graphs)
+        self._start: float | None = None
+        self._first: set[int] = set()  # neighbours in the first round
+        self._reports: dict[int, Report] = {}  # the last one of each that this node is connected with
+        self._away: dict[int, int] = {}  # whom the node takes for lost, and in which of its lives
+        self._ration = Ration(time.monotonic, "losses and returns")
+        self._unnoted: dict[int, tuple[str, str]] = {}  # by rank, what was left out last
+        self._unreached: set[int] = set()  # those of them that it tried to reach itself
+        self._reasons: dict[int, str] = {}  # why a peer is not up yet
+        self._changed = asyncio.Event()
+        self._push: asyncio.TimerHandle | None = None
+        self._ending = False
+        self._shown = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: Transport
+        self._hear: Hear
+        self.failure: RunFailed | None = None
+        self.reason = "failed"
+        self.rounds = 0
+        self._now: Callable[[], float] = lambda: 0.0
+
+    def oversee(self, hear: Hear) -> Standalone:
+        """Begin to tell the node, through a function, what to do."""
+        self._hear = hear
+        return self
+
+    def connect(self, *arguments: Any, **options: Any) -> Transport:
+        """Make the node's transport."""
+        options["heartbeat_s"] = options["heartbeat_s"] or options["detection_s"] / 5
+        options |= {"status": self._status, "heard": self._heard, **self._options}
+        self._now = options["now"]
+        make: Callable[..., Transport] = Transport
+        self._transport = make(*arguments, **options)
+        return self._transport
+
+    @property
+    def incarnation(self) -> int:
+        """Of this process."""
+        return self._roster.own.incarnation
+
+    def close(self) -> None:
+        """Close what it writes."""
+        for rank, (kind, text) in sorted(
+            self._unnoted.items()
+        ):  # the record is to say who is there at the end
+            self._event(rank, kind, text)
+        for segment in self._segments:
+            segment.close()
+
+    def stop(self) -> None:
+        """The node was asked to stop. Where a run does not bear a loss, that ends it for all nodes."""
+        if self._loss_fails:
+            self._end("stopped")
+        else:
+            self._roster.say(state=State.LEFT)
+            self._leave("stopped")
+
+    # --- what the node says
+
+    def send(self, what: str, *rest: Any) -> None:
+        """Take what the node has to say to its supervisor."""
+        match what, rest:
+            case "ready", ():
+                self._spawn(self._await_others())
+            case "progress", (round, time_s):
+                self.rounds = round
+                self._roster.say(round=round)  # to the round: who joins begins with the next one
+                if time.monotonic() > self._shown + PROGRESS_S:
+                    self._shown = time.monotonic()
+                    self._observer.progress(round, time_s)
+            case "row", (_, row, slot):
+                self._graphs.completed(row["round"])
+                self._observer.row(row)
+                if slot is not None:
+                    self._hear(["consumed"])
+            case "done", (round,):
+                self._roster.say(state=State.DONE, round=round)
+                self._look_around()
+            case "time", ():
+                self._end("time")
+            case "final", (round, *_):
+                self.rounds = round
+            case "event", (kind, text):
+                self._event(self._rank, kind, text)
+            case "unreachable", (rank, why):
+                self._lose(rank, why)
+            case "reachable", (rank,):
+                self._found(rank)
+            case "failed", (text, round, trace):
+                where = f"in round {round}" if self._start is not None else "at start"
+                self._fail(f"node {self._rank} failed {where}: {text}", trace)
+            case _:  # "idle": whether all wait for ever, no node can tell by itself
+                pass
+
+    # --- starting
+
+    async def _await_others(self) -> None:
+        graph = self._setup.topology.graph(0)
+        self._first = {
+            *graph.neighbors(self._rank, "in" if graph.directed else "both"),
+            *graph.neighbors(self._rank, "out" if graph.directed else "both"),
+        }
+        deadline = time.monotonic() + self._start_timeout_s
+        self._look_around()
+        while late := self._not_up():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                said = "; ".join(
+                    f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8]
+                )
+                more = f"; and {len(late) - 8} more" if len(late) > 8 else ""
+                self._fail(
+                    f"nodes {late} were not up within engine.start_timeout_s = {self._start_timeout_s} ({said}{more})"
+                )
+                return
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+        before_s = 0.0 if self._past is None else max(time.time() - self._past.start_unix_s, 0.0)
+        self._start = time.monotonic() - before_s
+        self._began()
+        comes_later = self._past is not None or self._roster.again
+        self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
+
+    def _arrival(self, now_s: float) -> list[Any]:
+        """How it takes part that was there before; see :class:`~gossamer.engines.processes.worker.place.Arrival`."""
+        every_s = self._setup.experiment.evaluation.every_s
+        tick = 0 if every_s is None else int(now_s / every_s) + 1
+        if self._past is None:
+            return [0, [], "neighbor", tick, {}, self._others()]
+        return [0, [], "checkpoint", tick, dict(self._past.traffic), self._others() if self._waits else []]
+
+    def _others(self) -> list[int]:
+        """Those who are there and may wait for this node, or it for them."""
+        there = self._roster.of_state(State.RUNNING, State.DONE)
+        return [rank for rank in there if rank != self._rank]
+
+    def _not_up(self) -> list[int]:
+        """The ranks that this node waits for before it starts."""
+        ended = self._roster.of_state(State.LOST, State.LEFT, State.DONE)
+        unconnected = self._first - self._reports.keys() - set(ended)
+        return sorted({*self._roster.unheard(), *unconnected})
+
+    # --- what the others say
+
+    def _status(self) -> bytes:
+        return self._roster.report().pack()
+
+    def _heard(self, rank: int, data: bytes) -> None:
+        """A heartbeat of a peer."""
+        try:
+            report = Report.unpack(data, self._setup.experiment.nodes)
+        except FrameError as error:
+            self._transport.refuse(rank, str(error))
+            return
+        own = self._roster.report().digest
+        if report.digest != own:  # (nodes of another experiment have another token)
+            self._transport.refuse(
+                rank, f"runs another experiment ({report.digest.hex()[:8]}, not {own.hex()[:8]})"
+            )
+            return
+        news = rank not in self._reports
+        self._reports[rank] = report
+        changed = self._roster.take(report)
+        if self._roster.superseded:
+            self._fail(f"another process of node {self._rank} was started later")
+            return
+        for each, state in changed.items():
+            self._hear_of(each, state, rank)
+        if news or changed or self._roster.end is not None:
+            self._look_around()
+        self._changed.set()
+
+    def _hear_of(self, rank: int, state: State, by: int) -> None:
+        """Another node says that a node is doing otherwise."""
+        if state in _WORDS:
+            if state is State.LOST and rank != by and rank in self._reports:
+                return  # not to this node, which is connected with it
+            text = f"node {rank} {_WORDS[state]}" + ("" if rank == by else f", says node {by}")
+            self._take_for_lost(rank, "leave" if state is State.LEFT else "lost", text)
+        elif rank in self._away and rank not in self._unreached:
+            self._take_for_found(rank)
+
+    def _lose(self, rank: int, why: str) -> None:
+        """A connection with a peer could not be made, or has failed for good."""
+        self._reports.pop(rank, None)
+        if self._start is None:  # the transport goes on trying
+            self._reasons.setdefault(rank, why)
+            return
+        self._unreached.add(rank)
+        entry = self._roster[rank]
+        if entry is not None and entry.state in (State.DONE, State.LEFT):
+            self._hear(["lost", rank, None])
+        else:
+            self._roster.lose(rank)
+            self._take_for_lost(rank, "lost", f"node {rank} can't be reached: {why}")
+        self._look_around()
+
+    def _found(self, rank: int) -> None:
+        """A peer that was lost is connected again, or has started anew."""
+        self._unreached.discard(rank)
+        if rank in self._away:
+            self._take_for_found(rank)
+
+    def _take_for_lost(self, rank: int, kind: str, text: str) -> None:
+        if rank in self._away or self._roster.end is not None:
+            return
+        self._away[rank] = self._life(rank)
+        self._note(rank, kind, text)
+        if self._loss_fails and self._start is not None:
+            self._fail(text)
+            return
+        self._hear(["lost", rank, None])
+
+    def _take_for_found(self, rank: int) -> None:
+        before = self._away.pop(rank)
+        self._note(rank, "found", f"node {rank} is back")
+        self._hear(["found", rank])
+        if self._waits and self._start is not None and self._life(rank) == before:
+            self._hear(["meet-again", rank])  # (one that was started anew does so itself)
+
+    def _life(self, rank: int) -> int:
+        """The newest incarnation of a peer that was heard of."""
+        entry = self._roster[rank]
+        return max(0 if entry is None else entry.incarnation, self._transport.incarnation_of(rank) or 0)
+
+    # --- watching, and ending
+
+    def _look_around(self) -> None:
+        """Something is otherwise than before: report it, watch who is to be watched, and see whether all is over."""
+        self._changed.set()
+        if self._push is None:
+            self._push = asyncio.get_running_loop().call_later(PUSH_S, self._report)
+        if not self._ending:
+            following = self._roster.next_living(self._unreached)
+            watched = set() if following is None else {following}
+            self._transport.keep(watched if self._start is not None else watched | self._first)
+        if self._roster.over() or self._roster.end is not None:
+            self._end(self._roster.end or "rounds")
+
+    def _report(self) -> None:
+        self._push = None
+        self._transport.beat()
+
+    def _end(self, reason: str) -> None:
+        """The run is over, for all."""
+        self._roster.end = self._roster.end or reason
+        self._leave(self._roster.end)
+
+    def _leave(self, reason: str) -> None:
+        if not self._ending:
+            self._ending, self.reason = True, reason
+            self._spawn(self._bid_farewell(reason))
+
+    async def _bid_farewell(self, reason: str) -> None:
+        """Go when those that this node is connected with have heard of it, or don't answer."""
+        self._report()
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                while not all(map(self._knows, self._reports.values())):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass  # who does not answer finds the connection closed
+        self._hear(["finish", reason, None])
+
+    def _knows(self, report: Report) -> bool:
+        own = report.entries.get(self._rank)
+        return report.end == self._roster.end and own is not None and own.state >= self._roster.own.state
+
+    def _fail(self, message: str, trace: str = "") -> None:
+        if self.failure is None:
+            self.failure = RunFailed(message, node=self._rank, round=self.rounds, traceback=trace)
+            self._ending, self.reason = True, "failed"
+            self._roster.say(state=State.LOST)
+            self._report()
+            self._hear(["finish", "failed", None])
+
+    def _note(self, rank: int, kind: str, text: str) -> None:
+        """A peer has gone, or is back; one that does so all the time must not fill the record."""
+        more = self._ration.take(f"rank {rank}")
+        if more is None:
+            self._unnoted[rank] = kind, text
+        else:
+            self._unnoted.pop(rank, None)
+            self._event(rank, kind, text + more)
+
+    def _event(self, rank: int, kind: str, text: str) -> None:
+        time_s, wall_s = 0.0, 0.0
+        if self._start is not None:
+            time_s, wall_s = self._now(), time.monotonic() - self._start
+        self._events.append({"time_s": time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text})
+        self._observer.say(text)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"node {self._rank}: {cause(error)}", "".join(traceback.format_exception(error)))

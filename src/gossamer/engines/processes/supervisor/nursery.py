@@ -1,0 +1,164 @@
+"""The processes of a run's nodes: how each comes into being, and what is left of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+
+from gossamer.engines.processes.supervisor.child import Child
+from gossamer.engines.processes.supervisor.ended import Ended
+from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.death import describe_exit, die_with
+from gossamer.engines.processes.system.descriptors import close_all_but
+from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.worker.place import Place
+from gossamer.engines.processes.worker.rehearsal import Stage
+from gossamer.engines.processes.worker.worker import main as worker_main
+from gossamer.engines.setup import Setup
+from gossamer.experiment import Processes
+from gossamer.learning.workers import cores
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+
+
+class Nursery:
+    """Forks the nodes of a run from this process.
+
+    Args:
+        setup: what is run.
+        folder: where rows are recorded.
+        memory: descriptor of the file that all processes share.
+        stage: what nodes compute with.
+        cut: the checkpoint from which they go on; None is the start.
+        selector: where their channels are waited for.
+        crashes: gives the rounds after which a node is to kill itself.
+
+    Attributes:
+        children: the newest process of each node, by rank.
+        alive: the ranks of those that have not ended.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: RunFolder,
+        memory: int,
+        stage: Stage,
+        cut: Cut | None,
+        selector: selectors.BaseSelector,
+        crashes: Callable[[int], tuple[int, ...]],
+    ) -> None:
+        assert isinstance(setup.experiment.engine, Processes)
+        self._setup, self._folder, self._memory, self._stage = setup, folder, memory, stage
+        self._cut, self._selector, self._crashes = cut, selector, crashes
+        self._at_once = setup.experiment.engine.train_at_once or cores()
+        self.children: dict[int, Child] = {}
+        self.alive: set[int] = set()
+        self._addresses: list[tuple[str, int]] = []
+        self._listeners: dict[int, socket.socket] = {}  # of nodes that are not there yet
+        self._token = secrets.token_bytes(16)
+
+    def fill(self, absent: Collection[int]) -> None:
+        """Start all nodes, but for those who are not there yet; each has its port from the beginning."""
+        nodes = self._setup.experiment.nodes
+        try:
+            listeners = dict(enumerate(listen() for _ in range(nodes)))
+        except OSError as error:
+            raise Ended("failed", message=f"no port for each of {nodes} nodes: {error}") from None
+        self._addresses = [listener.getsockname()[:2] for listener in listeners.values()]
+        self._listeners = {rank: listeners[rank] for rank in absent}
+        gc.collect()
+        gc.freeze()  # so that the collector does not write to, and so copy, what all share
+        for rank in range(nodes):
+            if rank not in absent:
+                listener = listeners.pop(rank)
+                try:
+                    self._fork(rank, listener, list(listeners.values()))
+                except OSError as error:
+                    text = f"no process for node {rank} of {nodes}: {error}; see ulimit -u"
+                    raise Ended("failed", message=text) from None
+                listener.close()
+
+    def fork(self, rank: int) -> Child:
+        """Start a node anew, on the port that it had.
+
+        Raises:
+            OSError: if its port is taken.
+        """
+        listener = self._listeners.pop(rank, None) or listen(*self._addresses[rank])
+        try:
+            return self._fork(rank, listener)
+        finally:
+            listener.close()
+
+    def _fork(self, rank: int, listener: socket.socket, others: Sequence[socket.socket] = ()) -> Child:
+        before, parent = self.children.get(rank), os.getpid()
+        life = 0 if before is None else before.life + 1
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            keep = {listener.fileno(), theirs.fileno(), self._memory}
+            _forget_sockets(list(others))
+            close_all_but(keep)
+            place = Place(
+                listener,
+                theirs,
+                self._addresses,
+                self._token,
+                self._memory,
+                self._at_once,
+                self._stage.trims(),
+                life,
+                self._crashes(rank),
+            )
+            self._become_node(rank, parent, place)
+        theirs.close()
+        child = self.children[rank] = Child(rank, pid, Channel(ours), life=life)
+        self.alive.add(rank)
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
+        return child
+
+    def _become_node(self, rank: int, parent: int, place: Place) -> None:
+        """In the child: live as a node, and leave without the parent's clean-up."""
+        code = 1
+        assert place.channel is not None
+        try:
+            die_with(parent)
+            code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
+            text = traceback.format_exc()
+            Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def bury(self, child: Child) -> str:
+        """A node's process is gone; gives how it ended."""
+        self._selector.unregister(child.channel)
+        child.channel.close()
+        _, status = os.waitpid(child.pid, 0)
+        self.alive.discard(child.rank)
+        return describe_exit(status)
+
+    def kill_all(self) -> None:
+        """End all processes, and wait until they are gone."""
+        for rank in self.alive:
+            os.kill(self.children[rank].pid, signal.SIGKILL)
+        for rank in self.alive:
+            os.waitpid(self.children[rank].pid, 0)
+        self.alive.clear()
+
+
+def _forget_sockets(others: list[socket.socket]) -> None:
+    """Let go of sockets whose descriptors are closed in one go, so that no finaliser closes the number
+    again."""
+    for other in others:
+        other.detach()

@@ -1,0 +1,58 @@
+"""The process of a supervisor: ``python -m gossamer.engines.processes.supervisor.server CHANNEL MEMORY PARENT``.
+
+A process of its own, because it forks: it imports everything and loads the data once, with one torch thread
+and no event loop, and every node is a fork of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+import torch
+
+from gossamer.engines.processes.supervisor.supervisor import Supervisor
+from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.death import die_with
+from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
+from gossamer.engines.processes.worker.rehearsal import with_data_for_forks
+from gossamer.engines.setup import prepare
+from gossamer.errors import BadInput
+from gossamer.experiment import Experiment
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.results.checkpoints import newest
+from gossamer.results.folder import RunFolder
+
+
+def main() -> None:
+    """The process's whole life."""
+    channel_fd, memory, parent = (int(argument) for argument in sys.argv[1:4])
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+    keep_freed_memory()
+    launcher = Channel(socket.socket(fileno=channel_fd))
+    hello = launcher.receive()
+    if hello is None:
+        return
+    try:
+        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
+        raise_descriptor_limit(setup, channels=setup.experiment.nodes)
+    except BadInput as error:
+        launcher.send("bad-input", list(error.problems))
+        return
+    launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    answer = launcher.receive()
+    if answer is None:
+        return
+    folder = RunFolder.open(answer[1])
+    cut = newest(folder.checkpoints) if answer[2] else None
+    supervisor = Supervisor(setup, folder, launcher, memory, cut)
+    end = supervisor.run()
+    launcher.send("memory", supervisor.private_bytes())
+    launcher.send("ended", end.reason, end.failure)
+
+
+if __name__ == "__main__":
+    main()

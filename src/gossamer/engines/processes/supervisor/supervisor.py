@@ -1,0 +1,399 @@
+"""Watches over the nodes of a run, and never leaves one behind: it ends them when the run ends, and the system ends them
+when it dies."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import torch
+
+from gossamer.engines.outcome import describe_waits
+from gossamer.engines.processes.supervisor.assembly import Assembly
+from gossamer.engines.processes.supervisor.child import Child
+from gossamer.engines.processes.supervisor.ended import Ended
+from gossamer.engines.processes.supervisor.fates import Fates
+from gossamer.engines.processes.supervisor.nursery import Nursery
+from gossamer.engines.processes.supervisor.record import Record
+from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.memory import FINAL, SharedModels
+from gossamer.engines.processes.worker.rehearsal import Stage
+from gossamer.engines.setup import Setup
+from gossamer.experiment import Processes
+from gossamer.messages import Model, Traffic
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+
+END_S = 30.0
+"""Seconds without a sign of life after which nodes that should end are killed."""
+TRAFFIC = tuple(field.name for field in fields(Traffic))
+"""The counters in a row."""
+UNREACHABLE_S = 5.0
+"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
+PROGRESS_S = 0.1
+
+
+class Supervisor:
+    """Starts the nodes of a run, watches over them, and ends them.
+
+    Args:
+        setup: what is run.
+        folder: where rows are recorded.
+        launcher: the channel to the launcher.
+        memory: descriptor of the file that all processes share.
+        cut: the checkpoint from which it goes on; None is the start.
+    """
+
+    def __init__(
+        self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int, cut: Cut | None = None
+    ) -> None:
+        experiment = setup.experiment
+        assert isinstance(experiment.engine, Processes)
+        self._setup, self._folder, self._launcher, self._cut = setup, folder, launcher, cut
+        self._options = experiment.engine
+        self._nodes = experiment.nodes
+        self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
+        self._stage = Stage(setup)
+        self._selector = selectors.DefaultSelector()
+        self._fates = Fates(setup, self)
+        self._nursery = Nursery(
+            setup, folder, memory, self._stage, cut, self._selector, self._fates.crash_rounds
+        )
+        self.children, self.alive = self._nursery.children, self._nursery.alive
+        self._assembly = Assembly(experiment, folder, cut, self.tell, partial(self.say, None, "checkpoint"))
+        self._record: Record
+        self._wiped = False  # whether messages may have been lost with a node
+        self._suspects: list[tuple[float, int, int, str]] = []
+        self._said = 0.0
+        self._start: float | None = None
+        self._ending = False
+        self._heard = 0.0
+
+    def run(self) -> Ended:
+        """From the first fork to the last exit."""
+        try:
+            self._stage.rehearse()
+            self._nursery.fill(self._absent())
+            self._record = Record(
+                self._setup,
+                self._folder,
+                self._models,
+                self._stage.evaluator,
+                lambda rank: self.tell(rank, "consumed"),
+                lambda row: self._launcher.send("row", row),
+                self._say,
+            )
+            if self._cut is not None:
+                self._resume(self._cut)
+            self._selector.register(self._launcher, selectors.EVENT_READ, None)
+            for message in self._launcher.pending():
+                self._hear_launcher(message)
+            self._await_ready()
+            self._supervise()
+        except Ended as end:
+            if end.failure is None:
+                end = self._finish(end)
+            return end
+        finally:
+            self._nursery.kill_all()
+        raise AssertionError("a run ends by Ended")
+
+    # --- starting
+
+    def _absent(self) -> set[int]:
+        """Who is not there at the start: comes later, or was lost before the checkpoint."""
+        absent = self._fates.absent()
+        self._forget_models(absent)
+        return absent | self._lost_before()
+
+    def _lost_before(self) -> set[int]:
+        return set() if self._cut is None else set(range(self._nodes)) - self._cut.rounds.keys()
+
+    def _resume(self, cut: Cut) -> None:
+        for rank in self._lost_before():
+            self.without(rank, keep=False)
+            self._forget_models([rank])
+        self._record.resume(cut)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while not all(child.ready for child in self.children.values()):
+            if time.monotonic() > deadline:
+                late = [child.rank for child in self.children.values() if not child.ready]
+                raise Ended(
+                    "failed",
+                    message=f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}",
+                )
+            self._poll(0.5)
+        self._start = time.monotonic()
+        for rank in self._fates.away:
+            self._tell_all("lost", rank, "not there yet", None)
+        self._tell_all("go", self._start)
+        self._record.begin(self._start)
+        for rank in sorted(self._lost_before()):
+            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
+        self._assembly.begin(self.alive, self._start)
+        self._fates.begin(self._start)
+
+    # --- watching
+
+    def _supervise(self) -> None:
+        while True:
+            self._poll(self._fates.timeout(0.2))
+            self._fates.look()
+            awaited = self._awaited()
+            if awaited and all(self.children[rank].done for rank in awaited):
+                raise Ended("rounds")
+            if not self.alive and not self._fates.expects():
+                raise Ended("failed", message=f"no node is left: {self._record.events.summary()}")
+            self._look_at_suspects()
+            self._look_for_deadlock()
+
+    def _awaited(self) -> list[int]:
+        """Whose rounds the run waits for: who is there, or will be again. One that stands still, and not by the schedule,
+        may do so for good."""
+        away = self._fates.away
+        return [
+            rank
+            for rank in sorted(self.alive)
+            if rank not in away or self.children[rank].frozen or self.children[rank].arriving
+        ]
+
+    def _poll(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            child: Child | None = key.data
+            channel = self._launcher if child is None else child.channel
+            messages = channel.read()
+            if messages is None:
+                if child is None:
+                    raise Ended("failed", message="the launcher died")
+                self._died(child)
+                continue
+            for message in messages:
+                if child is None:
+                    self._hear_launcher(message)
+                else:
+                    self._hear(child, message)
+        now = time.monotonic()
+        if now - self._said > PROGRESS_S:
+            self._said = now
+            rounds = sum(child.round for child in self.children.values())
+            self._launcher.send("progress", rounds, self._record.clock.now())
+
+    def _hear_launcher(self, message: list[Any]) -> None:
+        if message[0] == "stop":
+            raise Ended("stopped")
+
+    def _hear(self, child: Child, message: list[Any]) -> None:
+        what, *rest = message
+        self._heard = time.monotonic()
+        if child.rank in self._fates.away and self._start is not None and child.ready:
+            self._fates.heard(child)
+        if what == "ready":
+            child.ready = True
+            if self._start is not None:
+                child.arriving = True
+                self._fates.ready(child)
+        elif what == "progress":
+            child.round = rest[0]
+            self._record.clock.hear(rest[1])
+        elif what == "time" and not self._ending:
+            raise Ended("time")
+        elif what == "row":
+            child.traffic = {name: rest[1][name] for name in TRAFFIC}
+            self._record.row(child.rank, *rest)
+        elif what == "view":
+            self._record.view(child.rank, *rest)
+        elif what == "done":
+            child.done, child.round = True, rest[0]
+            self._assembly.done(child.rank)
+            if child.leaving:
+                self.tell(child.rank, "finish", "left", None)
+        elif what == "marked":
+            self._assembly.marked(child.rank, *rest)
+        elif what == "saved":
+            self._assembly.saved(child.rank, *rest)
+        elif what == "broken":
+            self._assembly.broken(child.rank, *rest)
+        elif what == "final":
+            child.final, child.round, child.private = True, rest[0], rest[1]
+            if child.leaving and not self._ending:
+                self._fates.left(child)
+        elif what == "at":
+            self._fates.told(child, rest[0], rest[1])
+        elif what == "crash":
+            self._fates.crashes_itself(child, rest[0])
+        elif what == "idle":
+            child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
+            child.idle_reports = child.idle_reports + 1 if child.idle else 0
+        elif what == "event":
+            self._record.events.append(child.rank, rest[0], rest[1])
+        elif what == "unreachable" and not self._ending and self._setup.experiment.gather.lost_peer != "fail":
+            self._fates.doubt(child, rest[0], rest[1])
+        elif what == "unreachable" and not self._ending:
+            self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
+        elif what == "reachable":
+            told = child.rank, rest[0]
+            self._suspects = [suspect for suspect in self._suspects if suspect[1:3] != told]
+        elif what == "failed":
+            text, round, trace = rest
+            where = f"in round {round}" if self._start is not None else "at start"
+            raise Ended(
+                "failed",
+                message=f"node {child.rank} failed {where}: {text}",
+                node=child.rank,
+                round=round,
+                traceback=trace,
+            )
+
+    def _died(self, child: Child) -> None:
+        """A channel was closed: that node's process is gone."""
+        how = self._nursery.bury(child)
+        if child.final and (self._ending or child.leaving):
+            return
+        said = "crashed" if child.planned else "died"
+        text = f"node {child.rank} {said} in round {child.round}: {how}"
+        self._record.events.append(child.rank, "lost", text)
+        if self._ending:
+            self._forget_models([child.rank])
+            return
+        again = self._options.restart == "always" and child.restarts < self._options.restart_limit
+        fails = self._setup.experiment.gather.lost_peer == "fail" and not (child.planned or again)
+        if fails or self._start is None:
+            raise Ended("failed", message=text, node=child.rank, round=child.round)
+        self._say(text)
+        self._fates.died(child, text)
+        self._forget_models([child.rank])
+        if again and not child.planned:
+            child.restarts += 1
+            self._fates.bring_back(child.rank, "checkpoint")
+        if not self.alive and not self._fates.expects():
+            raise Ended("failed", message=f"every node died; the last one: {text}")
+
+    def _forget_models(self, ranks: Iterable[int]) -> None:
+        """What these ended with is not known; nobody shall take zeros for a model."""
+        sizes = self._setup.layout.size, self._setup.layout.buffer_size
+        unknown = Model(*(torch.full((n,), math.nan) for n in sizes))
+        for rank in ranks:
+            self._models.write(FINAL, rank, unknown)
+
+    # --- what faults ask for
+
+    def say(self, rank: int | None, event: str, text: str) -> None:
+        """Write an event down, and show it."""
+        self._record.events.append(rank, event, text)
+        self._say(text or event)
+
+    def fork(self, rank: int) -> Child:
+        """Start a node anew, on the port that it had.
+
+        Raises:
+            OSError: if its port is taken.
+        """
+        return self._nursery.fork(rank)
+
+    def again(self, rank: int, first: int) -> None:
+        """A node that takes part from a round on is recorded again."""
+        self._assembly.back(rank)
+        self._record.again(rank, first)
+
+    def without(self, rank: int, *, keep: bool) -> None:
+        """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
+        self._wiped = True
+        if rank in self.alive and not self.children[rank].leaving:
+            self._assembly.away(rank)
+        else:
+            self._assembly.lost(rank)
+        self._record.without(rank, keep=keep)
+
+    def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:
+        """Let a node live that was started anew, from this round on, and with each of the others from one."""
+        start = (
+            time.monotonic() - self._record.clock.now()
+        )  # the nodes' clocks stand still while they are judged
+        arrival = [first, together, child.start_from, self._record.next_tick(), dict(child.traffic or {})]
+        self.tell(child.rank, "go", start, arrival)
+
+    def tell(self, rank: int, *message: Any) -> None:
+        """Send a node a message; one that is gone is noticed by its closed channel."""
+        self.children[rank].channel.send(*message)
+
+    def _look_at_suspects(self) -> None:
+        """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
+        now = time.monotonic()
+        for since, reporter, rank, why in list(self._suspects):
+            if rank in self.alive and now - since < UNREACHABLE_S:
+                continue
+            self._suspects.remove((since, reporter, rank, why))
+            if rank in self.alive and reporter in self.alive:
+                text = f"node {reporter} can't reach node {rank}: {why}"
+                self._record.events.append(reporter, "unreachable", text)
+                raise Ended("failed", message=text, node=reporter)
+
+    def _look_for_deadlock(self) -> None:
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever.
+
+        (Not while a peer is given up: that may be what they wait for, and is the better reason.)
+        """
+        if self._suspects:
+            return
+        if self._setup.experiment.stop.time_s is not None or len(self.alive) < self._nodes or self._wiped:
+            return
+        if any(child.idle is None or child.idle_reports < 2 for child in self.children.values()):
+            return
+        nodes = [child for _, child in sorted(self.children.items())]
+        states = [child.idle for child in nodes if child.idle is not None]
+        if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+            return
+        waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
+        raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
+
+    # --- ending
+
+    def _finish(self, end: Ended) -> Ended:
+        """Have every node write its last row and its model; gives how it went."""
+        self._ending = True
+        self._fates.thaw_all()
+        self._tell_all("finish", end.reason, self._assembly.last())
+        self._heard = time.monotonic()
+        awaited = set(self._awaited())
+        try:
+            while any(not self.children[rank].final for rank in awaited & self.alive):
+                if time.monotonic() > self._heard + END_S:
+                    break
+                self._poll(0.2)
+            for rank in sorted(self.alive):
+                if not self.children[rank].final:
+                    self._give_up(rank)
+        except Ended as other:
+            if other.failure is not None:
+                return other
+        if (away := self._record.events.summary()) is not None:
+            self._say(away)
+        return end
+
+    def _give_up(self, rank: int) -> None:
+        """A node does not end: it is killed, and lost; the others' outcome stands."""
+        child = self.children[rank]
+        os.kill(child.pid, signal.SIGKILL)
+        self._say(f"node {rank} did not end with the others, and was killed")
+        self._died(child)
+
+    def private_bytes(self) -> dict[str, float] | None:
+        """What nodes had to themselves at their end, as far as they said."""
+        said = [child.private for child in self.children.values() if child.private is not None]
+        return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
+    def _tell_all(self, *message: Any) -> None:
+        for rank in sorted(self.alive):
+            self.tell(rank, *message)
+
+    def _say(self, text: str) -> None:
+        self._launcher.send("say", text)

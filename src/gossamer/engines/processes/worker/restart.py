@@ -1,0 +1,62 @@
+"""What a node saves of itself for when it is started anew in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gossamer import checkpoint
+from gossamer.checkpoint import Checkpoint
+from gossamer.errors import BadInput
+from gossamer.experiment import Checkpoints
+from gossamer.node import Node
+from gossamer.results.folder import RunFolder, atomic
+
+
+class RestartFile:
+    """A node's file.
+
+    Args:
+        folder: the run's.
+        node: who is saved.
+        asked: when it is.
+        now: the node's clock in seconds.
+        say: told of a file that can't be written, or read.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        node: Node,
+        asked: Checkpoints,
+        now: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._path = folder.restart(node.rank)
+        self._node, self._asked, self._now, self._say = node, asked, now, say
+        self._made = 0  # so many were due by now
+
+    def save_if_due(self) -> None:
+        """Save the node, at the end of a round, if that is due; a kill at any instant leaves the file before."""
+        due = self._asked.due(self._node.round, self._now())
+        if due > self._made:
+            self._made = due
+            try:
+                self._path.parent.mkdir(exist_ok=True)
+                with atomic(self._path) as temporary:
+                    checkpoint.write(self._node.checkpoint(), temporary, "")
+            except OSError as error:  # a full disk is no reason to end; the file before is still there
+                self._say(f"it could not be written: {error}")
+
+    def restore(self) -> Checkpoint | None:
+        """Let the node be as it was saved; gives what it was, or None where there is no such file."""
+        if not self._path.exists():
+            return None
+        saved = None
+        try:
+            saved = checkpoint.read(self._path)
+            self._node.restore(saved)
+        except BadInput as error:
+            saved = None
+            self._say(f"it is of no use: {error}")
+        self._made = self._asked.due(self._node.round, self._now())
+        return saved

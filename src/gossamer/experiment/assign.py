@@ -1,0 +1,76 @@
+"""Changes of what an experiment file says, before it is read: ``a.b=value``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from gossamer.errors import BadInput
+from gossamer.registry import FromCommandLine
+
+_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+
+
+def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
+    """Carry out assignments of the command line, ``"a.b=value"``; arguments and errors as for :func:`assign`."""
+    # Another component is named before its parameters are given, whatever the order of the arguments.
+    for override in sorted(overrides, key=lambda item: not item.partition("=")[0].endswith(".name")):
+        path, separator, text = override.partition("=")
+        if not separator or not _PATH.fullmatch(path):
+            raise BadInput(f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05")
+        try:
+            value = _from_command_line(yaml.safe_load(text))
+        except yaml.YAMLError:
+            raise BadInput(f"--set {override}: {text!r} is not a YAML value") from None
+        assign(raw, path, value, f"--set {override}", model)
+
+
+def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
+    """Set one field in what a file says: ``"a"`` replaces all of it, ``"a.b"`` one parameter.
+
+    Args:
+        raw: the file's mapping; changed in place.
+        path: names, joined by dots.
+        value: the new value.
+        said: who asks for it, for messages.
+        model: what the mapping describes: its defaults stand for the components that the file leaves out.
+
+    Raises:
+        BadInput: for a path through something that has no fields.
+    """
+    if not _PATH.fullmatch(path):
+        raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
+    *parents, last = path.split(".")
+    place = raw
+    for depth, name in enumerate(parents):
+        inner = place.get(name, _default_spec(name, model) if depth == 0 else {})
+        if isinstance(inner, str) and depth == 0:
+            inner = {"name": inner}  # a bare name stands for a component with default parameters
+        if not isinstance(inner, dict):
+            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {inner!r}, which has no fields")
+        place[name] = inner
+        place = inner
+    if parents and last == "name" and "name" in place and place["name"] != value:
+        place.clear()  # another component: the old one's parameters are not its own
+    place[last] = value
+
+
+def _default_spec(name: str, model: type[BaseModel]) -> Any:
+    """The component that a field stands for when the file leaves it out, as a file would say it."""
+    field = model.model_fields.get(name)
+    spec = None if field is None else field.default
+    return dict(spec) if isinstance(spec, dict) else spec if isinstance(spec, str) else {}
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, str):
+        return FromCommandLine(value)
+    if isinstance(value, list):
+        return [_from_command_line(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _from_command_line(item) for key, item in value.items()}
+    return value

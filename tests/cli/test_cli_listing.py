@@ -1,0 +1,54 @@
+"""gossamer list and gossamer topology."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import Cli
+
+
+def test_descriptions_are_whole_sentences(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = cli("list")[1]
+    assert "`" not in text
+    assert re.search(r"^wrapper +\(none\)", text, re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "then the exact average over all nodes (the topology is not used)." in cli("list", "algorithm")[1]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm=d-psgd", ""),
+        ("algorithm={name: epidemic-local, degree: 2}", "epidemic-local does not use the topology"),
+        ("algorithm=all-reduce", "all-reduce does not use the topology"),
+        (
+            "topology={name: random-regular, degree: 2, every_rounds: 3}",
+            "the graph changes during the run: the figures are of round 0 alone",
+        ),
+        ("topology=one-peer-exponential", "the graph changes during the run"),
+    ],
+)
+def test_figures_of_a_topology_say_what_they_are_of(cli: Cli, override: str, said: str) -> None:
+    code, out, _ = cli("topology", "small.yaml", "--set", override)
+    assert code == 0
+    notes = [line for line in out.splitlines() if line.startswith("note")]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
+def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
+    listed = json.loads(cli("list", "--json")[1])
+    assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
+    assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"
+    assert "random-regular" in cli("list", "topology")[1]
+    assert cli("list", "algoritm")[0] == 2
+    code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))
+    measures = json.loads(out)
+    assert code == 0
+    # A ring of four under Metropolis-Hastings: eigenvalues 1, 1/3, 1/3, -1/3.
+    assert measures["spectral_gap"] == pytest.approx(2 / 3)
+    assert measures["diameter"] == 2
+    assert (tmp_path / "graph.png").read_bytes()[:4] == b"\x89PNG"

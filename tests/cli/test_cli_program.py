@@ -1,0 +1,74 @@
+"""The program itself: its version, its help, and what the parser of options refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gossamer
+from command_line import Cli
+
+
+def test_a_missing_file_and_a_folder_that_is_no_run(cli: Cli) -> None:
+    assert cli("run", "none.yaml") == (
+        2,
+        "",
+        "error: none.yaml: No such file or directory; accepted: a YAML experiment file\n",
+    )
+    code, _, err = cli("report", "nothing")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "nothing" in err
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"gossamer {gossamer.__version__}\n", "")
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, gossamer.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
+    for arguments in ((), ("deploy",)):
+        code, out, err = cli(*arguments)
+        assert (code, err.strip()) == (2, "")
+        assert "Usage: gossamer" in out
+        assert cli(*arguments, "--help")[1].split() == out.split()
+
+
+NODE = ("node", "small.yaml", "--peers", "peers.yaml", "--insecure")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*NODE, "--rank", "x"), "--rank: got 'x'; accepted: a valid integer"),
+        (NODE, "--rank: missing; a value is required"),
+        (("keys", "there", "--nodes", "0"), "--nodes: got '0'; accepted: greater than or equal to 1"),
+        (("deploy", "slurm", "x", "--port", "-1"), "--port: got '-1'; accepted: greater than or equal to 1"),
+        (("topology", "small.yaml", "--round", "1.5"), "--round: got '1.5'; accepted: a valid integer"),
+        (("run",), "FILE: missing; a value is required"),
+        (("report",), "RUN...: missing; a value is required"),
+        (
+            ("run", "small.yaml", "--overide", "a=b"),
+            "--overide: no such option; accepted: --engine, --json, --no-report, --out, --profile, --quiet,"
+            " --report, --resume, --set",
+        ),
+        (("sweep", "small.yaml", "--job", "2"), "--job: no such option (did you mean '--jobs'?); accepted: "),
+        (("run", "small.yaml", "another.yaml"), "Got unexpected extra argument"),
+        (("run", "small.yaml", "--set"), "Option '--set' requires an argument"),
+        (("rnu", "small.yaml"), "No such command 'rnu'. Did you mean 'run'?; accepted: see gossamer --help"),
+        (("--verbose",), "--verbose: no such option (did you mean '--version'?); accepted: "),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_like_all_bad_input(
+    cli: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith(f"error: {said}")

@@ -1,0 +1,115 @@
+"""gossamer report: pages, exports, times to levels."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from command_line import Cli
+
+
+def test_report_of_two_runs_with_exports(cli: Cli, tmp_path: Path) -> None:
+    runs = [
+        json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", f"seed={s}")[1])["run"]
+        for s in (1, 2)
+    ]
+    code, out, _ = cli("report", *runs, "--out", "both.html", "--png", "png", "--csv", "csv")
+    assert code == 0
+    assert out.split() == ["both.html", "png", "csv"]
+    assert (tmp_path / "both.html").stat().st_size > 1_000_000  # plotly is in it
+    assert list((tmp_path / "png").glob("*.png"))
+    assert list((tmp_path / "csv").glob("*.csv"))
+
+
+def test_a_page_of_several_runs_takes_the_place_of_none_of_theirs(cli: Cli, tmp_path: Path) -> None:
+    first, second = (
+        Path(json.loads(cli("run", "small.yaml", "--json", "--set", f"seed={s}")[1])["run"]) for s in (1, 2)
+    )
+    own = (first / "report.html").read_bytes()
+    assert cli("report", str(first), str(second))[:2] == (0, "report.html\n")
+    assert (tmp_path / "report.html").is_file()
+    assert (first / "report.html").read_bytes() == own
+    assert cli("report", str(second))[1] == f"{second / 'report.html'}\n"
+
+
+def test_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
+    for name in ("d-psgd", "local"):
+        for seed in (1, 2):
+            arguments = (
+                "--set",
+                f"algorithm.name={name}",
+                "--set",
+                f"seed={seed}",
+                "--set",
+                "evaluation.every_rounds=1",
+            )
+            assert cli("run", "small.yaml", "--quiet", "--no-report", *arguments)[0] == 0
+    asked = ("report", "runs", "--time-to", "test_loss=1000000,0", "--baseline", "local", "--out", "all.html")
+    code, out, _ = cli(*asked)
+    assert code == 0
+    lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert ["reached", "time / s", "times as fast", "sent", "at the end"] in lines
+    [there, never] = [line for line in lines if line[0] == "d-psgd"]
+    assert there[:4] == ["d-psgd", "2/2", "0 ± 0", "–"]  # at once: nothing can be said of how much faster
+    assert never[:4] == ["d-psgd", "0/2", "> 0.04", "–"]
+    assert out.splitlines()[-2:] == ["all.html", "all-time-to.csv"]
+    assert 'id="time-to"' in (tmp_path / "all.html").read_text()
+    said = json.loads(cli(*asked, "--json")[1])
+    assert said["time_to"] == "all-time-to.csv"
+    assert [(row["group"], row["level"], row["reached"]) for row in said["table"]] == [
+        *(("d-psgd", 1e6, 2), ("local", 1e6, 2), ("d-psgd", 0.0, 0), ("local", 0.0, 0)),
+    ]
+    assert pl.read_csv(tmp_path / "all-time-to.csv").to_dicts() == said["table"]
+    by_seed = json.loads(cli(*asked[:4], "--group-by", "seed", "--json")[1])["table"]
+    assert [(row["group"], row["runs"]) for row in by_seed][:2] == [("seed 1", 2), ("seed 2", 2)]
+
+
+def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> None:
+    """JSON knows no infinity, and no NaN."""
+    assert cli("run", "small.yaml", "--quiet", "--no-report")[0] == 0
+    [table] = tmp_path.glob("runs/small/*/metrics.parquet")
+    recorded = pl.read_parquet(table)
+    last = pl.col("round") == recorded["round"].max()
+    for value in (math.inf, math.nan):
+        diverged = pl.when(last).then(pl.lit(value)).otherwise("test_loss")
+        recorded.with_columns(test_loss=diverged).write_parquet(table)
+        code, out, _ = cli("report", "runs", "--time-to", "test_loss=1000000", "--json")
+        assert code == 0
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(constant)
+
+        [row] = json.loads(out, parse_constant=refuse)["table"]
+        assert (row["reached"], row["time_s"], row["final"]) == (1, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--baseline", "x"), "--baseline: accepted together with --time-to"),
+        (("--time-to", "test_loss"), "--time-to test_loss: accepted: METRIC=LEVEL"),
+        (
+            ("--time-to", "test_los=1"),
+            "--time-to test_los: no run has recorded it (did you mean 'test_loss'?)",
+        ),
+        (
+            ("--time-to", "test_loss=1", "--baseline", "x"),
+            "--baseline x: 0 groups are called that; accepted: small",
+        ),
+        (("--timeline", "t.svg"), "no timeline was recorded"),
+        (("--group-by", "sead"), "--group-by sead: no run has it (did you mean 'seed'?)"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    assert cli("run", "small.yaml", "--quiet", "--no-report", "--set", "stop.rounds=1")[0] == 0
+    code, out, err = cli("report", "runs", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,223 @@
+"""gossamer run, as a user meets it: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+
+from command_line import SMALL, Cli
+from gossamer import Experiment, load_run
+from gossamer.progress import numerals, spread
+
+
+def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("run", "small.yaml")
+    assert code == 0
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "experiment.yaml",
+        "environment.json",
+        "setup.json",
+        "metrics.parquet",
+        "events.parquet",
+        "models.safetensors",
+        "status.json",
+        "report.html",
+    }
+    assert not list((folder / "segments").iterdir()) if (folder / "segments").exists() else True
+    assert str(folder / "report.html").removeprefix(f"{tmp_path}/") in out.splitlines()[-1]
+    assert "round 4  virtual time " in err
+    assert "consensus distance" in err
+    rounds = pl.read_parquet(folder / "metrics.parquet").filter(pl.col("node") == 0)["round"].to_list()
+    assert rounds == [0, 2, 4]
+
+
+def test_json_is_one_object_and_quiet_is_quiet(cli: Cli) -> None:
+    code, out, err = cli("run", "small.yaml", "--json", "--no-report")
+    said = json.loads(out)
+    assert (code, said["status"], said["nodes"], said["rounds"], said["report"], err) == (
+        0,
+        "done",
+        4,
+        4,
+        None,
+        "",
+    )
+    assert Path(said["run"]).is_dir()
+    assert cli("run", "small.yaml", "--quiet", "--no-report") == (0, "", "")
+
+
+def test_a_profile_says_where_the_time_went(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("run", "small.yaml", "--profile")
+    assert code == 0
+    parts = {"train", "mix", "evaluate", "record", "events"}
+    assert parts <= {line.split()[0] for line in out.splitlines() if line.strip().endswith("%)")}
+    assert re.search(r"^peak memory +\d+\.\d\d GiB$", out, re.MULTILINE)
+    [folder] = (tmp_path / "runs" / "small").iterdir()
+    done = load_run(folder)
+    assert set(done.profile) == parts - {"events"}
+    assert 0 < sum(done.profile.values()) <= (done.wall_s or 0)
+
+
+def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
+    first = json.loads(cli("run", "small.yaml", "--json", "--no-report", "--set", "engine.trainer=auto")[1])
+    recorded = Path(first["run"]) / "experiment.yaml"
+    assert yaml.safe_load(recorded.read_text())["engine"]["trainer"] in ("sequential", "batched")
+    second = json.loads(cli("run", str(recorded), "--json", "--no-report")[1])
+    a, b = load_run(Path(first["run"])).parameters, load_run(Path(second["run"])).parameters
+    assert a is not None
+    assert b is not None
+    assert a.equal(b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "nodse=3"], "nodse: unknown field (did you mean 'nodes'?); accepted: "),
+        (
+            ["--set", "algorithm.local_stpes=3"],
+            "algorithm.local_stpes: unknown field (did you mean 'local_steps'?)",
+        ),
+        (["--set", "algorithm.name=d-pgsd"], "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?)"),
+        (
+            ["--set", "topology={name: random-regular, degree: 9}"],
+            "topology.degree: 9 with 4 nodes; accepted: ",
+        ),
+        (["--set", "task.name=mnist", "--set", "data_root=nowhere"], "nowhere does not exist"),
+        (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: a valid integer"),
+        (["--set", "stop={}"], "stop.rounds or stop.time_s"),
+        (["--set", "rounds"], "--set rounds: accepted: a.b=value"),
+        (["--set", "batch_size=0"], "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
+        (["--engine", "cluster"], "engine.name: got 'cluster'; accepted: simulate, processes"),
+        (["--set", "evaluation.nodes=[7]"], "evaluation.nodes: got [7]; accepted: ranks 0 to 3"),
+        (
+            ["--set", "stop.target={metric: test_acuracy, value: 1}"],
+            "stop.target.metric: got 'test_acuracy'; accepted: ",
+        ),
+        (["--set", "partition={name: dirichlet, alpha: 1}"], "partition"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    cli: Cli, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = cli("run", "small.yaml", *arguments)
+    assert (code, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
+    cli: Cli, tmp_path: Path, engine: str
+) -> None:
+    (tmp_path / "shelf.py").write_text("def books():\n    raise LookupError('the shelf is empty')\n")
+    code, out, err = cli("run", "small.yaml", "--set", "task.name=shelf:books", "--engine", engine)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: task: 'shelf:books' raised LookupError: the shelf is empty (shelf.py, line 2)"
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(
+        "from gossamer import Algorithm\n"
+        "class Breaks(Algorithm):\n"
+        "    async def run(self, node):\n"
+        "        async for r in node.rounds():\n"
+        "            await node.train()\n"
+        "            if r == 3 and node.rank == 2:\n"
+        "                raise RuntimeError('out of cheese')\n"
+    )
+    code, out, err = cli("run", "small.yaml", "--set", "algorithm.name=breaks:Breaks")
+    assert (code, out) == (1, "")
+    assert (
+        "error: node 2 failed in round 3: RuntimeError: out of cheese (breaks.py, line 7)" in err.splitlines()
+    )
+    *_, kept, page = err.splitlines()
+    folder = Path(kept.removeprefix("what was recorded is kept in "))
+    assert page == f"a page of it: gossamer report {folder}"
+    done = load_run(folder)
+    assert done.status == "failed"
+    assert done.metrics.filter(pl.col("round") == 2).height > 0
+
+
+def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "stops.py").write_text(
+        "import signal\n"
+        "from gossamer import Algorithm\n"
+        "class Stops(Algorithm):\n"
+        "    async def run(self, node):\n"
+        "        async for r in node.rounds():\n"
+        "            await node.train()\n"
+        "            if r == 5 and node.rank == 2:\n"
+        "                signal.raise_signal(signal.SIGINT)\n"
+        "                await node.sleep(1000)\n"
+    )
+    stopping = ("run", "small.yaml", "--no-report", "--set", "stop.rounds=9", "--set")
+    code, out, _ = cli(*stopping, "algorithm.name=stops:Stops")
+    assert code == 130
+    assert re.match(r"STOPPED {14}at round [56] of 9, ", out)  # nodes 0 and 1 were a round ahead
+    code, out, _ = cli(*stopping, "algorithm.name=stops:Stops", "--json")
+    assert (code, json.loads(out)["status"]) == (130, "stopped")
+
+
+def test_a_second_interrupt_ends_the_run_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gossamer.api.run", run)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts beside ignores it
+    try:
+        code, out, err = cli("run", "small.yaml")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (code, out, err) == (130, "", "error: interrupted\n")
+
+
+def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    automatic = ("run", "small.yaml", "--no-report", "--set", "engine.trainer=auto")
+    assert cli(*automatic, "--quiet")[0] == 0
+    assert caplog.messages == []
+    assert cli(*automatic, "--json")[0] == 0
+    assert "trainer: " in caplog.text
+    assert logging.getLogger("gossamer").level == logging.INFO  # for the tests to come
+
+
+def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = cli("run", "small.yaml", "--no-report")
+    assert code == 0
+    for said in ("round 4/4", "elapsed", "left", "virtual time", "sent"):
+        assert said in err
+
+
+def test_data_root_on_the_command_line_is_relative_to_the_working_directory(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "e.yaml").write_text(SMALL + "data_root: data\n")
+    in_file = Experiment.load("deep/e.yaml")
+    on_line = Experiment.load("deep/e.yaml", ["data_root=data"])
+    assert in_file.data_root == tmp_path / "deep" / "data"
+    assert on_line.data_root == tmp_path / "data"
+
+
+def test_small_numbers_keep_their_digits(cli: Cli) -> None:
+    out = cli("run", "small.yaml", "--no-report", "--set", "optimizer.lr=0.0001")[1]
+    summary = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines())
+    assert re.fullmatch(r"\d\.\d{3}e-\d\d", summary["consensus distance"])
+    assert "idle share" not in summary
+    assert numerals(0.5, 1e-9) == ["0.5000", "0.0000"]
+    assert numerals(2e-4, 1e-6) == ["2.000e-04", "1.000e-06"]
+    assert numerals(0.0) == ["0.0000"]
+    assert spread({"test_loss": [1e-5, 3e-5]}) == "test loss 2.000e-05 (1.000e-05 to 3.000e-05)"

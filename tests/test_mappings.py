@@ -1,0 +1,41 @@
+"""YAML files that hold a mapping: what is read, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.errors import BadInput
+from gossamer.mappings import parse_mapping, read_mapping
+
+
+def test_a_mapping_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("a: {b: [1, 2.5, ü]}\n", encoding="utf-8")
+    assert read_mapping(file, "a file") == {"a": {"b": [1, 2.5, "ü"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "there: not YAML: "),
+        ("a: !!python/object/apply:os.getcwd []", "there: not YAML: could not determine a constructor"),
+        ("- a", "there: a list; accepted: a mapping with 'a'"),
+        ("", "there: a NoneType; accepted: a mapping with 'a'"),
+    ],
+)
+def test_anything_else_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_mapping(text, "there", "a mapping with 'a'")
+    [problem] = refused.value.problems
+    assert problem.startswith(said)
+    assert "\n" not in problem
+
+
+def test_a_file_that_cannot_be_read_says_what_it_should_be(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.yaml: No such file or directory; accepted: a list of birds$"):
+        read_mapping(tmp_path / "none.yaml", "a list of birds")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match=r"binary\.yaml: .*; accepted: a list of birds$"):
+        read_mapping(tmp_path / "binary.yaml", "a list of birds")
