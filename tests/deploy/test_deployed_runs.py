@@ -271,3 +271,31 @@ def test_a_node_that_stood_still_finds_the_others_again(made: Fleet, tmp_path: P
     for rank in range(4):
         rounds = run.metrics.filter(run.metrics["node"] == rank)["round"].to_list()
         assert rounds == list(range(0, 202, 2))
+
+
+@pytest.mark.slow
+def test_a_node_that_nobody_waits_for_runs_the_rounds_since_its_checkpoint_again(
+    made: Fleet, tmp_path: Path
+) -> None:
+    prepare(
+        tmp_path,
+        **PACED,
+        topology="complete",
+        algorithm="gossip-learning",
+        gather={"lost_peer": "skip"},
+        checkpoint={"every_rounds": 20},
+        stop={"rounds": 300},
+    )
+    nodes(made, range(4), "--keys", "keys", "--resume")
+    made.until(lambda: "round 30 " in made.said("node-1"))
+    made.signal("node-1", signal.SIGKILL)
+    assert made.wait("node-1") == -9
+    again(made, "again", 1, "--resume")
+    assert [made.wait(name) for name in ("node-0", "again", "node-2", "node-3")] == [0] * 4, made.said(
+        "again"
+    )
+    assert re.search(r"node 1 begins with its checkpoint of round [2468]0\n", made.said("again"))
+    run = collect([tmp_path / "runs"], tmp_path / "whole").run
+    rows = run.metrics.filter(run.metrics["node"] == 1)
+    assert rows["round"].to_list() == list(range(0, 302, 2))
+    assert rows["time_s"].is_sorted()

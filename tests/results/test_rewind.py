@@ -1,0 +1,35 @@
+"""A node's own record, where the node goes on some rounds before its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import compact, read_metrics
+from gossamer.results.rewind import drop_rounds
+
+
+def row(round: int, moment: str = "round") -> dict[str, Any]:
+    return {"node": 1, "round": round, "step": round, "time_s": float(round), "moment": moment}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rounds_that_will_be_run_again_are_dropped_and_instants_stay(compacted: bool, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={}, of="node-1")
+    with folder.segment("metrics", 1) as segment:
+        for round in range(5):
+            segment.append(row(round))
+        segment.append(row(5, "tick 3"))
+        segment.append(row(6, "round, tick 4"))
+        segment.append(row(6, "end"))
+    if compacted:
+        compact(folder)
+    drop_rounds(folder, 3)
+    assert read_metrics(folder.path)["round"].to_list() == [0, 1, 2, 3, 5]
+    drop_rounds(folder, 3)
+    with folder.segment("metrics", 1) as segment:
+        segment.append(row(4))
+    assert read_metrics(folder.path)["round"].to_list() == [0, 1, 2, 3, 4, 5]
