@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -13,6 +15,14 @@ from command_line import Cli
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """All processes that the test has started, and theirs, are over when it is."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 @pytest.fixture

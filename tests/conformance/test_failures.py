@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import pytest
 
 import gossamer
 from gossamer import BadInput, Deadlock, Experiment, Run, RunFailed, load_run
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 NODES, VICTIM, AT, ROUNDS = 4, 2, 3, 6
 DEADLINE_S = 60.0
@@ -63,13 +65,6 @@ def is_gone(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +21,8 @@ from gossamer.engines.simulate.engine import Simulation
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.results.segment import Segment, read_segment
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 NODES, VICTIM, ROUNDS = 6, 2, 12
 BOTH = pytest.mark.parametrize("engine", ["simulate", "processes"])
@@ -70,13 +70,6 @@ def check_survivors(run: Run, *others: int) -> None:
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
         assert known(run)[rank]
     assert rounds_of(run, -1) == list(range(ROUNDS + 1))
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 CRASH: dict[str, Any] = {"name": "crash", "nodes": [VICTIM], "at_round": 3}

@@ -1,0 +1,101 @@
+"""What the command line changes in an experiment."""
+
+from __future__ import annotations
+
+import pytest
+from experiment_texts import DESIGN, refused, text
+
+from gossamer import BadInput, Experiment
+from gossamer.algorithms.d_psgd import DPSGD
+from gossamer.learning.optimizer import SGD
+from gossamer.network import LogNormal, Uniform
+
+
+def test_overrides_are_typed_and_reach_inside() -> None:
+    experiment = Experiment.parse(
+        DESIGN,
+        [
+            "optimizer.lr=0.05",
+            "nodes=8",
+            "batch_size=full",
+            "evaluation.samples=null",
+            "evaluation.nodes=[0, 3]",
+            "algorithm.overlap=true",
+            "stop={time_s: 2.5}",
+        ],
+    )
+    assert experiment.optimizer == SGD(lr=0.05)
+    assert (experiment.nodes, experiment.batch_size) == (8, "full")
+    assert experiment.evaluation.samples is None
+    assert experiment.evaluation.nodes == [0, 3]
+    assert experiment.algorithm == DPSGD(local_steps=5, overlap=True)
+    assert (experiment.stop.rounds, experiment.stop.time_s) == (None, 2.5)
+
+
+def test_the_experiments_own_name_can_be_overridden() -> None:
+    experiment = Experiment.parse(DESIGN, ["name=other"])
+    assert experiment == Experiment.parse(DESIGN).override(name="other")
+
+
+def test_the_last_of_several_overrides_counts() -> None:
+    assert Experiment.parse(DESIGN, ["nodes=8", "nodes=20"]).nodes == 20
+
+
+def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:
+    changed = Experiment.parse(DESIGN, ["compute.name=log-normal", "compute.sigma=0.1"])
+    assert changed.compute == LogNormal(sigma=0.1)
+    same = Experiment.parse(DESIGN, ["compute.name=constant"])
+    assert same.compute == Experiment.parse(DESIGN).compute
+
+
+def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order() -> None:
+    source = text(topology={"name": "erdos-renyi", "p": 0.5})
+    for overrides in (
+        ["topology.degree=3", "topology.name=random-regular"],
+        ["topology.name=random-regular", "topology.degree=3"],
+    ):
+        topology = Experiment.parse(source, overrides).topology
+        assert (topology.name_of(), topology.spec()["degree"]) == ("random-regular", 3)
+        assert Experiment.parse(DESIGN, overrides).topology.spec()["degree"] == 3
+    # Among overrides of one field, the last one still counts.
+    twice = ["topology.degree=2", "topology.name=random-regular", "topology.degree=3", "nodes=8", "nodes=6"]
+    experiment = Experiment.parse(source, twice)
+    assert (experiment.topology.spec()["degree"], experiment.nodes) == (3, 6)
+
+
+def test_a_parameter_of_a_component_that_is_only_named() -> None:
+    assert Experiment.parse(text(), ["algorithm.local_steps=3"]).algorithm == DPSGD(local_steps=3)
+
+
+def test_a_parameter_of_a_component_that_is_left_to_its_default() -> None:
+    experiment = Experiment.parse(text(), ["optimizer.lr=0.05", "network.latency_s=0.5"])
+    assert experiment.optimizer == SGD(lr=0.05)
+    assert experiment.network == Uniform(latency_s=0.5)
+
+
+def test_override_gives_a_changed_copy() -> None:
+    experiment = Experiment.parse(DESIGN)
+    changed = experiment.override(nodes=8, optimizer={"name": "sgd", "lr": 0.5})
+    assert (changed.nodes, changed.optimizer) == (8, SGD(lr=0.5))
+    assert experiment.nodes == 16
+    assert changed.override(nodes=16, optimizer={"name": "sgd", "lr": 0.1}) == experiment
+    with pytest.raises(BadInput, match="nodes: got 0; accepted: greater than or equal to 1"):
+        experiment.override(nodes=0)
+
+
+@pytest.mark.parametrize("override", ["nodes", "=3", "a b=3", ".nodes=3", "nodes.=3"])
+def test_an_override_that_is_no_assignment(override: str) -> None:
+    assert refused(text(), override) == (f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05",)
+
+
+def test_an_override_that_leads_nowhere() -> None:
+    assert refused(text(), "nodes=[") == ("--set nodes=[: '[' is not a YAML value",)
+    assert refused(text(), "nodes.x=3") == ("--set nodes.x=3: nodes is 4, which has no fields",)
+    (problem,) = refused(text(), "stop.round=3")
+    assert problem.startswith("stop.round: unknown field (did you mean 'rounds'?)")
+
+
+def test_an_unknown_engine_on_the_command_line() -> None:
+    (problem,) = refused(text(), engine="proceses")
+    assert problem.startswith("engine.name: got 'proceses'")
+    assert "(did you mean 'processes'?)" in problem

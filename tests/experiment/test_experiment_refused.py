@@ -1,0 +1,160 @@
+"""Experiments that are refused: one clear line a problem, in words that don't need to know pydantic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_texts import refused, text
+
+from gossamer import BadInput, Experiment
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"seeds": 3}, "seeds: unknown field (did you mean 'seed'?); accepted: algorithm, batch_size, "),
+    (
+        {"evaluation": {"every_round": 1}},
+        "evaluation.every_round: unknown field (did you mean 'every_rounds'?); accepted: every_rounds, every_s",
+    ),
+    (
+        {"optimizer": {"name": "sgd", "lr": 0.1, "momentun": 0.9}},
+        "optimizer.momentun: unknown field (did you mean 'momentum'?); accepted: clip_norm, clip_value, ",
+    ),
+    (
+        {"engine": {"trainr": "auto"}},
+        "engine.trainr: unknown field (did you mean 'trainer'?); accepted: device, ",
+    ),
+    ({"algorithm": "d-pgsd"}, "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?); accepted: "),
+    (
+        {"topology": {"name": "rng"}},
+        "topology: unknown name 'rng' (did you mean 'ring'?); accepted: adjacency, ",
+    ),
+    ({"engine": "simulat"}, "engine.name: got 'simulat' (did you mean 'simulate'?); accepted: "),
+    ({"engine": {"name": [1]}}, "engine.name: got [1]"),
+    ({"engine": 3}, "engine: got 3; accepted: "),
+    (
+        {"engine": {"trainer": "batch"}},
+        "engine.trainer: got 'batch'; accepted: 'auto', 'sequential' or 'batched'",
+    ),
+    ({"engine": {"name": "processes", "trainer": "batched"}}, "engine.trainer: got 'batched'; accepted: "),
+    ({"engine": {"device": "tpu"}}, "engine.device: got 'tpu'; accepted: "),
+    ({"nodes": 0}, "nodes: got 0; accepted: greater than or equal to 1"),
+    ({"nodes": "four"}, "nodes: got 'four'; accepted: a valid integer"),
+    ({"nodes": True}, "nodes: got True; accepted: "),
+    ({"seed": -1}, "seed: got -1; accepted: greater than or equal to 0"),
+    ({"nodes": ...}, "nodes: missing"),
+    ({"task": ...}, "task: missing"),
+    ({"stop": ...}, "stop: missing"),
+    ({"stop": {}}, "stop: got {}; accepted: stop.rounds or stop.time_s"),
+    ({"stop": {"target": {"metric": "x", "value": 1}}}, "stop: got "),
+    (
+        {"failures": {"heartbeat_s": 6}},
+        "failures: got {'heartbeat_s': 6}; accepted: heartbeat_s of at most half of detection_s",
+    ),
+    ({"failures": {"detection_s": 0}}, "failures.detection_s: got 0"),
+    ({"stop": {"round": 5}}, "stop.round: unknown field (did you mean 'rounds'?)"),
+    ({"stop": {"rounds": 1, "target": {"metric": "x"}}}, "stop.target.value: missing"),
+    ({"stop": 3}, "stop: got 3; accepted: "),
+    ({"batch_size": 0}, "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),
+    ({"batch_size": "all"}, "batch_size: got 'all'; accepted: a valid integer or 'full'"),
+    ({"name": "a b"}, "name: got 'a b'; accepted: "),
+    ({"initial": "comon"}, "initial: got 'comon'; accepted: 'common' or 'independent'"),
+    ({"evaluation": {"nodes": "al"}}, "evaluation.nodes: got 'al'; accepted: 'all' or 'average' or "),
+    ({"evaluation": {"nodes": 9}}, "evaluation.nodes: 9 of 4 nodes; accepted: at most 4"),
+    ({"evaluation": {"nodes": [0, 7]}}, "evaluation.nodes: got [0, 7]; accepted: ranks 0 to 3"),
+    ({"evaluation": 3}, "evaluation: got 3; accepted: "),
+    ({"gather": {"timeout_s": -1}}, "gather.timeout_s: got -1; accepted: greater than 0"),
+    (
+        {"network": {"name": "uniform", "latency_s": float("inf")}},
+        "network.latency_s: got inf; accepted: a finite",
+    ),
+    ({"stop": {"time_s": float("inf")}}, "stop.time_s: got inf; accepted: a finite number"),
+    ({"gather": {"timeout_s": float("inf")}}, "gather.timeout_s: got inf; accepted: a finite number"),
+    ({"optimizer": {"name": "sgd", "lr": float("inf")}}, "optimizer.lr: got inf; accepted: a finite number"),
+    ({"evaluation": {"every_s": float("inf")}}, "evaluation.every_s: got inf; accepted: a finite number"),
+    ({"stop": {"time_s": float("nan")}}, "stop.time_s: got nan; accepted: "),
+    (
+        {"stop": {"rounds": 1, "target": {"metric": "test_loss", "value": float("inf")}}},
+        "stop.target.value: got inf; accepted: a finite number",
+    ),
+    (
+        {"engine": {"name": "processes", "start_timeout_s": float("inf")}},
+        "engine.start_timeout_s: got inf; accepted: a finite number",
+    ),
+    ({"evaluation": {"nodes": True}}, "evaluation.nodes: got True; accepted: 'all' or 'average' or "),
+    (
+        {"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}},
+        "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0",
+    ),
+    ({"task": {"nam": "digits"}}, "task: got {'nam': 'digits'}; accepted: a name, or a mapping with 'name'"),
+    ({"wrappers": 3}, "wrappers: got 3; accepted: a list"),
+    ({"evaluation": {"nodes": [0, "x"]}}, "evaluation.nodes.1: got 'x'; accepted: a valid integer"),
+    ({"nodes": 2.5}, "nodes: got 2.5; accepted: a valid integer"),
+    ({"wrappers": ["nope"]}, "wrappers"),
+    ({"data_root": 3}, "data_root: got 3; accepted: "),
+    ({"topology": {"name": "layers", "layers": {"a": "rng"}}}, "topology.layers.a: unknown name 'rng'"),
+    (
+        {"topology": {"name": "layers", "layers": {"a": {"name": "ring", "b": 1}}}},
+        "topology.layers.a.b: unknown field; accepted: allow_disconnected, every_rounds, weights",
+    ),
+]
+JARGON = (
+    "Input ",
+    "String should",
+    "should be",
+    "validation error",
+    "http",
+    "pydantic",
+    "type=",
+    "<class",
+    "instance of",
+    "tuple",
+    "fractional part",
+)
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
+def test_bad_input_is_one_clear_line(changes: dict[str, Any], said: str) -> None:
+    problems = refused(text(**changes))
+    assert len(problems) == 1
+    assert problems[0].startswith(said)
+    assert "\n" not in problems[0]
+    assert [word for word in JARGON if word in problems[0]] == []
+    assert "accepted:  or" not in problems[0]
+
+
+def test_several_problems_are_a_line_each() -> None:
+    problems = refused(text(nodes=0, seed=-1, initial="x"))
+    assert sorted(problem.partition(":")[0] for problem in problems) == ["initial", "nodes", "seed"]
+
+
+@pytest.mark.parametrize("source", ["nodes: [", "a: b: c", "\t- x"])
+def test_broken_yaml_says_where(source: str) -> None:
+    (problem,) = refused(source)
+    assert problem.startswith("experiment: not YAML: ")
+    assert "line 1" in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("source", ["", "- nodes", "text"])
+def test_a_file_that_holds_no_mapping(source: str) -> None:
+    (problem,) = refused(source)
+    assert "accepted: a mapping of fields such as 'task' and 'nodes'" in problem
+
+
+def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"none\.yaml: No such file or directory; accepted: a YAML experiment file"
+    ):
+        Experiment.load(tmp_path / "none.yaml")
+    with pytest.raises(BadInput, match="Is a directory"):
+        Experiment.load(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match=r"binary\.yaml: .*; accepted: a YAML experiment file"):
+        Experiment.load(tmp_path / "binary.yaml")
+
+
+def test_infinity_in_a_file_is_refused_in_one_line() -> None:
+    for field in ("stop.time_s", "gather.timeout_s", "optimizer.lr", "evaluation.every_s"):
+        (problem,) = refused(text(), f"{field}=.inf")
+        assert problem.startswith(f"{field}: got inf; accepted: a finite number")
