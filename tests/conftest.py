@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +27,13 @@ def no_process_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
     """Run gossamer with arguments in the test's folder; gives exit code, stdout, stderr."""
     from gossamer.cli import main
 
     monkeypatch.chdir(tmp_path)
+    log = logging.getLogger("gossamer")
+    level = log.level
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["gossamer", *arguments])
@@ -41,4 +44,5 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         printed = capfd.readouterr()
         return ended.value.code, printed.out, printed.err
 
-    return call
+    yield call
+    log.setLevel(level)  # what is quiet is so for its process, and tests share one

@@ -192,7 +192,7 @@ def test_quiet_keeps_the_log_quiet_too(cli: Cli, caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
     assert cli(*automatic, "--json")[0] == 0
     assert "trainer: " in caplog.text
-    assert logging.getLogger("gossamer").level == logging.INFO  # for the tests to come
+    assert logging.getLogger("gossamer").level == logging.INFO
 
 
 def test_on_a_terminal_a_bar_says_what_its_times_are(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
