@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SMALL = 0.001
 """Below this, values are written in powers of ten."""
+LEAST_SHARE = 0.02
+"""Of a run, from which on it's said how long the rest will take."""
 
 
 @contextmanager
@@ -74,8 +76,8 @@ class Tally:
         return min(max(by_rounds, by_time), 1.0)
 
     def left(self, share: float) -> str:
-        """Estimated seconds that are left, in words."""
-        return f"{self.wall() * (1 - share) / share:.0f} s left" if share > 0 else ""
+        """Estimated seconds that are left, in words; none while so little is done that its start-up counts for most."""
+        return f"{self.wall() * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
 
 def spread(values: Mapping[str, list[float]]) -> str:
