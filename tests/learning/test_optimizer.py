@@ -212,6 +212,16 @@ def test_a_step_from_elsewhere_is_a_step_of_a_copy(optimizer: Optimizer, options
     assert all(torch.equal(own[name], value) for name, value in state.items())
 
 
+def test_what_a_subclass_makes_of_an_update_is_its_step_from_elsewhere_too() -> None:
+    class Sign(SGD):
+        def update(self, parameters: torch.Tensor, gradient: torch.Tensor, state: Any, lr: float) -> None:
+            parameters.sub_(lr * gradient.sign())
+
+    start, parameters = torch.ones(3), torch.empty(3)
+    Sign(lr=0.5).step(parameters, torch.tensor([-3.0, 0.0, 3.0]), {}, 0.5, start)
+    assert parameters.tolist() == [1.5, 1.0, 0.5]
+
+
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES if case[0].by_coordinate], ids=str)
 def test_by_coordinate_any_part_may_be_stepped(optimizer: Optimizer) -> None:
     parameters, state, _, steps = stacked(optimizer)

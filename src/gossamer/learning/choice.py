@@ -15,8 +15,9 @@ MEASURED_VALUES = 1_500_000
 """...and fewer of large models, of which a few take long enough to tell."""
 
 BOUND_S = 0.0025
-"""A step that takes so many seconds on a CPU is bound by its arithmetic or its memory: what many nodes at once save, the
-calls of some hundred tensor operations, is a tenth of it."""
+"""A step of one node that takes so many seconds on a CPU is taken for bound by its arithmetic or its memory, as those of
+convolutional networks are, and the batched trainer is not measured, which would take half a second and more. What it could
+save are the calls of some hundred tensor operations, half a millisecond where the machine is not busy."""
 
 FEW = 4
 MUCH = 1.4
@@ -42,7 +43,7 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
     if sequential.device_type == "cpu" and alone > BOUND_S:
         return (
             sequential,
-            f"trainer: sequential (a step takes {alone * 1e3:.1f} ms, hardly any of it for calls)",
+            f"trainer: sequential (a step takes {alone * 1e3:.1f} ms; no comparison)",
         )
     batched = make(BatchedTrainer)
     try:

@@ -167,7 +167,7 @@ class SGD(Optimizer):
     def update_from(
         self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
     ) -> None:
-        if self.momentum:
+        if self.momentum or type(self).update is not SGD.update:  # a subclass may do otherwise
             super().update_from(start, parameters, gradient, state, lr)
         else:
             decay(start, gradient, lr, self.weight_decay)
