@@ -786,6 +786,8 @@ class Node:
         self.round = r + 1
         if self._setup.optimizer.schedule is not None:
             self.lr = self._setup.optimizer.lr_at(self.round)
+        if self._setup.optimizer.reset_every_round:
+            self.reset_optimizer()
         if self._sampler is not None:
             self._sampler.round_ended(self.round)
         await self._host.end_round()

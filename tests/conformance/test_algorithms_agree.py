@@ -152,9 +152,9 @@ CASES = [
     ),
     Case(
         "d-psgd-reset",
-        {"name": "d-psgd", "local_steps": 3, "reset_optimizer": True},
+        {"name": "d-psgd", "local_steps": 3},
         mixing(lambda r: MH, steps=3, reset=True),
-        MOMENTUM,
+        {"optimizer": {**MOMENTUM["optimizer"], "reset_every_round": True}},
     ),
     Case(
         "d-psgd-one-peer",

@@ -26,17 +26,13 @@ class DPSGD(Algorithm):
         overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1
             for one step; the displacement of all steps for several). Batch-norm buffers are not mixed in this
             form.
-        reset_optimizer: forget momentum at the start of every round (DecentralizePy's default).
     """
 
     local_steps: int = Field(default=1, ge=1)
     overlap: bool = False
-    reset_optimizer: bool = False
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
-            if self.reset_optimizer:
-                node.reset_optimizer()
             if self.overlap:
                 await self._overlapped(node, r)
                 continue

@@ -38,6 +38,7 @@ class Optimizer(Component):
         clip_value: the gradient's elements are cut off at plus and minus this, as by torch.nn.utils.clip_grad_value_.
         clip_norm: a node's gradient is shortened to this Euclidean length, as by torch.nn.utils.clip_grad_norm_ (Pascanu
             et al., 2013); after ``clip_value``.
+        reset_every_round: begin each round with a new state (momentum and so on), as DecentralizePy does.
     """
 
     elementwise: ClassVar[bool] = False
@@ -47,6 +48,7 @@ class Optimizer(Component):
     schedule: Schedule | None = None
     clip_value: float | None = Field(default=None, gt=0)
     clip_norm: float | None = Field(default=None, gt=0)
+    reset_every_round: bool = False
 
     @field_validator("schedule", mode="before")
     @classmethod
