@@ -43,7 +43,7 @@ class RunCheckpoints:
 
     Attributes:
         inboxes: what takes each node's messages, by rank.
-        starts_ns: when each node begins, or goes on.
+        starts_ns: when each node goes on; None where all begin.
 
     Raises:
         BadInput: for a checkpoint that can't be read.
@@ -72,7 +72,7 @@ class RunCheckpoints:
             for node in nodes
         ]
         self.inboxes = [partial(_into, part, self._flights, rank) for rank, part in enumerate(parts)]
-        self.starts_ns = [0] * len(nodes)
+        self.starts_ns: list[int] | None = None
         saved: list[Checkpoint] = []
         if cut is not None:
             saved = [cut.read(node.rank, place) for node in nodes]
@@ -97,8 +97,8 @@ class RunCheckpoints:
     ) -> None:
         """Have every node go on where it was cut, at its own instant."""
         clock, links, compute = self._machinery.clock, self._machinery.links, self._machinery.compute
-        self.starts_ns = [to_ns(each.time_s) for each in saved]
-        clock.now_ns = min(self.starts_ns)
+        self.starts_ns = starts_ns = [to_ns(each.time_s) for each in saved]
+        clock.now_ns = min(starts_ns)
         for rank, each in enumerate(saved):
             nodes[rank].restore(each)
             parts[rank].restore(each)
@@ -109,7 +109,7 @@ class RunCheckpoints:
             for source, count in sent_here(each).items():
                 self._flights.sent[source][rank] = count
             for arrival in each.arriving:
-                links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), self.starts_ns[rank]))
+                links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), starts_ns[rank]))
         self._recording.resume(cut, read_metrics(self._folder.path))
 
     def round_ended(self, node: Node) -> None:
