@@ -17,7 +17,7 @@ from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import Silent
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.setup import prepare
-from gossamer.engines.simulate.engine import Simulation
+from gossamer.engines.simulate.simulation import Simulation
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.results.segment import Segment, read_segment

@@ -17,7 +17,7 @@ from gossamer import Experiment, Message, Node, NodeWrapper
 from gossamer.api import Silent
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.setup import prepare
-from gossamer.engines.simulate.engine import Simulation
+from gossamer.engines.simulate.simulation import Simulation
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.network import ComputeProfile, Conditions, Uniform

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from gossamer.checkpoint import Checkpoint
 from gossamer.engines.events import EventLog, begins
@@ -17,160 +14,15 @@ from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Clock, Order, to_ns
 from gossamer.engines.simulate.clock import Event as Due
 from gossamer.engines.simulate.links import NETWORK, Links
+from gossamer.engines.simulate.mortal import Mortal
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.faults import Event, Spell, StartFrom
 from gossamer.host import Host
-from gossamer.learning.computation import Computation
-from gossamer.learning.mixing import Mix
-from gossamer.messages import Message, Payload, Sending, Traffic
+from gossamer.messages import Message
 from gossamer.node import Node
 
 MOST_IDLE = 10_000
 """Events of the schedule in a row, with nothing else to wait for and no round completed, after which a run is given up."""
-
-
-class Mortal:
-    """A host whose node can die, go and stand still; all else is the host's that it stands before.
-
-    Args:
-        host: the node's side of the simulator.
-        fates: the faults of the run.
-        rank: the node.
-    """
-
-    def __init__(self, host: Host, fates: Fates, rank: int) -> None:
-        self._host, self._fates, self._rank = host, fates, rank
-        self.lost: set[int] = fates.lost
-        self.dead = self.leaving = False
-        self.frozen = False
-        self._held: list[Callable[[], None]] = []  # what would have happened while it stood still
-        self._thawed: asyncio.Future[None] | None = None
-
-    # --- what becomes of it
-
-    def freeze(self) -> None:
-        """Nothing happens to the node from now on."""
-        self.frozen = True
-        self._thawed = asyncio.get_running_loop().create_future()
-
-    def thaw(self) -> None:
-        """It goes on: with what should have happened meanwhile, in that order."""
-        self.frozen = False
-        assert self._thawed is not None
-        self._thawed.set_result(None)
-        held, self._held = self._held, []
-        for call in held:
-            call()
-
-    def happen(self, call: Callable[[], None]) -> None:
-        """Make a call on the node's behalf, as soon as it doesn't stand still; never if it is dead by then."""
-        if self.frozen:
-            self._held.append(lambda: self.happen(call))
-        elif not self.dead:
-            call()
-
-    async def wait_until_thawed(self) -> None:
-        """Until the node doesn't stand still."""
-        while self.frozen and self._thawed is not None:
-            await asyncio.shield(self._thawed)
-
-    # --- the host
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._host.traffic
-
-    @property
-    def counters(self) -> Traffic:
-        return self._host.counters
-
-    def now(self) -> float:
-        return self._host.now()
-
-    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> _Alarm:
-        return _Alarm(self, seconds, call, self._host, background)
-
-    def store(self, vector: Tensor) -> Tensor:
-        return self._host.store(vector)
-
-    def is_stored(self, tensor: Tensor) -> bool:
-        return self._host.is_stored(tensor)
-
-    def fresh(self, length: int) -> Tensor:
-        return self._host.fresh(length)
-
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
-        links, rank = self._fates.links, self._rank
-        if self.dead:  # what is left of its tasks says this while they are cancelled
-            return [links.give_up(rank) for _ in to]
-        reached = [peer for peer in to if peer not in self.lost] if self.lost else to
-        sendings = self._host.send(reached, payload, tag) if reached else []
-        if self._fates.freezes:
-            sendings = [_Patient(sending, self) for sending in sendings]
-        if len(reached) == len(to):
-            return sendings
-        sent = dict(zip(reached, sendings, strict=True))
-        return [sent[peer] if peer in sent else links.give_up(rank) for peer in to]
-
-    def compute(self, computation: Computation) -> Awaitable[Any]:
-        self._live()
-        return self._host.compute(computation)
-
-    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
-        self._live()
-        return self._host.mix(prepare, commit, read=read)
-
-    def settle(self, vector: Tensor) -> None:
-        self._host.settle(vector)
-
-    def finished(self, rounds: int) -> bool:
-        return self.leaving or self._host.finished(rounds)
-
-    async def end_round(self) -> None:
-        self._live()
-        await self._host.end_round()
-        self._fates.round_completed(self._rank)
-        self._live()
-
-    def secret(self, n: int) -> bytes:
-        return self._host.secret(n)
-
-    def _live(self) -> None:
-        if self.dead:
-            raise asyncio.CancelledError
-
-
-class _Alarm:
-    """A timer of a mortal node."""
-
-    def __init__(
-        self, host: Mortal, seconds: float, call: Callable[[], None], inner: Host, background: bool
-    ) -> None:
-        self._call: Callable[[], None] | None = call
-        self._timer = inner.timer(seconds, lambda: host.happen(self._ring), background=background)
-
-    def _ring(self) -> None:
-        if self._call is not None:
-            self._call()
-
-    def cancel(self) -> None:
-        """Don't make the call."""
-        self._call = None
-        self._timer.cancel()
-
-
-class _Patient(Sending):
-    """A message of a node that may stand still when it is accepted."""
-
-    def __init__(self, sending: Sending, host: Mortal) -> None:
-        self._sending, self._host = sending, host
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield from self._sending.__await__()
-        yield from self._host.wait_until_thawed().__await__()
-
-    def cancel(self) -> bool:
-        return self._sending.cancel()
 
 
 @runtime_checkable
@@ -226,12 +78,12 @@ class Fates:
     def __init__(self, setup: Setup, stage: Stage, clock: Clock, links: Links, log: EventLog) -> None:
         nodes = setup.experiment.nodes
         self._setup, self._stage, self._clock, self._log = setup, stage, clock, log
-        self.links = links
+        self._links = links
         self.lost: set[int] = set()
         self.up = set(range(nodes))
         self.left: set[int] = set()
         self._absent: set[int] = set()  # who has not been there yet
-        self.freezes = any(fault.freezes for fault in setup.experiment.faults)
+        self._freezing = any(fault.freezes for fault in setup.experiment.faults)
         self._waits = setup.experiment.algorithm.gathers
         self._hosts: dict[int, Mortal] = {}
         self._agenda = setup.faults.agenda()
@@ -246,7 +98,9 @@ class Fates:
 
     def host(self, rank: int, inner: Host) -> Mortal:
         """The host of a node that is about to live."""
-        self._hosts[rank] = Mortal(inner, self, rank)
+        self._hosts[rank] = Mortal(
+            inner, rank, self.lost, self._freezing, self._links.give_up, self._round_completed
+        )
         return self._hosts[rank]
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
@@ -309,7 +163,7 @@ class Fates:
         else:
             self._log.append(rank, event.what, event.detail)
 
-    def round_completed(self, rank: int) -> None:
+    def _round_completed(self, rank: int) -> None:
         """A node has completed a round; it may be its last one."""
         completed = self._stage.nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
@@ -348,7 +202,7 @@ class Fates:
         self.left.add(rank)
         self._away(rank, silently=False, keep=True)
         self._log.append(rank, "left", f"node {rank} left after round {node.round}")
-        self.links.when_landed(rank, lambda: self._lose(rank))
+        self._links.when_landed(rank, lambda: self._lose(rank))
         self._anybody(f"node {rank} left after round {node.round}")
 
     def leaves(self, rank: int) -> bool:
@@ -357,7 +211,7 @@ class Fates:
 
     def _away(self, rank: int, *, silently: bool, keep: bool) -> None:
         self.up.discard(rank)
-        self.links.go(rank, silently=silently)
+        self._links.go(rank, silently=silently)
         self._stage.without(rank, keep=keep)
         self._stage.ended(rank)
 
@@ -373,7 +227,7 @@ class Fates:
         least = before + 1 if self._waits and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
-        self.links.come(rank)
+        self._links.come(rank)
         first = self._meet(node, least, anew=True)
         self.up.add(rank)
         text = f"node {rank} takes part from round {first} on"

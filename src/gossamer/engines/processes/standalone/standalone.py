@@ -20,10 +20,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.engines.processes.security.guard import Ration
+from gossamer.engines.processes.standalone.record import NodeRecord
 from gossamer.engines.processes.standalone.roster import Report, Roster, State
 from gossamer.engines.processes.transport.transport import Transport
-from gossamer.engines.recording import GraphLog, Observer
+from gossamer.engines.recording import Observer
 from gossamer.engines.setup import Setup
 from gossamer.errors import RunFailed, cause
 from gossamer.experiment import Processes
@@ -92,16 +92,11 @@ class Standalone:
         self._loss_fails = experiment.gather.lost_peer == "fail"
         self._waits = experiment.algorithm.gathers
         self._began, self._past, self._options = began, past, transport
-        self._events = folder.segment("events", rank)
-        graphs = folder.segment("graphs", rank)
-        self._graphs = GraphLog(setup.topology, graphs)
-        self._segments = (self._events, graphs)
+        self._record = NodeRecord(rank, setup, folder, observer, self._times)
         self._start: float | None = None
         self._first: set[int] = set()  # neighbours in the first round
         self._reports: dict[int, Report] = {}  # the last one of each that this node is connected with
         self._away: dict[int, int] = {}  # whom the node takes for lost, and in which of its lives
-        self._ration = Ration(time.monotonic, "losses and returns")
-        self._unnoted: dict[int, tuple[str, str]] = {}  # by rank, what was left out last
         self._unreached: set[int] = set()  # those of them that it tried to reach itself
         self._reasons: dict[int, str] = {}  # why a peer is not up yet
         self._changed = asyncio.Event()
@@ -137,12 +132,7 @@ class Standalone:
 
     def close(self) -> None:
         """Close what it writes."""
-        for rank, (kind, text) in sorted(
-            self._unnoted.items()
-        ):  # the record is to say who is there at the end
-            self._event(rank, kind, text)
-        for segment in self._segments:
-            segment.close()
+        self._record.close()
 
     def stop(self) -> None:
         """The node was asked to stop. Where a run does not bear a loss, that ends it for all nodes."""
@@ -166,8 +156,7 @@ class Standalone:
                     self._shown = time.monotonic()
                     self._observer.progress(round, time_s)
             case "row", (_, row, slot):
-                self._graphs.completed(row["round"])
-                self._observer.row(row)
+                self._record.row(row)
                 if slot is not None:
                     self._hear(["consumed"])
             case "done", (round,):
@@ -178,7 +167,7 @@ class Standalone:
             case "final", (round, *_):
                 self.rounds = round
             case "event", (kind, text):
-                self._event(self._rank, kind, text)
+                self._record.event(self._rank, kind, text)
             case "unreachable", (rank, why):
                 self._lose(rank, why)
             case "reachable", (rank,):
@@ -306,7 +295,7 @@ class Standalone:
         if rank in self._away or self._roster.end is not None:
             return
         self._away[rank] = self._life(rank)
-        self._note(rank, kind, text)
+        self._record.note(rank, kind, text)
         if self._loss_fails and self._start is not None:
             self._fail(text)
             return
@@ -314,7 +303,7 @@ class Standalone:
 
     def _take_for_found(self, rank: int) -> None:
         before = self._away.pop(rank)
-        self._note(rank, "found", f"node {rank} is back")
+        self._record.note(rank, "found", f"node {rank} is back")
         self._hear(["found", rank])
         if self._waits and self._start is not None and self._life(rank) == before:
             self._hear(["meet-again", rank])  # (one that was started anew does so itself)
@@ -376,21 +365,9 @@ class Standalone:
             self._report()
             self._hear(["finish", "failed", None])
 
-    def _note(self, rank: int, kind: str, text: str) -> None:
-        """A peer has gone, or is back; one that does so all the time must not fill the record."""
-        more = self._ration.take(f"rank {rank}")
-        if more is None:
-            self._unnoted[rank] = kind, text
-        else:
-            self._unnoted.pop(rank, None)
-            self._event(rank, kind, text + more)
-
-    def _event(self, rank: int, kind: str, text: str) -> None:
-        time_s, wall_s = 0.0, 0.0
-        if self._start is not None:
-            time_s, wall_s = self._now(), time.monotonic() - self._start
-        self._events.append({"time_s": time_s, "wall_s": wall_s, "node": rank, "event": kind, "detail": text})
-        self._observer.say(text)
+    def _times(self) -> tuple[float, float]:
+        """The node's time and real time since it went; 0 before."""
+        return (0.0, 0.0) if self._start is None else (self._now(), time.monotonic() - self._start)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

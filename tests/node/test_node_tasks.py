@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gossamer import Deadlock, Node, RunFailed
-from gossamer.engines.simulate import clock
-from gossamer.engines.simulate import engine as engine_module
+from gossamer.engines.simulate import clock, host
 from scenario import play
 
 
@@ -351,7 +350,7 @@ def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: 
 
 def test_a_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a run with an end in time never gets there."""
-    monkeypatch.setattr(engine_module, "MAX_PASSES", 50)
+    monkeypatch.setattr(host, "MAX_PASSES", 50)
 
     async def script(node: Node) -> None:
         await node.sleep(1)

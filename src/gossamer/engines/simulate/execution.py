@@ -1,0 +1,85 @@
+"""What carries out the computations of a simulation: its trainer, chosen by measurement if none is named, and evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gossamer.engines.profile import Profile
+from gossamer.engines.setup import Setup
+from gossamer.experiment import Simulate
+from gossamer.learning.batched import BatchedTrainer
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.choice import MEASURED_NODES, choose
+from gossamer.learning.computation import Kind, execute
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
+from gossamer.learning.workers import Workers
+from gossamer.messages import Model
+
+
+class Execution:
+    """Computes what nodes ask for.
+
+    Args:
+        setup: what is run.
+        options: the engine's.
+        rows: where vectors are kept.
+        workers: share the work.
+        profile: told how long it takes.
+        model: gives a node's model as it is, to measure with.
+        say: told which trainer was chosen, and why.
+
+    Attributes:
+        trainer: the one that computes; another one may be chosen before the first step.
+        evaluator: judges models.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        options: Simulate,
+        rows: Rows,
+        workers: Workers,
+        profile: Profile,
+        model: Callable[[int], Model],
+        say: Callable[[str], None],
+    ) -> None:
+        self._setup, self._device, self._rows = setup, options.device, rows
+        self._workers, self._profile, self._model, self._say = workers, profile, model, say
+        self.trainer = self._make(BatchedTrainer if options.trainer == "batched" else SequentialTrainer)
+        samples = setup.experiment.evaluation.samples
+        self.evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
+        self._to_choose = options.trainer == "auto"
+
+    @property
+    def chosen(self) -> str | None:
+        """The trainer's name; None as long as it is open."""
+        return None if self._to_choose else self.trainer.name
+
+    def execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
+        """Run jobs of one kind; results in the jobs' order."""
+        with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
+            if self._to_choose and kind in (Kind.TRAIN, Kind.GRADIENT):
+                self._to_choose = False
+                self._choose()
+            return execute(kind, jobs, self.trainer, self.evaluator)
+
+    def _make(self, kind: type[Trainer]) -> Trainer:
+        return kind(
+            self._setup.task, self._setup.experiment.optimizer, self._rows, self._device, self._workers
+        )
+
+    def _choose(self) -> None:
+        """Measure both trainers on the first batches of some nodes, before anything is trained."""
+        experiment, parts = self._setup.experiment, self._setup.parts
+        jobs = []
+        for rank in [rank for rank, part in enumerate(parts) if part.size][:MEASURED_NODES]:
+            batches = BatchStream(experiment.seed, rank, parts[rank], experiment.batch_size)
+            start = self._model(rank)
+            state = experiment.optimizer.init(start.parameters)
+            jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
+        self.trainer, said = choose(self._make, jobs)
+        if said:
+            self._say(said)

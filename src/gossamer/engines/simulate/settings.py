@@ -1,0 +1,36 @@
+"""What a run sets in its process, and sets back when it is over."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def torch_settings(threads: int) -> Iterator[None]:
+    """torch's threads and generator for the run, and the caller's again after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Python's cyclic collector looks at what is new, and less often: the nodes live as long as the run, and walking
+    them again and again can take longer than all the events.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -1,0 +1,375 @@
+"""A simulation: one run of all nodes on one machine, in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gossamer.checkpoint import Checkpoint
+from gossamer.engines.events import EventLog
+from gossamer.engines.newcomer import newcomer
+from gossamer.engines.outcome import Outcome, describe_waits
+from gossamer.engines.profile import Profile
+from gossamer.engines.recording import Observer, stacked
+from gossamer.engines.setup import Setup
+from gossamer.engines.signals import ending_signals
+from gossamer.engines.simulate.checkpoints import RunCheckpoints
+from gossamer.engines.simulate.clock import NS, Clock, Order, new_loop, to_ns
+from gossamer.engines.simulate.compute import Compute
+from gossamer.engines.simulate.execution import Execution
+from gossamer.engines.simulate.fair import FairLinks
+from gossamer.engines.simulate.fates import Fates
+from gossamer.engines.simulate.fifo import FifoLinks
+from gossamer.engines.simulate.host import NodeHost
+from gossamer.engines.simulate.links import Links
+from gossamer.engines.simulate.lives import Lives
+from gossamer.engines.simulate.machinery import Machinery
+from gossamer.engines.simulate.mixing import Mixing
+from gossamer.engines.simulate.moments import Moments
+from gossamer.engines.simulate.recording import Recording, model_of
+from gossamer.engines.simulate.settings import calm_collector, torch_settings
+from gossamer.engines.simulate.store import store_device
+from gossamer.engines.timeline import TimelineLog
+from gossamer.errors import RunFailed
+from gossamer.experiment import Simulate
+from gossamer.host import Host
+from gossamer.learning.computation import Computation, Kind
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers
+from gossamer.messages import Message, Model
+from gossamer.node import Node
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.results.segment import Segment
+
+
+class Simulation:
+    """One run of all nodes of a setup in virtual time.
+
+    Args:
+        setup: what is run.
+        metrics: where rows are recorded.
+        graphs: where graphs that change are recorded.
+        observer: who watches.
+        timeline: where it's written down when nodes compute and send; None is nowhere.
+        folder: where checkpoints are written, and the record is that a checkpoint is of.
+        cut: the checkpoint from which it goes on; None is the start.
+        events: where it's written down what happens to nodes, if there are faults.
+
+    Raises:
+        BadInput: for a checkpoint that can't be read.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        metrics: Segment,
+        graphs: Segment,
+        observer: Observer,
+        timeline: TimelineLog | None = None,
+        folder: RunFolder | None = None,
+        cut: Cut | None = None,
+        events: Segment | None = None,
+    ) -> None:
+        experiment, self._setup, self._observer = setup.experiment, setup, observer
+        options = experiment.engine
+        assert isinstance(options, Simulate)
+        self._options = options
+        self._profile = Profile()
+        self._clock = Clock()
+        self._clock.waiting = self._waiting
+        self._store = store_device(options.device, setup)
+        self._rows = rows = Rows(setup.layout.size, self._store)
+        self._inboxes: list[Callable[[Message], None]] = []
+        network, nodes, seed = setup.network, experiment.nodes, experiment.seed
+        links = FifoLinks if network.sharing == "fifo" else FairLinks
+        self._links: Links = links(
+            self._clock,
+            network,
+            nodes,
+            seed,
+            setup.message_limit,
+            self._inboxes,
+            None if timeline is None else partial(_sent, timeline),
+        )
+        self._workers = Workers(options.workers, options.threads)
+        self.nodes: list[Node] = []
+        self._execution = Execution(
+            setup,
+            options,
+            rows,
+            self._workers,
+            self._profile,
+            lambda rank: self.nodes[rank].model,
+            observer.say,
+        )
+        mixing = Mixing(self._clock, rows, self._workers, self._profile)
+        compute = Compute(
+            self._clock,
+            self._seconds,
+            self._execution.execute,
+            mixing.settle,
+            None if timeline is None else partial(_computed, timeline),
+        )
+        self._machinery = Machinery(self._clock, rows, self._links, compute, mixing)
+        self._recording = Recording(
+            setup,
+            metrics,
+            graphs,
+            observer,
+            self._execution.evaluator,
+            self._workers,
+            self._profile,
+            self._clock,
+            reached=lambda: self._lives.finish("target"),
+        )
+        self._moments = Moments(setup, self._machinery, self._recording, self._present)
+        self._lives: Lives
+        self._common: Model | None = None
+        self.rounds = 0
+        self._progress_every = max(experiment.nodes // 16, 1)
+        self._hosts: dict[int, NodeHost] = {}
+        self._folder, self._cut = folder, cut
+        self._checkpoints: RunCheckpoints | None = None
+        self._events: EventLog | None = None
+        self._fates: Fates | None = None
+        if setup.faults:
+            assert events is not None
+            self._events = EventLog(events, self._clock.now, self._recording.wall)
+            self._fates = Fates(setup, self, self._clock, self._links, self._events)
+
+    # --- the run
+
+    def run(self) -> Outcome:
+        """Run to the end."""
+        keep_freed_memory()
+        failure: RunFailed | None = None
+        reason = "failed"
+        parameters = buffers = None
+        loop = new_loop(self._clock)
+        self._lives = Lives(loop, self._setup.experiment.nodes, self.nodes, self._returned)
+        with (
+            torch_settings(self._options.threads),
+            calm_collector(),
+            ending_signals(lambda: self._lives.finish("stopped")),
+        ):
+            try:
+                self._build()
+                self._observer.start(self._setup.description())
+                if self._store != self._options.device:
+                    self._observer.say(
+                        f"store: host memory, since the vectors of {len(self.nodes)} nodes do not fit"
+                        f" {self._options.device}"
+                    )
+                reason = loop.run_until_complete(self._main())
+                self._recording.flush()
+                if reason in ("rounds", "time", "target"):
+                    self._moments.end()
+                if self._checkpoints is not None:
+                    self._checkpoints.end()
+                if self._events is not None and (said := self._events.summary()) is not None:
+                    self._observer.say(said)
+                parameters, buffers = stacked([self._last_model(node) for node in self.nodes])
+            except RunFailed as error:
+                failure, reason = error, "failed"
+                self._keep_what_was_recorded()
+            finally:
+                # A task that waits on in spite of its cancellation is left behind with the loop.
+                self._clock.start_counting()
+                with suppress(RunFailed):
+                    loop.run_until_complete(self._lives.close())
+                self._links.close()
+                loop.close()
+                if self._checkpoints is not None:
+                    self._checkpoints.close()
+                self._workers.close()
+        return Outcome(
+            reason,
+            self._clock.now(),
+            self._recording.wall(),
+            parameters,
+            buffers,
+            failure,
+            self._execution.trainer.name,
+            self._profile.seconds,
+            self._rows.peak,
+        )
+
+    def _keep_what_was_recorded(self) -> None:
+        with suppress(RunFailed):  # the run has failed already, and says why
+            self._recording.flush()
+
+    def _build(self) -> None:
+        experiment = self._setup.experiment
+        nodes = range(experiment.nodes)
+        self.nodes.extend(map(self._make, nodes))
+        if self._fates is not None:
+            self._inboxes.extend(map(self._fates.inbox, nodes))
+        elif self._folder is not None and (experiment.checkpoint.on or self._cut is not None):
+            self._checkpoints = RunCheckpoints(
+                self._setup,
+                self._machinery,
+                self._recording,
+                self._folder,
+                self._cut,
+                self.nodes,
+                self._hosts,
+                self._place,
+                lambda: self._execution.chosen,
+                self._observer.say,
+            )
+            self._inboxes.extend(self._checkpoints.inboxes)
+            self.rounds = sum(node.round for node in self.nodes)
+        else:
+            self._inboxes.extend(node.deliver for node in self.nodes)
+
+    def _make(self, rank: int) -> Node:
+        """A node as it begins."""
+        initial = self._common or self._setup.initial(rank)
+        if self._common is None:
+            if self._store != "cpu":
+                initial = Model(*(vector.to(self._store) for vector in initial))
+            if self._setup.experiment.initial == "common":
+                initial = Model(self._rows.store(initial.parameters), initial.buffers)
+                self._common = initial
+        inner = NodeHost(self._machinery, self._setup.experiment, rank, self.round_ended)
+        host: Host = inner if self._fates is None else self._fates.host(rank, inner)
+        if rank in self._hosts:  # an earlier life of it
+            inner.secrets = self._hosts[rank].secrets
+        self._hosts[rank] = inner
+        return Node(self._setup.node(rank, initial), host)
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """Where a simulation keeps what was read from a file."""
+        if tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,):
+            return self._rows.store(tensor)
+        return tensor.to(self._store)
+
+    def _checkpoint(self, node: Node) -> None:
+        if self._fates is not None:
+            self._fates.keep(node)
+        elif self._checkpoints is not None:
+            self._checkpoints.round_ended(node)
+
+    async def _main(self) -> str:
+        experiment = self._setup.experiment
+        starts_ns = None if self._checkpoints is None else self._checkpoints.starts_ns
+        if experiment.stop.time_s is not None:
+            self._clock.at(to_ns(experiment.stop.time_s), Order.END, 0, lambda: self._lives.finish("time"))
+        if self._fates is not None:
+            self._fates.begin()
+        self._moments.begin(starts_ns)
+        for node in self._present():
+            begin = partial(self._lives.begin, node, partial(experiment.algorithm.run, node))
+            if starts_ns is None:
+                self._checkpoint(node)
+                begin()
+            else:
+                self._clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
+        return await self._lives.end
+
+    def _returned(self, rank: int) -> None:
+        """A node's protocol has returned."""
+        if self._checkpoints is not None:
+            self._checkpoints.over(rank)
+        if self._fates is not None and self._fates.leaves(rank):
+            self._lives.running.discard(rank)
+            self._fates.departed(rank)
+        else:
+            self.ended(rank)
+
+    def _waiting(self) -> str:
+        return describe_waits({node.rank: node.waiting() for node in self.nodes})
+
+    # --- nodes that are away
+
+    def _present(self) -> list[Node]:
+        """The nodes that are there."""
+        return self.nodes if self._fates is None else [self.nodes[rank] for rank in sorted(self._fates.up)]
+
+    def _last_model(self, node: Node) -> Model:
+        """What a node ended with; not a number where that is gone with it."""
+        if self._fates is None or node.rank in self._fates.up | self._fates.left:
+            return model_of(node)
+        return Model(*(torch.full_like(part, math.nan) for part in (node.parameters, node.buffers)))
+
+    def running(self, rank: int) -> bool:
+        """Whether a node's protocol has not returned."""
+        return rank in self._lives.running
+
+    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
+        """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
+        asking a neighbour for its model, or not."""
+        node = self.nodes[rank] = self._make(rank)
+        if saved is not None:
+            node.restore(saved)
+        algorithm, failures = self._setup.experiment.algorithm, self._setup.experiment.failures
+        asked = failures.detection_s if asks else None
+        self._lives.begin(node, partial(newcomer, algorithm.run, node, asked))
+        self._lives.running.add(rank)
+        return node
+
+    def cancel(self, rank: int) -> None:
+        """End all tasks of a node."""
+        self._lives.cancel(rank)
+
+    def ended(self, rank: int) -> None:
+        """The run does not wait for a node any more. It's over when all nodes that are there have completed their rounds."""
+        self._lives.running.discard(rank)
+        if not self._lives.running and self._present():
+            self._lives.finish("rounds")
+
+    def without(self, rank: int, *, keep: bool) -> None:
+        """A node is recorded no more; what it gave for moments that are not complete counts if it is to be kept."""
+        self._recording.without(rank, keep=keep)
+
+    def again(self, rank: int, first: int) -> None:
+        """A node that takes part from a round on is recorded again."""
+        self._recording.back(rank, first + 1, self._moments.next_tick)
+
+    def record_last(self, node: Node) -> None:
+        """Record a node as it ends, unless it was recorded in the same round."""
+        self._moments.last(node)
+
+    def fail(self, error: RunFailed) -> None:
+        """End the run."""
+        self._lives.fail(error)
+
+    # --- what nodes ask for
+
+    def _seconds(self, computation: Computation) -> float:
+        """How long a computation takes that starts now."""
+        if computation.kind is Kind.APPLY:
+            return 0.0
+        return float(
+            self._setup.compute.seconds(
+                self._setup.experiment.seed,
+                computation.rank,
+                computation.first_step,
+                computation.work,
+                self._clock.now(),
+            )
+        )
+
+    def round_ended(self, rank: int) -> None:
+        """A node has completed a round."""
+        node = self.nodes[rank]
+        self.rounds += 1
+        if self.rounds % self._progress_every == 0:
+            self._observer.progress(self.rounds, self._clock.now())
+        self._moments.round_ended(node)
+        self._checkpoint(node)
+
+
+def _computed(timeline: TimelineLog, computation: Computation, start_ns: int, end_ns: int) -> None:
+    timeline.computed(computation.rank, computation.kind, start_ns / NS, end_ns / NS)
+
+
+def _sent(timeline: TimelineLog, source: int, to: int, start_ns: int, end_ns: int, nbytes: int) -> None:
+    timeline.sent(source, to, start_ns / NS, end_ns / NS, nbytes)

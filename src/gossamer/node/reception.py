@@ -1,0 +1,161 @@
+"""How a node takes what has come in: it waits for messages, but for nobody from whom none will come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from gossamer.errors import GossamerError
+from gossamer.host import Host
+from gossamer.mailbox import Ages, Inbox, Mailbox, Prefix, Waiter
+from gossamer.messages import Message
+
+
+class PeerLost(GossamerError):
+    """A node waits for a peer that is dead, and the experiment says that this ends the run."""
+
+
+class Reception:
+    """What takes messages out of one node's mailbox.
+
+    Args:
+        rank: the node.
+        host: knows the time, and who is dead.
+        round: gives the round that the node is in.
+        lost_peer: what is done about a dead peer, as of :class:`~gossamer.node.setup.NodeSetup`.
+
+    Attributes:
+        mailbox: where messages are that nobody has taken.
+        ages: how old they were when they were taken.
+        first: the round in which a node that was away takes part again, by rank; this one may be among them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: Host,
+        round: Callable[[], int],
+        lost_peer: Literal["fail", "skip", "wait"],
+    ) -> None:
+        self._rank, self._host, self._round, self._lost_peer = rank, host, round, lost_peer
+        self.mailbox = Mailbox(self._drop)
+        self.ages = Ages()
+        self.first: dict[int, int] = {}
+
+    # --- taking messages
+
+    async def receive(self, prefix: Prefix, source: int | None, timeout: float | None) -> Message:
+        """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`."""
+        sources = None if source is None else {source}
+        waiter = Waiter(prefix, sources)
+        self.mailbox.watch(waiter)
+        timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
+        try:
+            while (message := self.mailbox.take_first(prefix, sources)) is None:
+                if waiter.expired:
+                    raise TimeoutError(f"node {self._rank}: {waiter} did not come within {timeout} s")
+                if source in self._host.lost:
+                    raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
+                await waiter.wait()
+            self.ages.add(self._host.now(), (message,))
+            return _intact(message)
+        finally:
+            self.mailbox.unwatch(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def drain(self, prefix: Prefix, source: int | None, *, newest: bool) -> list[Message]:
+        """Take every message that fits; see :meth:`Node.drain`."""
+        taken = self.mailbox.take_all(prefix, None if source is None else {source})
+        if newest:
+            last = {(message.source, message.tag): message for message in taken}
+            self._host.counters.messages_superseded += len(taken) - len(last)
+            taken = [message for message in taken if last[message.source, message.tag] is message]
+        self.ages.add(self._host.now(), taken)
+        return [_intact(message) for message in taken]
+
+    async def gather(
+        self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
+    ) -> Inbox:
+        """Take one message of each of some ranks; see :meth:`Node.gather`."""
+        enough = len(wanted) if at_least is None else min(at_least, len(wanted))
+        waiter = Waiter(prefix, wanted, enough)
+        self.mailbox.watch(waiter)
+        taken_before = self.mailbox.taken
+        timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
+        away: set[int] = set()  # who need not be waited for, though they may come back meanwhile
+        try:
+            while not waiter.expired:
+                if self._host.lost or self.first:
+                    away |= self._away(wanted - waiter.seen, waiter)
+                    enough = waiter.wanted = min(enough, len(wanted) - len(away))
+                if len(waiter.seen - away if away else waiter.seen) >= enough:
+                    break
+                await waiter.wait()
+                if self.mailbox.taken != taken_before:
+                    taken_before = self.mailbox.taken
+                    self.mailbox.recount(waiter)
+            taken = self.mailbox.take_one_each(prefix, wanted)
+        finally:
+            self.mailbox.unwatch(waiter)
+            if timer is not None:
+                timer.cancel()
+        missing: Iterable[int] = ()
+        if len(taken) < len(wanted):
+            missing = wanted - taken.keys()
+            self.mailbox.close(prefix, missing)
+        self.ages.add(self._host.now(), taken.values())
+        for message in taken.values():
+            if not message.unchanged():
+                _intact(message)
+        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _away(self, awaited: set[int], waiter: Waiter) -> set[int]:
+        """Those of some ranks from whom nothing comes in this round."""
+        lost = awaited & self._host.lost
+        if lost and self._lost_peer == "fail":
+            raise PeerLost(f"node {self._rank} waits for {waiter}, of which {sorted(lost)} are dead")
+        round = self._round()
+        if self.first.get(self._rank, 0) > round:
+            return awaited
+        away = {rank for rank in awaited if self.first.get(rank, 0) > round}
+        return away if self._lost_peer == "wait" else away | lost
+
+    def _drop(self, message: Message) -> None:
+        self._host.counters.messages_late += 1
+
+    # --- who is there
+
+    def found(self, rank: int, first: int, *, anew: bool) -> None:
+        """A peer that was away is back; see :meth:`Node.peer_found`."""
+        self.first[rank] = first
+        if anew:
+            self.mailbox.forget_late(rank)
+        self.mailbox.wake_all()
+
+    def rejoin(self, first: int) -> None:
+        """The node itself was away; see :meth:`Node.rejoin`."""
+        self.first[self._rank] = first
+        self.mailbox.wake_all()
+
+    # --- checkpoints
+
+    def saved(self) -> dict[str, Any]:
+        """What :meth:`restore` takes, beside the messages that are here."""
+        late = [[source, list(prefix), count] for source, prefix, count in self.mailbox.late()]
+        return {"late": late, "ages": self.ages.saved()}
+
+    def restore(self, unread: Iterable[Message], saved: Mapping[str, Any]) -> None:
+        """Go on with what was saved; for a node that nothing came in for yet."""
+        late = [(source, tuple(prefix), count) for source, prefix, count in saved["late"]]
+        self.mailbox.restore(unread, late)
+        self.ages.restore(saved["ages"])
+
+
+def _intact(message: Message) -> Message:
+    if not message.unchanged():
+        raise RuntimeError(
+            f"message {message.tag} from node {message.source} was modified in place by another of its"
+            " receivers or its sender; what is in a message is immutable: compute a new vector"
+        )
+    return message
