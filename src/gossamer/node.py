@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ from gossamer.topology.sampler import TAG as SAMPLER
 from gossamer.wrapper import NodeWrapper
 
 T = TypeVar("T")
+
+
+class Reception(Protocol):
+    """What an engine adds to a node to talk with its like at others, beneath wrappers and beside the algorithm."""
+
+    def takes(self, message: Message) -> bool:
+        """Take in a message, unless it is the algorithm's."""
+
+    def peer_lost(self) -> None:
+        """``host.lost`` has grown."""
 
 
 class PeerLost(GossamerError):
@@ -58,6 +68,7 @@ class NodeSetup:
             for it to come back.
         missing: what stands for a model that is not there, where the algorithm does not say; as for :meth:`Node.combine`.
         wrappers: change what the node sends or receives, outermost last.
+        reception: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
     """
 
     rank: int
@@ -75,6 +86,7 @@ class NodeSetup:
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     missing: Missing = "own"
     wrappers: Sequence[NodeWrapper] = ()
+    reception: Callable[[Node, Host], Reception] | None = None
 
 
 class Node:
@@ -120,8 +132,11 @@ class Node:
         self._sampler = setup.topology.sampler(self, host)
         self._sampling: asyncio.Task[None] | None = None
         self._receive_own = self._deliver_wrapped if setup.wrappers else self._mailbox.deliver
+        #: For engines: what takes in the engine's own messages, if something does.
+        self.reception = None if setup.reception is None else setup.reception(self, host)
+        plain = self._sampler is None and self.reception is None
         #: For engines: a message has arrived. What a wrapper raises is the node's failure.
-        self.deliver = self._receive_own if self._sampler is None else self._deliver_sampled
+        self.deliver = self._receive_own if plain else self._deliver_sorted
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
@@ -566,16 +581,23 @@ class Node:
         if changed is not None:
             self._mailbox.deliver(changed)
 
-    def _deliver_sampled(self, message: Message) -> None:
-        assert self._sampler is not None
-        if message.tag[:1] == (SAMPLER,):
+    def _deliver_sorted(self, message: Message) -> None:
+        if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
-        else:
-            self._receive_own(message)
+            return
+        try:
+            if self.reception is not None and self.reception.takes(message):
+                return
+        except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
+            self.fail(error)
+            return
+        self._receive_own(message)
 
     def peer_lost(self) -> None:
         """For engines: ``host.lost`` has grown."""
         self._mailbox.wake_all()
+        if self.reception is not None:
+            self.reception.peer_lost()
 
     def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
         """For engines: a peer that was away is back; ``host.lost`` has it no more.
