@@ -22,7 +22,6 @@ from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.registry import names
 from gossamer.tasks import Task, label_counts, load_task
 from gossamer.topology import Graph, TopologySchedule
-from gossamer.wrapper import NodeWrapper
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +84,9 @@ class Setup:
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
-            wrappers=self._wrappers(),
+            wrappers=experiment.wrappers,
+            companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
         )
-
-    def _wrappers(self) -> tuple[NodeWrapper, ...]:
-        given: tuple[NodeWrapper, ...] = self.experiment.wrappers
-        return (Hospitality(), *given) if self.hospitable or self.faults.asks_neighbors else given
 
     def description(self) -> dict[str, Any]:
         """What the record keeps of the start: nodes, label counts, the first graph."""

@@ -68,8 +68,11 @@ class Node:
         self.ages = self._reception.ages
         self._sampler = setup.topology.sampler(self, host)
         self._receive_own = self._deliver_wrapped if setup.wrappers else self._reception.mailbox.deliver
+        #: For engines: what takes in the engine's own messages, if something does.
+        self.companion = None if setup.companion is None else setup.companion(self, host)
+        plain = self._sampler is None and self.companion is None
         #: For engines: a message has arrived. What a wrapper raises is the node's failure.
-        self.deliver = self._receive_own if self._sampler is None else self._deliver_sampled
+        self.deliver = self._receive_own if plain else self._deliver_sorted
         self._life = Life(self._reception.mailbox.retire)
 
     # --- the model
@@ -471,16 +474,23 @@ class Node:
         if changed is not None:
             self._reception.mailbox.deliver(changed)
 
-    def _deliver_sampled(self, message: Message) -> None:
-        assert self._sampler is not None
-        if message.tag[:1] == (SAMPLER,):
+    def _deliver_sorted(self, message: Message) -> None:
+        if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
-        else:
-            self._receive_own(message)
+            return
+        try:
+            if self.companion is not None and self.companion.takes(message):
+                return
+        except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
+            self.fail(error)
+            return
+        self._receive_own(message)
 
     def peer_lost(self) -> None:
         """For engines: ``host.lost`` has grown."""
         self._reception.mailbox.wake_all()
+        if self.companion is not None:
+            self.companion.peer_lost()
 
     def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
         """For engines: a peer that was away is back; ``host.lost`` has it no more.

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Int
 
+from gossamer.host import Host
 from gossamer.learning.mixing import Missing
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout
-from gossamer.messages import Model
+from gossamer.messages import Message, Model
 from gossamer.topology import TopologySchedule
 from gossamer.wrapper import NodeWrapper
+
+if TYPE_CHECKING:
+    from gossamer.node.node import Node
+
+
+class Companion(Protocol):
+    """What an engine adds to a node to talk with its like at others, beneath wrappers and beside the algorithm."""
+
+    def takes(self, message: Message) -> bool:
+        """Take in a message, unless it is the algorithm's."""
+
+    def peer_lost(self) -> None:
+        """``host.lost`` has grown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +53,7 @@ class NodeSetup:
         missing: what stands for a model that is not there, where the algorithm does not say; as for
             :meth:`gossamer.node.Node.combine`.
         wrappers: change what the node sends or receives, outermost last.
+        companion: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
     """
 
     rank: int
@@ -56,3 +71,4 @@ class NodeSetup:
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     missing: Missing = "own"
     wrappers: Sequence[NodeWrapper] = ()
+    companion: Callable[[Node, Host], Companion] | None = None

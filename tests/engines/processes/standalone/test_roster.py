@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.engines.processes.standalone.roster import (
+    AHEAD_S,
     DIGEST_BYTES,
+    LEAP,
     MOST_ENTRIES,
     Entry,
     Report,
@@ -21,6 +23,9 @@ from gossamer.engines.processes.transport.wire import STATUS_BYTES
 from gossamer.payload import FrameError
 
 DIGEST = bytes(DIGEST_BYTES)
+
+
+HIGHEST = 2**32 - 1
 
 
 def rosters(nodes: int, incarnation: int = 1) -> list[Roster]:
@@ -107,7 +112,7 @@ def test_a_node_that_is_said_to_be_lost_contradicts() -> None:
     tell(a, b, 3)
     assert b.of_state(State.LOST) == [2]
     tell(b, c, 3)
-    assert c.own == Entry(1, 1, State.RUNNING, 0, 1)
+    assert c.own == Entry(1, 1, State.RUNNING, 0, HIGHEST)
     assert tell(c, b, 3) == {2: State.RUNNING}
     tell(a, b, 3)  # older news
     assert b.of_state(State.LOST) == []
@@ -118,12 +123,13 @@ def test_what_a_node_says_of_itself_is_not_undone_by_who_loses_it_afterwards() -
     b.say(state=State.DONE, round=7)
     tell(b, a, 2)
     assert not a.lose(1)
-    assert a[1] == Entry(1, 0, State.DONE, 7, 1)
+    assert a[1] == Entry(1, 0, State.DONE, 7, HIGHEST)
 
 
 def test_a_later_process_of_a_rank_is_another_one() -> None:
     a, b = rosters(2)
     tell(b, a, 2)
+    a.go()
     a.lose(1)
     again = Roster(1, 2, 2, DIGEST)
     assert tell(again, a, 2) == {1: State.RUNNING}
@@ -132,6 +138,54 @@ def test_a_later_process_of_a_rank_is_another_one() -> None:
     assert again.again
     tell(a, b, 2)
     assert b.superseded
+
+
+def test_who_is_started_again_before_anybody_went_was_not_there_before() -> None:
+    a, b, c = rosters(3)
+    for source, to in ((b, a), (a, c)):
+        tell(source, to, 3)
+    again = Roster(1, 3, 2, DIGEST)
+    for source, to in ((again, a), (a, again)):
+        tell(source, to, 3)
+    assert not again.again
+    a.go()
+    tell(a, again, 3)
+    assert not again.again  # a has gone with this process
+    c.go()
+    tell(c, again, 3)
+    assert again.again  # c with the one before
+
+
+def test_a_forged_entry_neither_ends_a_node_nor_has_it_refused() -> None:
+    now_s = 10**9
+    a, b, c = (Roster(rank, 3, now_s, DIGEST, clock=lambda: now_s) for rank in range(3))
+    for source, to in ((b, a), (c, a), (a, b), (a, c)):
+        tell(source, to, 3)
+    for number in (LEAP + 1, HIGHEST - 1, HIGHEST):
+        forged = {1: Entry(now_s, number, State.LOST, 0, 0)}
+        for each in (a, b):
+            assert each.take(Report(DIGEST, None, forged), 2) == {}
+    for incarnation in (now_s + AHEAD_S + 1, HIGHEST):
+        forged = {1: Entry(incarnation, 0, State.LOST, 0, 0)}
+        for each in (a, b):
+            assert each.take(Report(DIGEST, None, forged), 2) == {}
+        with pytest.raises(FrameError, match="more than a day from now"):
+            a.take(Report(DIGEST, None, forged), 1)
+    assert not b.superseded
+    assert b.own.number == 0
+    a.lose(1)
+    tell(a, b, 3)
+    assert tell(b, a, 3) == {1: State.RUNNING}
+
+
+def test_the_highest_number_is_not_exceeded() -> None:
+    a, b = rosters(2)
+    a.take(
+        Report(DIGEST, None, {0: Entry(1, HIGHEST, State.LOST, 0, 1)}), 0
+    )  # as if a liar had got it there in steps
+    tell(a, b, 2)
+    assert b[0] == a.own
+    assert a.own.number == HIGHEST
 
 
 def test_it_is_over_when_nobody_runs_any_more() -> None:
@@ -169,7 +223,7 @@ def test_the_next_living_rank_goes_round() -> None:
 
 def test_a_report_of_many_nodes_fits_and_all_are_told_in_turn() -> None:
     nodes = 1000
-    full = Roster(0, nodes, 2**32 - 1, DIGEST)
+    full = Roster(0, nodes, 2**32 - 1, DIGEST, clock=lambda: 2**32)
     full.take(
         Report(
             DIGEST,

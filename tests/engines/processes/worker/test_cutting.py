@@ -21,6 +21,7 @@ from gossamer import Experiment
 from gossamer.checkpoint import Checkpoint, read
 from gossamer.engines.cuts import NodeCuts
 from gossamer.engines.processes.supervisor.assembly import Assembly
+from gossamer.engines.processes.worker import cutting
 from gossamer.engines.processes.worker.cutting import Cutting
 from gossamer.messages import Message, Model
 from gossamer.results.checkpoints import CheckpointFolder, newest
@@ -252,3 +253,16 @@ def check(run: Run, folder: Path) -> None:
             received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
             coming = [a.message.payload for a in part.arriving if a.message.source == source]
             assert coming == list(range(received, before)), (rank, source, received, before)
+
+
+def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "MOST_MARKS", 5)
+    cuts = NodeCuts(lambda message: None, lambda: 0.0, True, lambda message: None)
+    made = Cutting(
+        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
+    )
+    for number in range(100):
+        made.marked(1, number, 0)
+    assert len(made._sent) == 5

@@ -11,7 +11,8 @@ A node speaks for itself. Others say of it only that it is lost, and that holds 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +25,10 @@ MOST_ENTRIES = 150
 """Entries in one report, which so stays below 4 KiB: those that changed last, and some of the others in turn."""
 ENDS = ("time", "stopped")
 """Why a run may end for all of its nodes at once."""
+LEAP = 1000
+"""By how much more often than is known a node may have contradicted, when another one says so."""
+AHEAD_S = 86400
+"""Seconds by which a process may have been started in the future, since clocks differ: incarnations are such times."""
 _HIGHEST = 2**32 - 1
 
 
@@ -44,7 +49,7 @@ class Entry(NamedTuple):
         number: how often it has contradicted others.
         state: how it is doing.
         round: rounds that it has completed.
-        born: the incarnation of its first process that anybody knows of.
+        born: the lowest incarnation of it that anybody knew of who went, at that moment; until then the highest there is.
     """
 
     incarnation: int
@@ -105,6 +110,11 @@ def _entry(row: Any, nodes: int) -> tuple[int, Entry]:
     return rank, Entry(incarnation, number, State(state), round, born)
 
 
+def _leaps(entry: Entry, known: Entry) -> bool:
+    """Whether a node would have contradicted far more often than is known: its number would soon be used up."""
+    return entry.incarnation == known.incarnation and entry.number > known.number + LEAP
+
+
 class Roster:
     """What one node knows of all; starts with knowing itself.
 
@@ -113,16 +123,25 @@ class Roster:
         nodes: how many there are.
         incarnation: of this node's process.
         digest: of its experiment.
+        clock: seconds since 1970.
 
     Attributes:
         end: why the run is over for all, once it is.
         superseded: whether another process of this rank was started later.
     """
 
-    def __init__(self, rank: int, nodes: int, incarnation: int, digest: bytes) -> None:
-        self._rank, self._nodes, self._digest = rank, nodes, digest
+    def __init__(
+        self,
+        rank: int,
+        nodes: int,
+        incarnation: int,
+        digest: bytes,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rank, self._nodes, self._digest, self._clock = rank, nodes, digest, clock
         # Those that changed last are at the end.
-        self._entries = {rank: Entry(incarnation, 0, State.RUNNING, 0, incarnation)}
+        self._entries = {rank: Entry(incarnation, 0, State.RUNNING, 0, _HIGHEST)}
         self._turn = 0
         self.end: str | None = None
         self.superseded = False
@@ -134,12 +153,17 @@ class Roster:
 
     @property
     def again(self) -> bool:
-        """Whether another process of this rank was there before."""
+        """Whether another process of this rank was there when a node went."""
         return self.own.born < self.own.incarnation
 
     def __getitem__(self, rank: int) -> Entry | None:
         """What is known of a node; None if nothing."""
         return self._entries.get(rank)
+
+    def go(self) -> None:
+        """This node goes, with those who are there now: who is started after this comes later."""
+        for rank, entry in self._entries.items():
+            self._entries[rank] = entry._replace(born=min(entry.born, entry.incarnation))
 
     def say(self, *, state: State | None = None, round: int | None = None) -> None:
         """This node is doing otherwise."""
@@ -155,11 +179,30 @@ class Roster:
         self._put(rank, known._replace(state=State.LOST))
         return True
 
-    def take(self, report: Report) -> dict[int, State]:
-        """Take in what another one knows; gives those who are doing otherwise than was known."""
+    def take(self, report: Report, by: int | None = None) -> dict[int, State]:
+        """Take in what another one knows; gives those who are doing otherwise than was known.
+
+        What is not plausible is left out. It is no reason to refuse who says it, who may have it from others.
+
+        Args:
+            report: what it knows.
+            by: the node that says it, whose word on itself is taken; None is none of those that it speaks of.
+
+        Raises:
+            FrameError: where it says of itself what can't be.
+        """
         changed = {}
+        latest = int(self._clock()) + AHEAD_S
         for rank, entry in report.entries.items():
+            if entry.incarnation > latest:
+                if rank == by:
+                    raise FrameError(
+                        "says that it was started more than a day from now, by this machine's clock"
+                    )
+                continue
             known = self._entries.get(rank)
+            if known is not None and rank != by and _leaps(entry, known):
+                continue
             if known is not None:
                 born = min(known.born, entry.born)
                 known = self._entries[rank] = known._replace(born=born)
@@ -184,7 +227,7 @@ class Roster:
         if entry.incarnation > own.incarnation:
             self.superseded = True
         elif own.state is not State.LOST:
-            self._put(self._rank, own._replace(number=entry.number + 1))
+            self._put(self._rank, own._replace(number=min(entry.number + 1, _HIGHEST)))
 
     def report(self) -> Report:
         """What to tell the others now; what does not fit comes the next time."""

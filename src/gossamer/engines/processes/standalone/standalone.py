@@ -209,6 +209,8 @@ class Standalone:
         self._start = time.monotonic() - before_s
         self._began()
         comes_later = self._past is not None or self._roster.again
+        self._roster.go()
+        self._look_around()
         self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
 
     def _arrival(self, now_s: float) -> list[Any]:
@@ -248,9 +250,13 @@ class Standalone:
                 rank, f"runs another experiment ({report.digest.hex()[:8]}, not {own.hex()[:8]})"
             )
             return
+        try:
+            changed = self._roster.take(report, rank)
+        except FrameError as error:
+            self._transport.refuse(rank, str(error))
+            return
         news = rank not in self._reports
         self._reports[rank] = report
-        changed = self._roster.take(report)
         if self._roster.superseded:
             self._fail(f"another process of node {self._rank} was started later")
             return

@@ -27,6 +27,9 @@ from gossamer.engines.processes.transport.transport import Transport
 from gossamer.experiment import Checkpoints
 from gossamer.results.checkpoints import CheckpointFolder
 
+MOST_MARKS = 2**16
+"""Cuts of which peers may have told and that are not complete: far more than any node gets ahead, and still little memory."""
+
 
 class Cutting:
     """One node's cuts.
@@ -89,7 +92,7 @@ class Cutting:
 
     def marked(self, rank: int, number: int, message: int) -> None:
         """All that a peer had sent before its cut has arrived."""
-        if number not in self._dropped:
+        if number not in self._dropped and (number in self._sent or len(self._sent) < MOST_MARKS):
             self._sent[number][rank] = message + self._offsets.get(rank, 0)
             self._look(number)
 
