@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def record(
     incarnation: int = 1,
     start: float | None = 100.0,
     digest: str = "ab",
+    run: str = "",
     status: str | None = "done",
     model: float | None = None,
     events: tuple[dict[str, Any], ...] = (),
@@ -67,7 +69,8 @@ def record(
     folder = RunFolder.create(
         place, "run", experiment=TEXT, environment={"machine": {"host": str(rank)}}, of=f"node-{rank}"
     )
-    NodeRecord(rank=rank, nodes=3, incarnation=incarnation, digest=digest, start_unix_s=start).write(folder)
+    node = NodeRecord(rank=rank, nodes=3, incarnation=incarnation, digest=digest, start_unix_s=start, run=run)
+    node.write(folder)
     folder.write_setup(SETUP)
     with folder.segment("metrics", rank) as metrics:
         for round in range(first, rounds + 1):
@@ -266,7 +269,7 @@ def test_a_failure_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pytes
 def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:
     record(tmp_path / "a", 0, 1)
     record(tmp_path / "b", 1, 1, digest="cd")
-    with pytest.raises(BadInput, match=r"records of 2 experiments .*; accepted: those of one"):
+    with pytest.raises(BadInput, match=r"records of 2 runs .*; accepted: those of one$"):
         collect([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(
@@ -281,3 +284,65 @@ def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:
     (damaged / "node.json").write_text('{"rank": "2", "nodes": 3, "incarnation": 1, "digest": "ab"}')
     with pytest.raises(BadInput, match=r"node.json.rank: got '2'; accepted: a valid integer"):
         collect([damaged], tmp_path / "out")
+
+
+def test_runs_of_one_experiment_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(3):
+        record(tmp_path / "records", rank, 4, model=100.0 + rank, run="monday")
+    for rank in range(2):  # of the third there is no record
+        record(
+            tmp_path / "records", rank, 4, model=200.0 + rank, run="tuesday", incarnation=50, start=90_000.0
+        )
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path / "records"], tmp_path / "out")
+    said = str(refused.value)
+    assert said.startswith("records of 2 runs (")
+    assert "is of run 'monday'" in said
+    assert "is of run 'tuesday'" in said
+    assert said.endswith("accepted: those of one, which --run ID picks")
+    with pytest.raises(BadInput, match="--run: got 'sunday'; accepted: 'monday', 'tuesday'"):
+        collect([tmp_path / "records"], tmp_path / "out", run="sunday")
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, tmp_path, "--run", "tuesday")
+    assert ended.value.code == 1  # as a record is missing
+    run = load_run(tmp_path / "out")
+    assert run.lost == [2]
+    assert run.parameters is not None
+    assert run.parameters[:2, 0].tolist() == [200.0, 201.0]
+
+
+def test_a_node_that_was_done_has_no_second_record_of_the_run(tmp_path: Path) -> None:
+    older = record(tmp_path, 1, 4, model=1.0)
+    record(tmp_path, 0, 4, model=1.0)
+    newer = record(tmp_path, 1, 4, model=2.0, incarnation=2, start=105.0)
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path], tmp_path / "out")
+    said = str(refused.value)
+    assert said.startswith("records of several runs (")
+    assert str(older) in said
+    assert str(newer) in said
+    assert said.endswith("accepted: folders with the records of one run")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("begun_s", "one"), [(105.0, True), (163.0, True), (165.0, False)])
+def test_what_began_when_another_was_done_is_of_another_run(
+    begun_s: float, one: bool, tmp_path: Path
+) -> None:
+    done = record(tmp_path, 0, 4, model=1.0)  # from 100 s to 104 s; clocks may be 60 s apart
+    begun = record(tmp_path, 1, 4, model=1.0, start=begun_s)
+    if one:
+        assert collect([tmp_path], tmp_path / "out").missing == [2]
+        return
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path], tmp_path / "out")
+    assert str(done) in str(refused.value)
+    assert str(begun) in str(refused.value)
+
+
+def test_a_copy_of_a_record_is_not_another_run(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    shutil.copytree(folders[1], tmp_path / "backup" / folders[1].name)
+    found = collect([tmp_path / "records", tmp_path / "backup"], tmp_path / "out")
+    assert found.whole
+    assert len(found.run.metrics) == 3 * 5 + 1
