@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import polars as pl
 import pytest
 import torch
 from fleet import SETTINGS
@@ -16,6 +17,7 @@ from fleet import SETTINGS
 from gossamer import Experiment
 from gossamer.cli import main
 from gossamer.deploy.collect import collect
+from gossamer.deploy.node import unfinished
 from gossamer.deploy.record import NodeRecord
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
@@ -177,6 +179,21 @@ def command(monkeypatch: pytest.MonkeyPatch, place: Path, *more: str) -> None:
         ("setup.json", b"[]"),
         ("status.json", b"{"),
         ("node.json", b"{}"),
+        ("setup.json", b'{"parameters": "abc"}'),
+        ("setup.json", b'{"graphs": 5}'),
+        ("setup.json", b'{"judged": 3}'),
+        ("setup.json", b'{"judged": [99]}'),
+        ("setup.json", b'{"nodes": 5}'),
+        ("status.json", b'{"status": 5}'),
+        ("status.json", b'{"status": "done", "wall_s": "long"}'),
+        ("environment.json", b"[]"),
+        ("experiment.yaml", b""),
+        ("experiment.yaml", b"\xff\xfe\0"),
+        ("segments/graphs-1.jsonl", b'{"round": 1, "edges": [[0, 7]]}\n'),
+        ("segments/graphs-1.jsonl", b'{"round": 1}\n'),
+        ("segments/metrics-1.jsonl", b'{"node": 1, "round": "last"}\n'),
+        ("segments/timeline-1.jsonl", b'{"node": 1, "kind": "train", "start_s": "a", "end_s": 1}\n'),
+        ("segments/events-1.jsonl", b"\0\0\0\n"),
     ],
 )
 def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
@@ -188,7 +205,7 @@ def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
 ) -> None:
     for rank in range(3):
         place = record(tmp_path / "records", rank, 4, model=float(rank))
-        if rank == 1:
+        if rank == 0:  # the first record, whose experiment and setup are the run's
             damaged = place / name
             damaged.parent.mkdir(exist_ok=True)
             damaged.write_bytes(content)
@@ -200,7 +217,7 @@ def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
     run = load_run(tmp_path / "out")
     rounds = {rank: list(range(5)) for rank in range(3)}
     if name == "metrics.parquet" or name == "node.json":
-        del rounds[1]
+        del rounds[0]
     found = {rank: run.metrics.filter(run.metrics["node"] == rank)["round"].to_list() for rank in rounds}
     assert found == rounds
     assert run.parameters is not None
@@ -346,3 +363,121 @@ def test_a_copy_of_a_record_is_not_another_run(tmp_path: Path) -> None:
     found = collect([tmp_path / "records", tmp_path / "backup"], tmp_path / "out")
     assert found.whole
     assert len(found.run.metrics) == 3 * 5 + 1
+
+
+def replaced(path: Path, how: str, tmp_path: Path) -> None:
+    """Make a file one that is not there, leads nowhere, or is a folder."""
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "link":
+        path.symlink_to(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("metrics.parquet", "folder"),
+        ("metrics.parquet", "link"),
+        ("models.safetensors", "folder"),
+        ("models.safetensors", "link"),
+        ("setup.json", "folder"),
+        ("status.json", "link"),
+        ("node.json", "folder"),
+        ("experiment.yaml", "gone"),
+        ("experiment.yaml", "folder"),
+    ],
+)
+def test_what_can_not_even_be_copied_is_named(name: str, how: str, tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    replaced(folders[0] / name, how, tmp_path)
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert list(found.files) == [folders[0] / name]
+    assert not found.whole
+    assert found.missing == ([0] if name == "node.json" else [])
+    assert found.run.experiment["nodes"] == 3
+    for rank in (1, 2):
+        assert found.run.metrics.filter(node=rank)["round"].to_list() == list(range(5))
+    assert write_report([found.run], tmp_path / "report.html").exists()
+
+
+def test_an_experiment_that_no_record_has_is_an_error_that_names_the_files(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4) for rank in range(3)]
+    for folder in folders:
+        (folder / "experiment.yaml").write_bytes(b"")
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path / "records"], tmp_path / "out")
+    assert [str(folder / "experiment.yaml") in str(refused.value) for folder in folders] == [True] * 3
+
+
+WRONG_TABLES: dict[str, tuple[str, pl.DataFrame]] = {
+    "a round of null": ("metrics", pl.DataFrame({"node": [0], "round": [None]})),
+    "a round of text": ("metrics", pl.DataFrame({"node": [0], "round": ["1"]})),
+    "a round of parts": ("metrics", pl.DataFrame({"node": [0], "round": [1.5]})),
+    "a loss of text": ("metrics", pl.DataFrame({"node": [0], "round": [1], "test_loss": ["low"]})),
+    "a list": ("metrics", pl.DataFrame({"node": [0], "round": [1], "more": [[1]]})),
+    "no round": ("metrics", pl.DataFrame({"node": [0]})),
+    "events that are numbers": ("events", pl.DataFrame({"event": [3], "node": ["x"], "time_s": ["y"]})),
+    "a timeline without times": ("timeline", pl.DataFrame({"node": [0], "kind": ["train"]})),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_tables_that_do_not_hold_what_they_should_are_left_out(name: str, tmp_path: Path) -> None:
+    kind, table = WRONG_TABLES[name]
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    table.write_parquet(folders[0] / f"{kind}.parquet")
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert list(found.files) == [folders[0] / f"{kind}.parquet"]
+    assert found.run.metrics.filter(node=0).is_empty() == (kind == "metrics")
+    assert len(found.run.metrics.filter(pl.col("node") > 0)) == 2 * 5
+    assert write_report([found.run], tmp_path / "report.html").exists()
+
+
+def test_tables_with_fewer_columns_count(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    times = {"node": [1], "kind": ["train"], "start_s": [0.0], "end_s": [1.0]}
+    pl.DataFrame(times).write_parquet(folders[1] / "timeline.parquet")
+    pl.DataFrame({"event": ["fault"]}).write_parquet(folders[1] / "events.parquet")
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert found.whole
+    assert len(found.run.timeline) == 1
+    assert found.run.events["event"].to_list() == ["fault"]
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_rows_of_other_nodes_do_not_count(compacted: bool, tmp_path: Path) -> None:
+    for rank in range(3):
+        folder = RunFolder.open(record(tmp_path / "records", rank, 4, model=float(rank)))
+    # The last one's record (of rank 2) has rows of rank 1, which are newer than its own.
+    with folder.segment("metrics", 2) as metrics:
+        metrics.append(row(1, 4, 9.0, loss=-7.0))
+        metrics.append(row(2, 5, 9.0, loss=3.0))
+    with folder.segment("timeline", 2) as timeline:
+        timeline.append({"node": 1, "kind": "train", "start_s": 0.0, "end_s": 1.0})
+        timeline.append({"node": 2, "kind": "train", "start_s": 0.0, "end_s": 2.0})
+    files = [folder.path / "segments" / f"{kind}-2.jsonl" for kind in ("metrics", "timeline")]
+    if compacted:
+        compact(folder)
+        files = [folder.path / f"{kind}.parquet" for kind in ("metrics", "timeline")]
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert found.files == dict.fromkeys(files, "1 rows of other nodes; accepted: those of node 2")
+    metrics_of = {rank: found.run.metrics.filter(node=rank)["test_loss"].to_list() for rank in (1, 2)}
+    assert metrics_of == {1: [1.0] * 5, 2: [1.0] * 5 + [3.0]}
+    assert found.run.timeline.select("node", "end_s").rows() == [(2, 2.0)]
+
+
+def test_a_node_goes_on_though_a_newer_record_can_not_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer, wrong = (record(tmp_path, 1, 4, status=None) for _ in range(3))
+    for folder in (older, wrong):
+        (folder / "restart").mkdir()
+        (folder / "restart" / "node-1.safetensors").touch()
+    (newer / "node.json").write_text("")
+    (wrong / "status.json").write_text("{")
+    found = unfinished(NodeRecord(rank=1, nodes=3, incarnation=9, digest="ab"), tmp_path / "run")
+    assert found is not None
+    assert found.path == older
+    lines = [entry.getMessage() for entry in caplog.records]
+    assert [str(folder) in line for folder, line in zip((wrong, newer), lines, strict=True)] == [True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -40,6 +41,8 @@ from gossamer.messages import Traffic
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import compact, read_metrics
 from gossamer.results.run import Run, load_run
+
+log = logging.getLogger(__name__)
 
 
 def run_node(
@@ -149,15 +152,23 @@ def unfinished(record: NodeRecord, folder: Path) -> RunFolder | None:
     """
     for file in sorted(folder.glob(f"*-node-{record.rank}/{FILE}"), reverse=True):
         found = RunFolder(file.parent)
-        before = NodeRecord.read(found.path)
-        if (
-            before.same_node(record)
-            and before.start_unix_s is not None
-            and found.restart(record.rank).exists()
-            and load_run(found.path).status != "done"
-        ):
-            return found
+        try:
+            if _goes_on(found, record):
+                return found
+        except BadInput as error:
+            log.warning("a record that can't be gone on with: %s", error)
     return None
+
+
+def _goes_on(folder: RunFolder, record: NodeRecord) -> bool:
+    """Whether a node can go on with a record."""
+    before = NodeRecord.read(folder.path)
+    return (
+        before.same_node(record)
+        and before.start_unix_s is not None
+        and folder.restart(record.rank).exists()
+        and load_run(folder.path).status != "done"
+    )
 
 
 def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
