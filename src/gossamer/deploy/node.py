@@ -10,12 +10,14 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 
 from gossamer import checkpoint
 from gossamer.api import Silent
@@ -34,7 +36,7 @@ from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
-from gossamer.errors import BadInput, cause
+from gossamer.errors import BadInput, RunFailed, cause
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Traffic
@@ -304,17 +306,25 @@ def _record(process: _Process, folder: RunFolder) -> Run:
         process.run()
     except BaseException as error:
         standalone.close()
-        folder.write_status(
-            "stopped" if isinstance(error, KeyboardInterrupt) else "failed", error=cause(error), wall_s=wall()
-        )
+        with suppress(OSError):  # the error is what is to be said, not that it can't be written
+            folder.write_status(
+                "stopped" if isinstance(error, KeyboardInterrupt) else "failed",
+                error=cause(error),
+                wall_s=wall(),
+            )
         raise
     standalone.close()
     failure = standalone.failure
-    if failure is None:
-        process.write_model()
-    compact(folder)
     status = {"failed": "failed", "stopped": "stopped"}.get(standalone.reason, "done")
-    folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
+    try:
+        if failure is None:
+            process.write_model()
+        compact(folder)
+        folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
+    except (OSError, SafetensorError, PolarsError) as error:
+        # (A full disk, ...) Rows stay in their segments.
+        if failure is None:
+            failure = RunFailed(f"node {process.rank}: its record can't be completed: {cause(error)}")
     if failure is not None:
         failure.folder = folder.path
         raise failure
