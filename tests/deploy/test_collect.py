@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import polars as pl
 import pytest
 import torch
 from fleet import SETTINGS
@@ -15,6 +17,7 @@ from fleet import SETTINGS
 from gossamer import Experiment
 from gossamer.cli import main
 from gossamer.deploy.collect import collect
+from gossamer.deploy.node import unfinished
 from gossamer.deploy.record import NodeRecord
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
@@ -58,6 +61,7 @@ def record(
     incarnation: int = 1,
     start: float | None = 100.0,
     digest: str = "ab",
+    run: str = "",
     status: str | None = "done",
     model: float | None = None,
     events: tuple[dict[str, Any], ...] = (),
@@ -67,7 +71,8 @@ def record(
     folder = RunFolder.create(
         place, "run", experiment=TEXT, environment={"machine": {"host": str(rank)}}, of=f"node-{rank}"
     )
-    NodeRecord(rank=rank, nodes=3, incarnation=incarnation, digest=digest, start_unix_s=start).write(folder)
+    node = NodeRecord(rank=rank, nodes=3, incarnation=incarnation, digest=digest, start_unix_s=start, run=run)
+    node.write(folder)
     folder.write_setup(SETUP)
     with folder.segment("metrics", rank) as metrics:
         for round in range(first, rounds + 1):
@@ -174,6 +179,21 @@ def command(monkeypatch: pytest.MonkeyPatch, place: Path, *more: str) -> None:
         ("setup.json", b"[]"),
         ("status.json", b"{"),
         ("node.json", b"{}"),
+        ("setup.json", b'{"parameters": "abc"}'),
+        ("setup.json", b'{"graphs": 5}'),
+        ("setup.json", b'{"judged": 3}'),
+        ("setup.json", b'{"judged": [99]}'),
+        ("setup.json", b'{"nodes": 5}'),
+        ("status.json", b'{"status": 5}'),
+        ("status.json", b'{"status": "done", "wall_s": "long"}'),
+        ("environment.json", b"[]"),
+        ("experiment.yaml", b""),
+        ("experiment.yaml", b"\xff\xfe\0"),
+        ("segments/graphs-1.jsonl", b'{"round": 1, "edges": [[0, 7]]}\n'),
+        ("segments/graphs-1.jsonl", b'{"round": 1}\n'),
+        ("segments/metrics-1.jsonl", b'{"node": 1, "round": "last"}\n'),
+        ("segments/timeline-1.jsonl", b'{"node": 1, "kind": "train", "start_s": "a", "end_s": 1}\n'),
+        ("segments/events-1.jsonl", b"\0\0\0\n"),
     ],
 )
 def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
@@ -185,7 +205,7 @@ def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
 ) -> None:
     for rank in range(3):
         place = record(tmp_path / "records", rank, 4, model=float(rank))
-        if rank == 1:
+        if rank == 0:  # the first record, whose experiment and setup are the run's
             damaged = place / name
             damaged.parent.mkdir(exist_ok=True)
             damaged.write_bytes(content)
@@ -197,7 +217,7 @@ def test_a_damaged_file_is_named_and_kept_aside_and_the_rest_is_collected(
     run = load_run(tmp_path / "out")
     rounds = {rank: list(range(5)) for rank in range(3)}
     if name == "metrics.parquet" or name == "node.json":
-        del rounds[1]
+        del rounds[0]
     found = {rank: run.metrics.filter(run.metrics["node"] == rank)["round"].to_list() for rank in rounds}
     assert found == rounds
     assert run.parameters is not None
@@ -266,7 +286,7 @@ def test_a_failure_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pytes
 def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:
     record(tmp_path / "a", 0, 1)
     record(tmp_path / "b", 1, 1, digest="cd")
-    with pytest.raises(BadInput, match=r"records of 2 experiments .*; accepted: those of one"):
+    with pytest.raises(BadInput, match=r"records of 2 runs .*; accepted: those of one$"):
         collect([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(
@@ -281,3 +301,183 @@ def test_what_can_not_be_put_together_is_refused(tmp_path: Path) -> None:
     (damaged / "node.json").write_text('{"rank": "2", "nodes": 3, "incarnation": 1, "digest": "ab"}')
     with pytest.raises(BadInput, match=r"node.json.rank: got '2'; accepted: a valid integer"):
         collect([damaged], tmp_path / "out")
+
+
+def test_runs_of_one_experiment_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(3):
+        record(tmp_path / "records", rank, 4, model=100.0 + rank, run="monday")
+    for rank in range(2):  # of the third there is no record
+        record(
+            tmp_path / "records", rank, 4, model=200.0 + rank, run="tuesday", incarnation=50, start=90_000.0
+        )
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path / "records"], tmp_path / "out")
+    said = str(refused.value)
+    assert said.startswith("records of 2 runs (")
+    assert "is of run 'monday'" in said
+    assert "is of run 'tuesday'" in said
+    assert said.endswith("accepted: those of one, which --run ID picks")
+    with pytest.raises(BadInput, match="--run: got 'sunday'; accepted: 'monday', 'tuesday'"):
+        collect([tmp_path / "records"], tmp_path / "out", run="sunday")
+    with pytest.raises(SystemExit) as ended:
+        command(monkeypatch, tmp_path, "--run", "tuesday")
+    assert ended.value.code == 1  # as a record is missing
+    run = load_run(tmp_path / "out")
+    assert run.lost == [2]
+    assert run.parameters is not None
+    assert run.parameters[:2, 0].tolist() == [200.0, 201.0]
+
+
+def test_a_node_that_was_done_has_no_second_record_of_the_run(tmp_path: Path) -> None:
+    older = record(tmp_path, 1, 4, model=1.0)
+    record(tmp_path, 0, 4, model=1.0)
+    newer = record(tmp_path, 1, 4, model=2.0, incarnation=2, start=105.0)
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path], tmp_path / "out")
+    said = str(refused.value)
+    assert said.startswith("records of several runs (")
+    assert str(older) in said
+    assert str(newer) in said
+    assert said.endswith("accepted: folders with the records of one run")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("begun_s", "one"), [(105.0, True), (163.0, True), (165.0, False)])
+def test_what_began_when_another_was_done_is_of_another_run(
+    begun_s: float, one: bool, tmp_path: Path
+) -> None:
+    done = record(tmp_path, 0, 4, model=1.0)  # from 100 s to 104 s; clocks may be 60 s apart
+    begun = record(tmp_path, 1, 4, model=1.0, start=begun_s)
+    if one:
+        assert collect([tmp_path], tmp_path / "out").missing == [2]
+        return
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path], tmp_path / "out")
+    assert str(done) in str(refused.value)
+    assert str(begun) in str(refused.value)
+
+
+def test_a_copy_of_a_record_is_not_another_run(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    shutil.copytree(folders[1], tmp_path / "backup" / folders[1].name)
+    found = collect([tmp_path / "records", tmp_path / "backup"], tmp_path / "out")
+    assert found.whole
+    assert len(found.run.metrics) == 3 * 5 + 1
+
+
+def replaced(path: Path, how: str, tmp_path: Path) -> None:
+    """Make a file one that is not there, leads nowhere, or is a folder."""
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "link":
+        path.symlink_to(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("metrics.parquet", "folder"),
+        ("metrics.parquet", "link"),
+        ("models.safetensors", "folder"),
+        ("models.safetensors", "link"),
+        ("setup.json", "folder"),
+        ("status.json", "link"),
+        ("node.json", "folder"),
+        ("experiment.yaml", "gone"),
+        ("experiment.yaml", "folder"),
+    ],
+)
+def test_what_can_not_even_be_copied_is_named(name: str, how: str, tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    replaced(folders[0] / name, how, tmp_path)
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert list(found.files) == [folders[0] / name]
+    assert not found.whole
+    assert found.missing == ([0] if name == "node.json" else [])
+    assert found.run.experiment["nodes"] == 3
+    for rank in (1, 2):
+        assert found.run.metrics.filter(node=rank)["round"].to_list() == list(range(5))
+    assert write_report([found.run], tmp_path / "report.html").exists()
+
+
+def test_an_experiment_that_no_record_has_is_an_error_that_names_the_files(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4) for rank in range(3)]
+    for folder in folders:
+        (folder / "experiment.yaml").write_bytes(b"")
+    with pytest.raises(BadInput) as refused:
+        collect([tmp_path / "records"], tmp_path / "out")
+    assert [str(folder / "experiment.yaml") in str(refused.value) for folder in folders] == [True] * 3
+
+
+WRONG_TABLES: dict[str, tuple[str, pl.DataFrame]] = {
+    "a round of null": ("metrics", pl.DataFrame({"node": [0], "round": [None]})),
+    "a round of text": ("metrics", pl.DataFrame({"node": [0], "round": ["1"]})),
+    "a round of parts": ("metrics", pl.DataFrame({"node": [0], "round": [1.5]})),
+    "a loss of text": ("metrics", pl.DataFrame({"node": [0], "round": [1], "test_loss": ["low"]})),
+    "a list": ("metrics", pl.DataFrame({"node": [0], "round": [1], "more": [[1]]})),
+    "no round": ("metrics", pl.DataFrame({"node": [0]})),
+    "events that are numbers": ("events", pl.DataFrame({"event": [3], "node": ["x"], "time_s": ["y"]})),
+    "a timeline without times": ("timeline", pl.DataFrame({"node": [0], "kind": ["train"]})),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TABLES)
+def test_tables_that_do_not_hold_what_they_should_are_left_out(name: str, tmp_path: Path) -> None:
+    kind, table = WRONG_TABLES[name]
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    table.write_parquet(folders[0] / f"{kind}.parquet")
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert list(found.files) == [folders[0] / f"{kind}.parquet"]
+    assert found.run.metrics.filter(node=0).is_empty() == (kind == "metrics")
+    assert len(found.run.metrics.filter(pl.col("node") > 0)) == 2 * 5
+    assert write_report([found.run], tmp_path / "report.html").exists()
+
+
+def test_tables_with_fewer_columns_count(tmp_path: Path) -> None:
+    folders = [record(tmp_path / "records", rank, 4, model=float(rank)) for rank in range(3)]
+    times = {"node": [1], "kind": ["train"], "start_s": [0.0], "end_s": [1.0]}
+    pl.DataFrame(times).write_parquet(folders[1] / "timeline.parquet")
+    pl.DataFrame({"event": ["fault"]}).write_parquet(folders[1] / "events.parquet")
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert found.whole
+    assert len(found.run.timeline) == 1
+    assert found.run.events["event"].to_list() == ["fault"]
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_rows_of_other_nodes_do_not_count(compacted: bool, tmp_path: Path) -> None:
+    for rank in range(3):
+        folder = RunFolder.open(record(tmp_path / "records", rank, 4, model=float(rank)))
+    # The last one's record (of rank 2) has rows of rank 1, which are newer than its own.
+    with folder.segment("metrics", 2) as metrics:
+        metrics.append(row(1, 4, 9.0, loss=-7.0))
+        metrics.append(row(2, 5, 9.0, loss=3.0))
+    with folder.segment("timeline", 2) as timeline:
+        timeline.append({"node": 1, "kind": "train", "start_s": 0.0, "end_s": 1.0})
+        timeline.append({"node": 2, "kind": "train", "start_s": 0.0, "end_s": 2.0})
+    files = [folder.path / "segments" / f"{kind}-2.jsonl" for kind in ("metrics", "timeline")]
+    if compacted:
+        compact(folder)
+        files = [folder.path / f"{kind}.parquet" for kind in ("metrics", "timeline")]
+    found = collect([tmp_path / "records"], tmp_path / "out")
+    assert found.files == dict.fromkeys(files, "1 rows of other nodes; accepted: those of node 2")
+    metrics_of = {rank: found.run.metrics.filter(node=rank)["test_loss"].to_list() for rank in (1, 2)}
+    assert metrics_of == {1: [1.0] * 5, 2: [1.0] * 5 + [3.0]}
+    assert found.run.timeline.select("node", "end_s").rows() == [(2, 2.0)]
+
+
+def test_a_node_goes_on_though_a_newer_record_can_not_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer, wrong = (record(tmp_path, 1, 4, status=None) for _ in range(3))
+    for folder in (older, wrong):
+        (folder / "restart").mkdir()
+        (folder / "restart" / "node-1.safetensors").touch()
+    (newer / "node.json").write_text("")
+    (wrong / "status.json").write_text("{")
+    found = unfinished(NodeRecord(rank=1, nodes=3, incarnation=9, digest="ab"), tmp_path / "run")
+    assert found is not None
+    assert found.path == older
+    lines = [entry.getMessage() for entry in caplog.records]
+    assert [str(folder) in line for folder, line in zip((wrong, newer), lines, strict=True)] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ import gossamer
 from gossamer.deploy.collect import collect
 from gossamer.deploy.node import token_of
 from gossamer.engines.processes.security.peers import Peer, Peers
+from gossamer.engines.processes.transport.transport import listen
 from gossamer.results.report import write_report
+
+PACED = {
+    "compute": {"name": "constant", "seconds_per_step": 0.02},
+    "engine": {"name": "processes", "pace": True},
+}
 
 
 def test_a_run_over_tls_ends_with_the_bits_of_the_engine_processes(made: Fleet, tmp_path: Path) -> None:
@@ -134,6 +141,47 @@ def test_who_is_not_up_in_time_is_named(made: Fleet, tmp_path: Path) -> None:
     assert "error: nodes [2] were not up within engine.start_timeout_s = 2.0" in made.said("node-1")
 
 
+def test_a_port_that_is_taken_is_one_line(made: Fleet, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    host, port = Peers.load(tmp_path / "keys" / "peers.yaml").addresses[0]
+    with listen(host, port):
+        nodes(made, [0], "--keys", "keys")
+        assert made.wait("node-0") == 2
+    [line] = made.said("node-0").splitlines()
+    assert line.startswith(f"error: node 0: {host}:{port}: Address already in use; accepted: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk_is_the_end_of_one_node_whose_rows_stay(
+    made: Fleet, tmp_path: Path, small_disk: Path
+) -> None:
+    rounds = 200
+    prepare(
+        tmp_path,
+        gather={"lost_peer": "skip"},
+        evaluation={"every_rounds": 1, "samples": 50},
+        stop={"rounds": rounds},
+        **PACED,
+    )
+    nodes(made, [1], "--keys", "keys", "--out", small_disk)
+    nodes(made, [0, 2, 3], "--keys", "keys")
+    made.until(lambda: any(path.stat().st_size for path in small_disk.glob("*/*/segments/metrics-*")))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    assert made.wait("node-1") == 1
+    assert re.search(r"error: node 1 failed in round \d+: OSError: .*No space left", made.said("node-1"))
+    assert [made.wait(f"node-{rank}") for rank in (0, 2, 3)] == [0] * 3, made.said("node-0")
+    run = collect([tmp_path / "runs", small_disk], tmp_path / "whole").run
+    assert (run.status, run.lost) == ("done", [1])
+    for rank in (0, 2, 3):
+        assert run.metrics.filter(node=rank)["round"].to_list() == list(range(rounds + 1))
+    recorded = run.metrics.filter(node=1)
+    assert recorded["round"].to_list() == list(range(len(recorded)))
+    assert recorded["test_loss"].null_count() == 0
+    assert 0 < len(recorded) < rounds
+
+
 def test_time_ends_all_nodes_at_once(made: Fleet, tmp_path: Path) -> None:
     prepare(
         tmp_path,
@@ -157,10 +205,6 @@ def again(made: Fleet, name: str, rank: int, *more: str) -> None:
 
 WAIT = {"lost_peer": "wait", "timeout_s": 60.0}
 """The others wait where they are, however long it takes to start a node anew."""
-PACED = {
-    "compute": {"name": "constant", "seconds_per_step": 0.02},
-    "engine": {"name": "processes", "pace": True},
-}
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,20 @@ def test_rounds_that_will_be_run_again_are_dropped_and_instants_stay(compacted: 
     with folder.segment("metrics", 1) as segment:
         segment.append(row(4))
     assert read_metrics(folder.path)["round"].to_list() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={}, of="node-1")
+    with folder.segment("metrics", 1) as segment:
+        segment.append({**row(1), "place": "Genève"})
+        segment.append({**row(2), "place": "Genève"})
+        segment.append({**row(3), "place": "Zürich"})
+    [path] = (folder.path / "segments").iterdir()
+    whole, _, torn = path.read_bytes().partition("ü".encode())
+    assert torn
+    path.write_bytes(whole + "ü".encode()[:1])
+    drop_rounds(folder, 5)
+    assert read_metrics(folder.path)["round"].to_list() == [1, 2]
+    drop_rounds(folder, 1)
+    assert path.read_bytes() == whole[: whole.index(b"\n") + 1]
+    assert read_metrics(folder.path)["place"].to_list() == ["Genève"]

@@ -115,6 +115,10 @@ def collect(
         bool,
         typer.Option("--allow-missing", help="Exit with 0 also where records are missing or files damaged."),
     ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Which run's records, where there are those of several."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Put the records of a run's nodes together into one run, which ``gossamer report`` shows like any other. What is there
@@ -122,7 +126,7 @@ def collect(
     log_errors_only(quiet)
     from gossamer.deploy.collect import collect as put_together
 
-    collected = put_together(records, out)
+    collected = put_together(records, out, run=run)
     _print_collected(collected, quiet=quiet)
     if not (collected.whole or allow_missing):
         raise typer.Exit(1)

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.deploy.damage import damaged_files, without
-from gossamer.deploy.record import FILE, NodeRecord
+from gossamer.deploy.damage import keep_aside
+from gossamer.deploy.parts import Part, read_parts
 from gossamer.engines.recording import NETWORK
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, Status, write_json, write_text
@@ -28,25 +28,6 @@ from gossamer.results.recorder import consensus_distance
 from gossamer.results.run import Run, load_run
 
 MODELS = "models.safetensors"
-_DEEP = 6
-"""Levels below a folder at which records are looked for."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One record of one node: of one process of it.
-
-    Args:
-        node: whose it is.
-        run: what it recorded, as far as it can be read.
-        folder: where its files are.
-        damaged: files that can't be read, and why.
-    """
-
-    node: NodeRecord
-    run: Run
-    folder: Path
-    damaged: dict[Path, str]
 
 
 @dataclass(frozen=True)
@@ -73,7 +54,7 @@ class Collected:
         return not (self.missing or self.files)
 
 
-def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
+def collect(paths: Sequence[str | Path], out: str | Path, *, run: str | None = None) -> Collected:
     """Put the records of a run's nodes together.
 
     Records may be incomplete (their node was killed), missing, and several of one rank (it was started again): of rows of
@@ -84,6 +65,7 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
     Args:
         paths: folders of nodes' records, or folders that these are in, as copied from several machines.
         out: the run folder to make.
+        run: which run's records are taken, as ``gossamer node --run`` called it; None where there are those of one alone.
 
     Raises:
         BadInput: for folders without records that can be read or with those of several runs, and for a place that is taken.
@@ -92,46 +74,47 @@ def collect(paths: Sequence[str | Path], out: str | Path) -> Collected:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise BadInput(f"--out {place}: there already; accepted: a new folder")
     with tempfile.TemporaryDirectory(prefix="gossamer-collect-") as scratch:
-        return _collect(paths, place, Path(scratch))
+        parts, files = read_parts(paths, Path(scratch), run)
+        return _collect(parts, files, place)
 
 
-def _collect(paths: Sequence[str | Path], place: Path, scratch: Path) -> Collected:
-    parts, files = _parts(paths, scratch)
+def _collect(parts: dict[int, list[Part]], files: dict[Path, str], place: Path) -> Collected:
     newest = {rank: parts[rank][-1] for rank in sorted(parts)}
     first = next(iter(newest.values()))
     nodes = first.node.nodes
     missing = [rank for rank in range(nodes) if rank not in parts]
     incomplete = {rank: _how(part.run) for rank, part in newest.items() if part.run.status != "done"}
-    found, damaged = _models(newest, first.run.setup)
+    setup = _setup(newest.values())
+    text = _experiment(parts)
+    found, damaged = _models(newest, setup)
     rows = pl.concat([_rows(own) for _, own in sorted(parts.items())], how="diagonal_relaxed")
     lost = {rank: f"model of node {rank} left out: {why}" for rank, why in damaged.items()}
     events = _events(parts, missing, incomplete, lost)
     files |= {newest[rank].folder / MODELS: why for rank, why in damaged.items()}
-    timelines = [part.run.timeline for own in parts.values() for part in own]
+    timelines = [
+        part.run.timeline.filter(pl.col("node") == rank) for rank, own in parts.items() for part in own
+    ]
     walls = [part.run.wall_s or 0.0 for part in newest.values()]
     failed = [f"node {rank} {how}" for rank, how in incomplete.items() if newest[rank].run.status == "failed"]
     stopped = any(part.run.status == "stopped" for part in newest.values())
     status: Status = "failed" if len(failed) == len(newest) else "stopped" if stopped else "done"
     with _whole(place) as beside:
-        write_text(beside / "experiment.yaml", first.run.experiment_text)
+        write_text(beside / "experiment.yaml", text)
         folder = RunFolder.open(beside)
         write_json(beside / "environment.json", _environment(first, newest))
-        write_json(beside / "setup.json", _setup(newest.values()))
+        write_json(beside / "setup.json", setup)
         if found:
             parameters, buffers = _together(nodes, found)
             folder.write_models(parameters, buffers)
-            network = _network_row(rows, parameters, first.run.setup.get("judged", range(nodes)))
+            network = _network_row(rows, parameters, setup.get("judged", range(nodes)))
             rows = pl.concat([rows, network], how="diagonal_relaxed")
         rows.write_parquet(beside / "metrics.parquet")
         events.write_parquet(beside / "events.parquet")
         if any(len(timeline) for timeline in timelines):
-            pl.concat(timelines).unique(maintain_order=True).write_parquet(beside / "timeline.parquet")
-        for file in files:
-            aside = beside / "damaged" / file.parent.name / file.name
-            if file.parent.name == "segments":
-                aside = beside / "damaged" / file.parent.parent.name / "segments" / file.name
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, aside)
+            pl.concat(timelines, how="diagonal_relaxed").unique(maintain_order=True).write_parquet(
+                beside / "timeline.parquet"
+            )
+        keep_aside(files, beside / "damaged")
         folder.write_status(status, error="; ".join(failed) or None, wall_s=max(walls))
     return Collected(load_run(place), missing, incomplete, damaged, files)
 
@@ -150,40 +133,6 @@ def _whole(place: Path) -> Iterator[Path]:
         raise
 
 
-def _parts(paths: Iterable[str | Path], scratch: Path) -> tuple[dict[int, list[Part]], dict[Path, str]]:
-    """The records of each rank, the oldest first; and the files that can't be used, and why."""
-    folders: dict[Path, None] = {}
-    for path in map(Path, paths):
-        found = [file.parent for depth in range(_DEEP) for file in path.glob("*/" * depth + FILE)]
-        if not found:
-            raise BadInput(f"{path}: no record of a node in it; accepted: what gossamer node has written")
-        folders |= dict.fromkeys(each.resolve() for each in found)
-    parts: dict[int, list[Part]] = {}
-    files: dict[Path, str] = {}
-    for number, folder in enumerate(folders):
-        try:
-            node = NodeRecord.read(folder)
-            load_run(folder)
-        except BadInput as error:
-            files[folder / FILE] = "; ".join(error.problems)
-            continue
-        damaged = damaged_files(folder)
-        files |= damaged
-        sound = without(folder, damaged, scratch / str(number)) if damaged else folder
-        parts.setdefault(node.rank, []).append(Part(node, load_run(sound), folder, damaged))
-    if not parts:
-        raise BadInput(*files.values())
-    runs: dict[tuple[str, int], Path] = {}
-    for own in parts.values():
-        own.sort(key=lambda part: (part.node.incarnation, part.run.id))
-        for part in own:
-            runs.setdefault((part.node.digest, part.node.nodes), part.folder)
-    if len(runs) > 1:
-        said = "; ".join(f"{path} is of experiment {key[0][:8]}" for key, path in runs.items())
-        raise BadInput(f"records of {len(runs)} experiments ({said}); accepted: those of one")
-    return parts, files
-
-
 def _how(run: Run) -> str:
     """Why a record isn't that of a node that has completed its rounds."""
     if run.status == "failed":
@@ -198,7 +147,7 @@ def _rows(own: list[Part]) -> pl.DataFrame:
     begin = next((part.node.start_unix_s for part in own if part.node.start_unix_s is not None), None)
     before: float = math.inf
     for part in reversed(own):
-        rows = part.run.metrics
+        rows = part.run.metrics.filter(pl.col("node") == part.node.rank)
         later_s = (part.node.start_unix_s or begin or 0.0) - (begin or 0.0)
         if later_s:
             rows = rows.with_columns(pl.col("time_s", "wall_s") + later_s)
@@ -219,7 +168,7 @@ def _models(
         accepted["parameters"] = (1, int(setup["parameters"]))
     for rank, part in newest.items():
         path = part.folder / MODELS
-        if not path.exists():
+        if not (path.exists() or path.is_symlink()):
             continue
         try:
             tensors = load_file(path)
@@ -315,6 +264,15 @@ def _events(
     return events
 
 
+def _experiment(parts: dict[int, list[Part]]) -> str:
+    """The experiment, from the first record that has it."""
+    every = [part for _, own in sorted(parts.items()) for part in own]
+    for part in every:
+        if (part.run.path / "experiment.yaml").is_file():
+            return part.run.experiment_text
+    raise BadInput(*(f"{file}: {why}" for part in every for file, why in part.damaged.items()))
+
+
 def _environment(first: Part, newest: dict[int, Part]) -> dict[str, Any]:
     said = dict(first.run.environment)
     said["nodes"] = {
@@ -328,6 +286,7 @@ def _setup(parts: Iterable[Part]) -> dict[str, Any]:
     """What was known at the start, with all graphs that any of the nodes has recorded."""
     setups = [part.run.setup for part in parts]
     graphs = {round: edges for setup in setups for round, edges in setup.get("graphs", {}).items()}
-    merged = {**setups[0], "graphs": dict(sorted(graphs.items(), key=lambda item: int(item[0])))}
+    known = next((setup for setup in setups if "nodes" in setup), setups[0])
+    merged = {**known, "graphs": dict(sorted(graphs.items(), key=lambda item: int(item[0])))}
     result: dict[str, Any] = json.loads(json.dumps(merged))
     return result

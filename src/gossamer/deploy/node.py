@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 
 from gossamer import checkpoint
 from gossamer.api import Silent
@@ -33,13 +36,15 @@ from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
-from gossamer.errors import BadInput, cause
+from gossamer.errors import BadInput, RunFailed, cause
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Traffic
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import compact, read_metrics
 from gossamer.results.run import Run, load_run
+
+log = logging.getLogger(__name__)
 
 
 def run_node(
@@ -149,15 +154,23 @@ def unfinished(record: NodeRecord, folder: Path) -> RunFolder | None:
     """
     for file in sorted(folder.glob(f"*-node-{record.rank}/{FILE}"), reverse=True):
         found = RunFolder(file.parent)
-        before = NodeRecord.read(found.path)
-        if (
-            before.same_node(record)
-            and before.start_unix_s is not None
-            and found.restart(record.rank).exists()
-            and load_run(found.path).status != "done"
-        ):
-            return found
+        try:
+            if _goes_on(found, record):
+                return found
+        except BadInput as error:
+            log.warning("a record that can't be gone on with: %s", error)
     return None
+
+
+def _goes_on(folder: RunFolder, record: NodeRecord) -> bool:
+    """Whether a node can go on with a record."""
+    before = NodeRecord.read(folder.path)
+    return (
+        before.same_node(record)
+        and before.start_unix_s is not None
+        and folder.restart(record.rank).exists()
+        and load_run(folder.path).status != "done"
+    )
 
 
 def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
@@ -293,17 +306,25 @@ def _record(process: _Process, folder: RunFolder) -> Run:
         process.run()
     except BaseException as error:
         standalone.close()
-        folder.write_status(
-            "stopped" if isinstance(error, KeyboardInterrupt) else "failed", error=cause(error), wall_s=wall()
-        )
+        with suppress(OSError):  # the error is what is to be said, not that it can't be written
+            folder.write_status(
+                "stopped" if isinstance(error, KeyboardInterrupt) else "failed",
+                error=cause(error),
+                wall_s=wall(),
+            )
         raise
     standalone.close()
     failure = standalone.failure
-    if failure is None:
-        process.write_model()
-    compact(folder)
     status = {"failed": "failed", "stopped": "stopped"}.get(standalone.reason, "done")
-    folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
+    try:
+        if failure is None:
+            process.write_model()
+        compact(folder)
+        folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
+    except (OSError, SafetensorError, PolarsError) as error:
+        # (A full disk, ...) Rows stay in their segments.
+        if failure is None:
+            failure = RunFailed(f"node {process.rank}: its record can't be completed: {cause(error)}")
     if failure is not None:
         failure.folder = folder.path
         raise failure

@@ -156,6 +156,22 @@ def segments(folder: Path, kind: str) -> list[Path]:
     return sorted(found, key=lambda path: (len(path.stem), path.stem))
 
 
+def frames_of(path: Path, schema: Mapping[str, Any], required: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """The rows of a segment, as tables; a value that is not of its column's type is null.
+
+    Args:
+        path: the segment.
+        schema: types of columns; those of others are found out.
+        required: columns that every row has.
+
+    Raises:
+        BadInput: for a line that can't be read, or lacks what it should have.
+    """
+    rows = _checked(path, required)
+    while chunk := list(islice(rows, _CHUNK)):
+        yield _frame(chunk, schema)
+
+
 def compact(folder: RunFolder) -> None:
     """Turn all segments into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is any),
     graphs into ``setup.json``; then remove them.
@@ -197,9 +213,7 @@ def _parts(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequenc
     if (table := folder / f"{kind}.parquet").exists():
         parts.append(pl.read_parquet(table))
     for path in segments(folder, kind):
-        rows = _checked(path, required)
-        while chunk := list(islice(rows, _CHUNK)):
-            parts.append(_frame(chunk, schema))
+        parts += frames_of(path, schema, required)
     return parts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from gossamer.results.checkpoints import Cut
-from gossamer.results.folder import RunFolder, atomic, write_text
+from gossamer.results.folder import RunFolder, atomic
 from gossamer.results.recorder import segments
 from gossamer.results.segment import read_segment
 
@@ -93,7 +93,9 @@ def _rewind_table(path: Path, kept: Any) -> None:
 def _rewind_segment(path: Path, kept: Any) -> None:
     # Lines stay as they are written: the rows that stay are those at these places.
     stay = [kept(row) for row in read_segment(path)]
-    lines = path.read_text(encoding="utf-8").split("\n")
+    # (As bytes: a line may be torn within a character.)
+    lines = path.read_bytes().split(b"\n")
     if not all(stay) or len(lines) > len(stay) + 1:
-        text = "".join(f"{line}\n" for line, keep in zip(lines, stay, strict=False) if keep)
-        write_text(path, text)
+        kept_lines = [line + b"\n" for line, keep in zip(lines, stay, strict=False) if keep]
+        with atomic(path) as temporary:
+            temporary.write_bytes(b"".join(kept_lines))
