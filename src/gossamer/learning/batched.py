@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult
+from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult, first_step_at
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.tasks.task import Task
@@ -89,10 +89,7 @@ class BatchedTrainer(Trainer):
         state = {name: matrix for name, (_, matrix) in states.items()}
         losses = torch.zeros(len(jobs), device=parameters.device)
         batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
-        first: Tensor | None = start  # where the first step starts, if it is known only to read it
-        if not (batches and self._gradients.only_reads(start, buffers, batches[0])):
-            parameters.copy_(start)
-            first = None
+        first = first_step_at(self._gradients, start, parameters, buffers, batches)
         for batch in batches:
             loss, buffers, *gradients = self._gradients(
                 parameters if first is None else first, buffers, batch

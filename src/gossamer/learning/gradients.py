@@ -65,7 +65,7 @@ def gradient_function(
         parts = [
             by_field[field].reshape(-1)
             if field in by_field
-            else field.of(torch.zeros_like(parameters)).reshape(-1)
+            else torch.zeros_like(field.of(parameters)).reshape(-1)
             for field in layout.parameters
         ]
         return losses.detach(), after, torch.cat(parts)

@@ -170,10 +170,7 @@ class SequentialTrainer(Trainer):
         start, buffers = job.start.parameters.to(self._device), job.start.buffers.to(self._device)
         parameters = result if result.device == start.device else torch.empty_like(start)
         state = {name: value.to(self._device) for name, value in ended.items()}
-        first: Tensor | None = start  # where the first step starts, if it is known only to read it
-        if not (job.batches and _only_reads(function, start, buffers, job.batches[0])):
-            parameters.copy_(start)
-            first = None
+        first = first_step_at(function, start, parameters, buffers, job.batches)
         losses = 0.0
         for batch in job.batches:
             loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
@@ -187,5 +184,12 @@ class SequentialTrainer(Trainer):
         return TrainResult(Model(result, buffers.to(result.device)), ended, losses / max(len(job.batches), 1))
 
 
-def _only_reads(function: Function, *arguments: Tensor) -> bool:
-    return isinstance(function, Captured) and function.only_reads(*arguments)
+def first_step_at(
+    function: Function, start: Tensor, parameters: Tensor, buffers: Tensor, batches: Sequence[Tensor]
+) -> Tensor | None:
+    """Where the first of some steps starts: at ``start`` itself if it is known only to read it; else its values are copied
+    to the parameters, and it is None, as for the steps after it."""
+    if batches and isinstance(function, Captured) and function.only_reads(start, buffers, batches[0]):
+        return start
+    parameters.copy_(start)
+    return None
