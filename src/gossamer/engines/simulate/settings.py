@@ -21,14 +21,21 @@ def torch_settings(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+OBJECTS_A_NODE = 200
+"""More new objects than a node holds at any time of a round: messages, tasks, futures, and what they hold."""
+
+
 @contextmanager
-def calm_collector() -> Iterator[None]:
+def calm_collector(nodes: int) -> Iterator[None]:
     """Python's cyclic collector looks at what is new, and less often: the nodes live as long as the run, and walking
-    them again and again can take longer than all the events.
+    them again and again can take longer than all the events. What a round makes and lets go of shall not call it.
+
+    Args:
+        nodes: their number.
     """
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(50_000 + OBJECTS_A_NODE * nodes, 20, 100)
     try:
         yield
     finally:

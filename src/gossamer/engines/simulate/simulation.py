@@ -156,7 +156,7 @@ class Simulation:
         self._lives = Lives(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         with (
             torch_settings(self._options.threads),
-            calm_collector(),
+            calm_collector(self._setup.experiment.nodes),
             ending_signals(lambda: self._lives.finish("stopped")),
         ):
             try:
