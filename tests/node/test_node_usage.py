@@ -240,3 +240,25 @@ def test_a_window_that_cannot_be_is_refused(window: dict[str, Any], said: str) -
     with pytest.raises(BadInput) as caught:
         experiment(script, evaluation={"timeline": window})
     assert said in str(caught.value)
+
+
+def test_a_common_instant_is_recorded_as_it_ends(tmp_path: Path) -> None:
+    """What is computed, sent, mixed and counted at the very instant is all in the row, the end's included."""
+
+    async def script(node: Node) -> None:
+        async for r in node.rounds():
+            await node.train()  # a second
+            node.broadcast(await node.neighbors(), node.parameters, tag=r)
+            await node.mix(await node.gather(await node.neighbors(), tag=r), node.mixing_weights())
+
+    run = play(
+        tmp_path, script, evaluation={"every_rounds": 1, "every_s": 1.0}, stop={"rounds": 9, "time_s": 3.0}
+    ).run
+    columns = ["time_s", "round", "test_loss", "messages_received", "bytes_sent"]
+    rows = run.metrics.filter(pl.col("node") == 0).sort("time_s")
+    grid, rounds = (
+        rows.filter((pl.col("time_s") > 0) & pl.col("moment").str.starts_with(kind)).select(columns)
+        for kind in ("tick", "round")
+    )
+    assert grid["round"].to_list() == [1, 2, 3]
+    assert grid.equals(rounds)

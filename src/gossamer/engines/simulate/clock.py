@@ -6,7 +6,7 @@ instead.
 
 At one instant: commits of computations, arrivals and deliveries, then timers, each in the order (rank,
 per-rank sequence); the coroutines they woke; when these are quiet, mixing steps; and again until nothing is
-left of this instant.
+left of this instant. Then who looks at it from outside does so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Order(IntEnum):
     ARRIVAL = 1
     DELIVERY = 2
     TIMER = 3
-    END = 4
+    LOOK = 4
+    """At what the instant ends with: when all else of it is done."""
+    END = 5
+    """The end of time, after that."""
 
 
 class Event:
@@ -130,7 +133,7 @@ class Clock:
             RunFailed: if time does not move any more.
         """
         event = self._heap[0] if self._heap else None
-        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.END
+        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.LOOK
         if self._mixes and not of_this_instant:
             self._run_mixes()
         elif event is None or self._pending == 0:
@@ -151,10 +154,8 @@ class Clock:
             else:
                 self._pending -= not event.background
                 call()
-            if order == Order.END:
-                break
-            if self._heap and self._heap[0][1] == Order.END:
-                break  # the end of time comes when all else of its instant is done
+            if order >= Order.LOOK or (self._heap and self._heap[0][1] >= Order.LOOK):
+                break  # what these come after may not be all there yet
         self._count_pass(last)
 
     def _run_mixes(self) -> None:

@@ -79,13 +79,8 @@ class Moments:
         self._tick_at(number + 1, every_s)
 
     def _tick_at(self, number: int, every_s: float) -> None:
-        # After all else of the instant, so that a snapshot is what the instant ends with.
         self._clock.at(
-            to_ns(number * every_s),
-            Order.TIMER,
-            0,
-            lambda: self._clock.when_quiet(len(self._starts_ns), lambda: self._tick(number, every_s)),
-            background=True,
+            to_ns(number * every_s), Order.LOOK, 0, lambda: self._tick(number, every_s), background=True
         )
 
     def _record_all(self, moment: Moment) -> None:
