@@ -16,7 +16,7 @@ from gossamer.engines.processes.supervisor.supervisor import Supervisor
 from gossamer.engines.processes.system.channel import Channel
 from gossamer.engines.processes.system.death import die_with
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.worker.rehearsal import with_data_for_forks
+from gossamer.engines.processes.worker.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.setup import prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
@@ -43,12 +43,14 @@ def main() -> None:
         launcher.send("bad-input", list(error.problems))
         return
     launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    stage = Stage(setup)
+    stage.rehearse()  # while the launcher makes the folder
     answer = launcher.receive()
     if answer is None:
         return
     folder = RunFolder.open(answer[1])
     cut = newest(folder.checkpoints) if answer[2] else None
-    supervisor = Supervisor(setup, folder, launcher, memory, cut)
+    supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
     end = supervisor.run()
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
