@@ -18,6 +18,7 @@ from gossamer.cli.options import (
     Overrides,
     Quiet,
     Report,
+    importing,
     interruptible,
     log_errors_only,
     overriding,
@@ -53,12 +54,13 @@ def run(
     """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
     log_errors_only(quiet)
     with _server(file, overrides or (), engine) as server:
-        from gossamer.experiment import Experiment
+        with importing():
+            from gossamer.experiment import Experiment
 
-        experiment = Experiment.load(file, overrides or (), engine)
-        from gossamer.api import resume as resume_run
-        from gossamer.api import run as run_experiment
-        from gossamer.api import unfinished
+            experiment = Experiment.load(file, overrides or (), engine)
+            from gossamer.api import resume as resume_run
+            from gossamer.api import run as run_experiment
+            from gossamer.api import unfinished
 
         left = unfinished(experiment, out) if resume else None
 
@@ -79,11 +81,12 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
     log_errors_only(quiet)
-    from gossamer.api import resume as resume_run
-    from gossamer.experiment import Experiment
-    from gossamer.results.folder import RunFolder
+    with importing():
+        from gossamer.api import resume as resume_run
+        from gossamer.experiment import Experiment
+        from gossamer.results.folder import RunFolder
 
-    experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
+        experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
     _watch(
         experiment,
         lambda watcher: resume_run(folder, overrides or (), observer=watcher),

@@ -33,7 +33,7 @@ class ForkServer:
             [
                 sys.executable,
                 "-m",
-                "gossamer.engines.processes.supervisor.server",
+                "gossamer.engines.processes.supervisor",
                 str(theirs.fileno()),
                 str(self.memory),
                 str(os.getpid()),
