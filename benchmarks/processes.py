@@ -161,7 +161,9 @@ def start_up(described: Experiment) -> float:
         described.save(file)
         gossamer = Path(sys.executable).with_name("gossamer")
         started = time.monotonic()
-        command = subprocess.Popen([gossamer, "run", file, "--out", folder, "--quiet", "--no-report"])
+        command = subprocess.Popen(
+            [gossamer, "run", file, "--out", folder, "--quiet", "--no-report"], cwd=Path(__file__).parent
+        )
         try:
             while (row := first_row(Path(folder))) is None:
                 if command.poll() is not None:

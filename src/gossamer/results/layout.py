@@ -53,5 +53,6 @@ def _first_places(hops: Float[np.ndarray, "nodes nodes"]) -> Float[np.ndarray, "
     values, vectors = np.linalg.eigh(centring @ hops**2 @ centring / -2)
     turns = np.linspace(0, 2 * np.pi, nodes, endpoint=False)
     circle = np.stack((np.cos(turns), np.sin(turns)), axis=1)
-    places: Float[np.ndarray, "nodes 2"] = vectors[:, -2:] * np.sqrt(values[-2:].clip(0))
-    return places + 1e-3 * hops.max() * circle
+    plane = vectors[:, -2:] * np.sqrt(values[-2:].clip(0))
+    places: Float[np.ndarray, "nodes 2"] = plane + 1e-3 * hops.max() * circle
+    return places
