@@ -8,7 +8,7 @@ one, from a task of the benchmark's own with random images of the same shape, wh
 
 Printed for each size:
 
-start-up      seconds from the start of Python to the first round: imports, data, forks and all
+start-up      seconds from the command ``gossamer run`` to the moment when all nodes begin: imports, data, forks and all
 node-rounds   a second, over the last three quarters of the rounds
 cpu           milliseconds of processor time of all nodes and their supervisor, a node-round
 bare          training steps a second of as many processes as cores that do nothing else (``channels_last``, an allocator
@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -70,7 +71,9 @@ def main() -> None:
 def beside_bare(nodes: int, data_root: str | None, memory: str) -> Row:
     """One size, and what the machine can do, before and after."""
     before = bare()
-    row = in_process(nodes, data_root, memory)
+    engine = {"name": "processes", "memory": memory}
+    row = {"start_up_s": start_up(experiment(nodes, 4, data_root, engine=engine))}
+    row |= in_process(nodes, data_root, memory)
     rate, cpu_ms = (statistics.mean(both) for both in zip(before, bare(), strict=True))
     row["bare_steps_per_s"], row["bare_cpu_ms_a_step"] = rate, cpu_ms
     row["ratio_to_bare"] = row["node_rounds_per_s"] * LOCAL_STEPS / rate
@@ -120,8 +123,6 @@ class Watcher:
         self._looks_at, self._counts_at = looks_at, list(counts_at)
         self.cpu: list[tuple[int, float]] = []
         """Node-rounds, and seconds of processor time until then."""
-        self.go = float("inf")
-        """When the nodes began, by the system's monotonic clock."""
         self.parameters = 0
         self.private: list[int] = []
         self.rows: dict[int, list[Row]] = {}
@@ -139,7 +140,6 @@ class Watcher:
             self.cpu.append((rounds, sum(time.user + time.system for time in times)))
 
     def row(self, row: Mapping[str, Any]) -> None:
-        self.go = min(self.go, time.monotonic() - row["wall_s"])
         if row["node"] >= 0:
             self.rows.setdefault(row["round"], []).append(dict(row))
 
@@ -154,13 +154,39 @@ class Watcher:
         print(text, file=sys.stderr)
 
 
-def measure(described: Experiment, started: float) -> Row:
-    """Carry an experiment out.
+def start_up(described: Experiment) -> float:
+    """Seconds from the command to the moment when all nodes begin, which the first row that is recorded tells."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yaml"
+        described.save(file)
+        gossamer = Path(sys.executable).with_name("gossamer")
+        started = time.monotonic()
+        command = subprocess.Popen(
+            [gossamer, "run", file, "--out", folder, "--quiet", "--no-report"], cwd=Path(__file__).parent
+        )
+        try:
+            while (row := first_row(Path(folder))) is None:
+                if command.poll() is not None:
+                    raise SystemExit(f"gossamer run: exit code {command.returncode}")
+                time.sleep(0.02)
+            seconds: float = time.monotonic() - row["wall_s"] - started
+        finally:
+            command.wait()
+    return seconds
 
-    Args:
-        described: from :func:`experiment`.
-        started: when its process was started, by the system's monotonic clock.
-    """
+
+def first_row(folder: Path) -> Row | None:
+    """What a run recorded first of all, once there is something."""
+    for segment in folder.glob("*/*/segments/metrics-*.jsonl"):
+        line, end, _ = segment.read_text().partition("\n")
+        if end:
+            row: Row = json.loads(line)
+            return row
+    return None
+
+
+def measure(described: Experiment) -> Row:
+    """Carry an experiment from :func:`experiment` out."""
     nodes, rounds, every = described.nodes, described.stop.rounds, described.evaluation.every_rounds
     assert rounds is not None
     assert every is not None
@@ -174,7 +200,6 @@ def measure(described: Experiment, started: float) -> Row:
     return {
         "nodes": nodes,
         "rounds": rounds,
-        "start_up_s": watcher.go - started,
         "node_rounds_per_s": nodes * (rounds - every) / (wall_s[rounds] - wall_s[every]),
         "cpu_ms_a_node_round": watcher.cpu_ms(),
         "private_MiB_mean": statistics.mean(watcher.private) / MIB,
@@ -187,19 +212,16 @@ def measure(described: Experiment, started: float) -> Row:
 
 
 def in_process(nodes: int, data_root: str | None, memory: str) -> Row:
-    """One size, in a process of its own, so that its start-up has all that a user waits for."""
+    """One size, in a process of its own."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
-    code = (
-        f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r}, {time.monotonic()!r})"
-    )
-    row: Row = answer(code)
+    row: Row = answer(f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r})")
     return row
 
 
-def one(nodes: int, rounds: int, data_root: str | None, memory: str, started: float) -> None:
+def one(nodes: int, rounds: int, data_root: str | None, memory: str) -> None:
     """In a process of its own: measure one size, and print the row."""
     engine = {"name": "processes", "memory": memory}
-    print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine), started)))
+    print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
@@ -18,6 +18,9 @@ from gossamer.results.folder import RunFolder, Status, environment, write_text
 from gossamer.results.recorder import compact
 from gossamer.results.rewind import NETWORK, rewind
 from gossamer.results.run import Run, load_run
+
+if TYPE_CHECKING:
+    from gossamer.engines.processes.fork_server import ForkServer
 
 log = logging.getLogger("gossamer")
 
@@ -46,6 +49,7 @@ def run(
     name: str | None = None,
     observer: Observer | None = None,
     command: Sequence[str] | None = None,
+    server: ForkServer | None = None,
 ) -> Run:
     """Carry out an experiment and record it.
 
@@ -55,6 +59,8 @@ def run(
         name: of the folder between; None is the experiment's.
         observer: told of progress.
         command: the command line to put on record; None is this process's.
+        server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
+            to import torch; it serves one run. None starts one.
 
     Returns:
         The recorded run.
@@ -65,7 +71,7 @@ def run(
             the folder that the error's ``folder`` names.
     """
     observer = observer or Silent()
-    with _engine(experiment) as engine:
+    with _engine(experiment, server) as engine:
         folder = RunFolder.create(
             Path(out),
             experiment.name if name is None else name,
@@ -77,7 +83,13 @@ def run(
             return _carry_out(engine, experiment, folder, observer)
 
 
-def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observer | None = None) -> Run:
+def resume(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    observer: Observer | None = None,
+    server: ForkServer | None = None,
+) -> Run:
     """Go on with a run from its newest complete checkpoint, in its folder: one that was killed or stopped, or that failed, or
     one that is done and gets another end.
 
@@ -85,6 +97,7 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
         path: the run's folder.
         overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
         observer: told of progress.
+        server: as for :func:`run`.
 
     Returns:
         The recorded run.
@@ -128,7 +141,7 @@ def resume(path: str | Path, overrides: Iterable[str] = (), *, observer: Observe
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
-        with _engine(trained) as engine:
+        with _engine(trained, server) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["judged"])
             with folder.segment("events") as events:
@@ -190,7 +203,7 @@ def _carry_out(
     return load_run(folder.path)
 
 
-def _engine(experiment: Experiment) -> Engine:
+def _engine(experiment: Experiment, server: ForkServer | None) -> Engine:
     # Imported when used: an engine brings what only it needs.
     if isinstance(experiment.engine, Simulate):
         from gossamer.engines.simulate.engine import SimulateEngine
@@ -198,7 +211,7 @@ def _engine(experiment: Experiment) -> Engine:
         return SimulateEngine(experiment)
     from gossamer.engines.processes.launcher import ProcessesEngine
 
-    return ProcessesEngine(experiment)
+    return ProcessesEngine(experiment, server)
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None:

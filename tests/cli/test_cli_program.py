@@ -32,6 +32,14 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
+def test_a_run_does_not_wait_for_scipy() -> None:
+    code = (
+        "import sys, gossamer.algorithms, gossamer.results.report, gossamer.engines.simulate.engine,"
+        " gossamer.engines.processes.supervisor.server; sys.exit('scipy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
 def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
     for arguments in ((), ("deploy",)):
         code, out, err = cli(*arguments)

@@ -117,6 +117,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("no_process_is_left")
+@pytest.mark.parametrize(
+    "wrong",
+    ["stop.rounds=many", "task={name: digits, samples: 100000}"],  # found here, and by the fork server
+)
+def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
+    code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
     cli: Cli, tmp_path: Path, engine: str

@@ -147,3 +147,23 @@ def test_the_same_engine_keeps_its_options() -> None:
     assert Experiment.parse(source, engine="simulate").engine == Simulate(trainer="batched")
     source = text(engine={"name": "processes", "train_at_once": 3})
     assert Experiment.parse(source, engine="processes").engine == Processes(train_at_once=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "overrides", "engine", "found"),
+    [
+        ("", (), None, "simulate"),
+        ("engine: processes", (), None, "processes"),
+        ("engine: {name: processes, memory: trim}", (), None, "processes"),
+        ("engine: {memory: trim}", ("engine.name=processes",), None, "processes"),
+        ("engine: processes", ("engine={name: simulate}",), None, "simulate"),
+        ("engine: processes", (), "simulate", "simulate"),
+        ("nodes: wrong, and not looked at", ("engine=processes",), None, "processes"),
+    ],
+)
+def test_the_engine_s_name_is_found_before_all_else_is_read(
+    tmp_path: Path, said: str, overrides: tuple[str, ...], engine: str | None, found: str
+) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(said or "{}")
+    assert Experiment.engine_named(file, overrides, engine) == found

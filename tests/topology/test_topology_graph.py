@@ -45,6 +45,7 @@ def test_components_adjacency_and_round_trip_agree_with_networkx(
     reference.add_edges_from(pairs)
     count = nx.number_strongly_connected_components if directed else nx.number_connected_components
     assert graph.components() == count(reference)
+    assert graph.connected == (count(reference) == 1)
     assert (graph.adjacency().toarray() == nx.to_numpy_array(reference, nodelist=range(nodes))).all()
     assert len(list(graph.edges())) == reference.number_of_edges()
     again = Graph.from_networkx(graph.to_networkx())

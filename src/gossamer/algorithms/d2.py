@@ -27,7 +27,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
 from gossamer.node import Node
 from gossamer.registry import register
-from gossamer.topology import TopologySchedule, smallest_eigenvalue, sparse_matrix
+from gossamer.topology import TopologySchedule
 
 LOWEST = -1 / 3
 """Every eigenvalue of W has to be above this, or D2 need not converge."""
@@ -53,6 +53,8 @@ class D2(Algorithm):
     def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
         if not topology.static:
             return
+        from gossamer.topology import smallest_eigenvalue, sparse_matrix  # they bring scipy
+
         W = sparse_matrix(topology, 0)
         if abs(W - W.T).max() > 1e-6:
             raise BadInput(
@@ -96,6 +98,8 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
     """
     if not topology.static:
         return
+    from gossamer.topology import sparse_matrix
+
     off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if off.max() > 1e-6:
         raise BadInput(

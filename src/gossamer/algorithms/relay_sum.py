@@ -61,7 +61,7 @@ class RelaySum(Algorithm):
             raise BadInput(
                 f"topology: {name}, which is directed, for relay-sum; accepted: an undirected graph"
             )
-        if graph.components() > 1:
+        if not graph.connected:
             raise BadInput(
                 f"topology: {name}, which is not connected, for relay-sum; accepted: a connected graph"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,3 +42,13 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("error: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Where torch is imported: nothing of it is garbage, and to look for it takes a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import shlex
 import sys
@@ -66,6 +68,7 @@ def main() -> None:
     """The program ``gossamer``."""
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
     logging.getLogger("gossamer").setLevel(logging.INFO)
+    atexit.register(gc.freeze)  # at its end Python looks for garbage among all of torch, for half a second
     with _exit_codes(), readable_usage():
         # (Not standalone: what the parser refuses is said as all other bad input is.)
         sys.exit(app(prog_name="gossamer", standalone_mode=False) or 0)

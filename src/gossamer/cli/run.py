@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from gossamer.cli.options import (
     Overrides,
     Quiet,
     Report,
+    importing,
     interruptible,
     log_errors_only,
     overriding,
@@ -24,6 +26,7 @@ from gossamer.cli.options import (
 from gossamer.cli.summary import as_data, print_profile, print_summary, write_page
 
 if TYPE_CHECKING:
+    from gossamer.engines.processes.fork_server import ForkServer
     from gossamer.experiment import Experiment
     from gossamer.progress import Watcher
     from gossamer.results.run import Run
@@ -50,21 +53,23 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
     log_errors_only(quiet)
-    from gossamer.experiment import Experiment
+    with _server(file, overrides or (), engine) as server:
+        with importing():
+            from gossamer.experiment import Experiment
 
-    experiment = Experiment.load(file, overrides or (), engine)
-    from gossamer.api import resume as resume_run
-    from gossamer.api import run as run_experiment
-    from gossamer.api import unfinished
+            experiment = Experiment.load(file, overrides or (), engine)
+            from gossamer.api import resume as resume_run
+            from gossamer.api import run as run_experiment
+            from gossamer.api import unfinished
 
-    left = unfinished(experiment, out) if resume else None
+        left = unfinished(experiment, out) if resume else None
 
-    def carry_out(watcher: Watcher) -> Run:
-        if left is not None:
-            return resume_run(left, observer=watcher)
-        return run_experiment(experiment, out, observer=watcher)
+        def carry_out(watcher: Watcher) -> Run:
+            if left is not None:
+                return resume_run(left, observer=watcher, server=server)
+            return run_experiment(experiment, out, observer=watcher, server=server)
 
-    _watch(experiment, carry_out, report, profile, quiet, as_json)
+        _watch(experiment, carry_out, report, profile, quiet, as_json)
 
 
 def resume(
@@ -76,11 +81,12 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
     log_errors_only(quiet)
-    from gossamer.api import resume as resume_run
-    from gossamer.experiment import Experiment
-    from gossamer.results.folder import RunFolder
+    with importing():
+        from gossamer.api import resume as resume_run
+        from gossamer.experiment import Experiment
+        from gossamer.results.folder import RunFolder
 
-    experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
+        experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
     _watch(
         experiment,
         lambda watcher: resume_run(folder, overrides or (), observer=watcher),
@@ -89,6 +95,20 @@ def resume(
         quiet,
         as_json,
     )
+
+
+@contextmanager
+def _server(file: Path, overrides: Sequence[str], engine: str | None) -> Iterator[ForkServer | None]:
+    """The fork server, where real processes are asked for: it imports torch while this process does."""
+    from gossamer.experiment import Experiment
+
+    if Experiment.engine_named(file, overrides, engine) != "processes":
+        yield None
+        return
+    from gossamer.engines.processes.fork_server import ForkServer
+
+    with ForkServer() as server:
+        yield server
 
 
 def _watch(

@@ -28,7 +28,8 @@ from gossamer.engines.processes.standalone.agreement import digest
 from gossamer.engines.processes.standalone.roster import Roster
 from gossamer.engines.processes.standalone.standalone import Past, Standalone
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.system.memory import FINAL, SharedModels
+from gossamer.engines.processes.system.shared_file import shared_file
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.transport.wire import TOKEN_BYTES
 from gossamer.engines.processes.worker.place import Place

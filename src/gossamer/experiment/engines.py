@@ -84,6 +84,11 @@ def read_engine(value: Any) -> Any:
         raise bad_input(error, ENGINES[name], "engine") from None
 
 
+def engine_name(value: Any) -> Any:
+    """The name in what a file says of its engine, whatever else is wrong with it."""
+    return value.get("name", Simulate().name) if isinstance(value, Mapping) else value
+
+
 def other_engine(old: Any, name: str) -> dict[str, Any]:
     """Another engine with those of the old one's fields that it has too."""
     fields = ENGINES[name].model_fields if name in ENGINES else {}

@@ -19,13 +19,17 @@ from pydantic import (
 
 from gossamer.errors import BadInput
 from gossamer.experiment.assign import assign_all
-from gossamer.experiment.engines import Processes, Simulate, other_engine, read_engine
+from gossamer.experiment.engines import Processes, Simulate, engine_name, other_engine, read_engine
 from gossamer.experiment.sections import Checkpoints, Count, Evaluation, Failures, Gather, Stop
 from gossamer.mappings import parse_mapping, read_mapping
 from gossamer.registry import Component, FilePath, build, component
 from gossamer.validation import bad_input
 
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    return read_mapping(path, "a YAML experiment file", _FIELDS)
 
 
 def _wrappers(value: Any) -> Any:
@@ -123,8 +127,18 @@ class Experiment(BaseModel):
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
         """
-        raw = read_mapping(path, "a YAML experiment file", _FIELDS)
-        return cls._of_file(raw, overrides, engine, Path(path).resolve().parent)
+        return cls.of(cls._described(_read(path), overrides, engine), Path(path).resolve().parent)
+
+    @classmethod
+    def engine_named(cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None) -> Any:
+        """The name of the engine, without reading anything else of an experiment: its components bring torch, which takes
+        seconds. Arguments as for :meth:`load`.
+
+        Raises:
+            BadInput: for a missing file, broken YAML, or assignments that are none.
+        """
+        raw = cls._described(_read(path), overrides, engine)
+        return engine_name(raw.get("engine", {}))
 
     @classmethod
     def parse(
@@ -137,16 +151,14 @@ class Experiment(BaseModel):
         source: str = "experiment",
     ) -> Experiment:
         """The experiment that a YAML text describes; arguments and errors as for :meth:`load`."""
-        return cls._of_file(parse_mapping(text, source, _FIELDS), overrides, engine, folder)
+        return cls.of(cls._described(parse_mapping(text, source, _FIELDS), overrides, engine), folder)
 
     @classmethod
-    def _of_file(
-        cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None, folder: Path | None
-    ) -> Experiment:
+    def _described(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
         assign_all(raw, overrides, cls)
         if engine is not None:
             raw["engine"] = other_engine(raw.get("engine"), engine)
-        return cls.of(raw, folder)
+        return raw
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]
-
 LEVEL = 0.95
 """How often the interval holds the true mean, if the values are independent and normal."""
 
@@ -58,4 +56,6 @@ def confidence(values: Iterable[float], level: float = LEVEL) -> Interval | None
 def student_t(p: float, degrees: int) -> float:
     """The quantile of Student's distribution: a variable of so many degrees of freedom is below it with
     probability p."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # a fifth of a second, which one run can do without
+
     return float(stdtrit(degrees, p))

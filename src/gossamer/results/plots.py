@@ -14,6 +14,7 @@ from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.frames import AXES, metric_names, summary
 from gossamer.results.groups import Group, group_curve
+from gossamer.results.layout import by_distance
 from gossamer.results.run import Run, labels
 from gossamer.results.words import is_share, metric_title
 
@@ -80,7 +81,7 @@ def positions(
     if changing or not graph.number_of_edges():
         found = nx.circular_layout(graph)
     elif len(nodes) <= _MOST_NODES_BY_DISTANCE and nx.is_connected(graph):
-        found = nx.kamada_kawai_layout(graph)
+        found = dict(zip(graph, by_distance(graph), strict=True))
     else:
         found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
     reach = max((abs(float(value)) for place in found.values() for value in place), default=0.0) or 1.0

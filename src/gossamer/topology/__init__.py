@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gossamer.topology.adjacency import Adjacency
 from gossamer.topology.complete import Complete
 from gossamer.topology.cyclon import Cyclon
@@ -11,16 +14,6 @@ from gossamer.topology.exponential import Exponential, OnePeerExponential
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.hypercube import Hypercube
 from gossamer.topology.layers import Layers
-from gossamer.topology.measures import (
-    average_degree,
-    clustering,
-    describe,
-    diameter,
-    effective_neighbors,
-    smallest_eigenvalue,
-    spectral_gap,
-)
-from gossamer.topology.mixing import matrix, sparse_matrix
 from gossamer.topology.regular import RandomRegular, random_regular
 from gossamer.topology.ring import Ring
 from gossamer.topology.sampler import SampledTopology, Sampler
@@ -30,6 +23,34 @@ from gossamer.topology.star import Star
 from gossamer.topology.topology import RandomTopology, Topology
 from gossamer.topology.torus import Torus
 from gossamer.topology.weights import CCS, DataSize, Given, MetropolisHastings, Uniform, Weights
+
+if TYPE_CHECKING:
+    from gossamer.topology.measures import (
+        average_degree,
+        clustering,
+        describe,
+        diameter,
+        effective_neighbors,
+        smallest_eigenvalue,
+        spectral_gap,
+    )
+    from gossamer.topology.mixing import matrix, sparse_matrix
+
+# Imported on first use: they bring scipy, which no run needs.
+_MEASURES = (
+    "average_degree",
+    "clustering",
+    "describe",
+    "diameter",
+    "effective_neighbors",
+    "smallest_eigenvalue",
+    "spectral_gap",
+)
+_HOMES = {
+    **dict.fromkeys(_MEASURES, "gossamer.topology.measures"),
+    "matrix": "gossamer.topology.mixing",
+    "sparse_matrix": "gossamer.topology.mixing",
+}
 
 __all__ = [
     "CCS",
@@ -71,3 +92,9 @@ __all__ = [
     "spectral_gap",
     "union",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gossamer.topology' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Int
-from scipy.sparse import csr_array  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
 from gossamer.errors import BadInput
 
@@ -121,13 +119,23 @@ class Graph:
                 if self._directed or rank < other:
                     yield rank, other
 
+    @property
+    def connected(self) -> bool:
+        """Whether every node can be reached from every other."""
+        return _reaches_all(self._outgoing) and (not self._directed or _reaches_all(self._incoming))
+
     def components(self) -> int:
         """Number of connected components; of strongly connected ones where directed."""
+        from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
+
         count, _ = connected_components(self.adjacency(), directed=self._directed, connection="strong")
         return int(count)
 
-    def adjacency(self) -> csr_array:
-        """A new adjacency matrix [nodes, nodes], float64: 1 where the row may send to the column."""
+    def adjacency(self) -> Any:
+        """A new adjacency matrix, a ``scipy.sparse.csr_array`` [nodes, nodes] of float64: 1 where the row may send to the
+        column."""
+        from scipy.sparse import csr_array  # type: ignore[import-untyped]  # a quarter of a second, which no run needs
+
         bounds = np.cumsum([0, *map(len, self._outgoing)])
         columns = np.fromiter(chain.from_iterable(self._outgoing), dtype=np.int32, count=int(bounds[-1]))
         return csr_array((np.ones(len(columns)), columns, bounds), shape=(self.nodes, self.nodes))
@@ -165,6 +173,15 @@ def union(graphs: Sequence[Graph]) -> Graph:
 def _arcs(graph: Graph) -> Iterator[tuple[int, int]]:
     """(sender, receiver) for each direction in which an edge can be used."""
     return ((rank, other) for rank in range(graph.nodes) for other in graph.neighbors(rank, "out"))
+
+
+def _reaches_all(neighbors: Sequence[Sequence[int]]) -> bool:
+    """Whether all nodes can be reached from the first."""
+    reached, frontier = {0}, {0}
+    while frontier:
+        frontier = set(chain.from_iterable(neighbors[rank] for rank in frontier)) - reached
+        reached |= frontier
+    return len(reached) == len(neighbors)
 
 
 def _check_pairs(pairs: Int[np.ndarray, "edges 2"], nodes: int) -> None:

@@ -150,10 +150,9 @@ class TopologySchedule:
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # who is asked gets to know who asks
-        components = 1 if self.topology.allow_disconnected else graph.components()
-        if components > 1:
+        if not (self.topology.allow_disconnected or graph.connected):
             raise BadInput(
-                f"{self._purpose}: {components} components in the graph of {self.topology.name_of()} "
+                f"{self._purpose}: {graph.components()} components in the graph of {self.topology.name_of()} "
                 f"with {self.nodes} nodes; set {self._purpose}.allow_disconnected to accept"
             )
         self._weights(self._at(0))

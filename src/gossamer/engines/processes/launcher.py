@@ -1,18 +1,13 @@
-"""The engine ``processes``, from the user's process: starts the fork server, shows what it says, collects the
+"""The engine ``processes``, from the user's process: has the fork server do the work, shows what it says, collects the
 models."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 from gossamer.engines.outcome import Outcome
-from gossamer.engines.processes.system.channel import Channel
-from gossamer.engines.processes.system.death import describe_exit
-from gossamer.engines.processes.system.memory import FINAL, SharedModels, shared_file
+from gossamer.engines.processes.fork_server import ForkServer
+from gossamer.engines.processes.system.memory import FINAL, SharedModels
 from gossamer.engines.processes.transport.shaper import simplified
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
@@ -21,46 +16,31 @@ from gossamer.experiment import Experiment
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 
-KILL_S = 10.0
-"""Seconds that the fork server has to end by itself."""
-
 
 class ProcessesEngine:
-    """One operating-system process a node, over TCP on loopback. Making one starts the fork server, which
-    finds bad input."""
+    """One operating-system process a node, over TCP on loopback. Making one has the fork server prepare the run, which
+    finds bad input.
 
-    def __init__(self, experiment: Experiment) -> None:
+    Args:
+        experiment: what is run.
+        server: the fork server, which ends with this; None starts one.
+    """
+
+    def __init__(self, experiment: Experiment, server: ForkServer | None = None) -> None:
         self._experiment = experiment
-        self._simplified = simplified(experiment.network, experiment.nodes, experiment.seed)
-        self._memory = shared_file()
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        self._server = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gossamer.engines.processes.supervisor.server",
-                str(theirs.fileno()),
-                str(self._memory),
-                str(os.getpid()),
-            ],
-            pass_fds=(theirs.fileno(), self._memory),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at the terminal is this process's to handle
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-        theirs.close()
+        self._server = server or ForkServer()
         try:
+            self._simplified = simplified(experiment.network, experiment.nodes, experiment.seed)
             self.description, self._parameters, self._buffers = self._prepare()
         except BaseException:
-            self.__exit__()
+            self._server.close()
             raise
 
     def _prepare(self) -> tuple[dict[str, Any], int, int]:
-        self._channel.send("experiment", self._experiment.to_yaml())
-        answer = self._channel.receive()
+        self._server.begin(self._experiment.to_yaml())
+        answer = self._server.channel.receive()
         if answer is None:
-            raise RunFailed(f"the fork server died while it loaded the data: {self._exit()}")
+            raise RunFailed(f"the fork server died while it loaded the data: {self._server.how_it_died()}")
         if answer[0] == "bad-input":
             raise BadInput(*answer[1])
         return answer[1], answer[2], answer[3]
@@ -72,12 +52,13 @@ class ProcessesEngine:
         for text in self._simplified:
             observer.say(text)
         reason, failure, private = "failed", None, None
-        with ending_signals(lambda: self._channel.send("stop")):
-            self._channel.send("folder", str(folder.path), cut is not None)
+        channel = self._server.channel
+        with ending_signals(lambda: channel.send("stop")):
+            channel.send("folder", str(folder.path), cut is not None)
             while True:
-                message = self._channel.receive()
+                message = channel.receive()
                 if message is None:
-                    failure = RunFailed(f"the fork server died: {self._exit()}")
+                    failure = RunFailed(f"the fork server died: {self._server.how_it_died()}")
                     break
                 what, *rest = message
                 if what == "ended":
@@ -98,25 +79,17 @@ class ProcessesEngine:
                     observer.say(rest[0])
         parameters = buffers = None
         if failure is None:
-            models = SharedModels(self._memory, self._experiment.nodes, self._parameters, self._buffers)
+            models = SharedModels(
+                self._server.memory, self._experiment.nodes, self._parameters, self._buffers
+            )
             parameters, buffers = models.all(FINAL)
         return Outcome(
             reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
         )
-
-    def _exit(self) -> str:
-        code = self._server.wait(KILL_S)
-        return describe_exit(code << 8 if code >= 0 else -code)
 
     def __enter__(self) -> ProcessesEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the fork server, and with it every node."""
-        self._channel.close()
-        try:
-            self._server.wait(KILL_S)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
-        os.close(self._memory)
+        self._server.close()

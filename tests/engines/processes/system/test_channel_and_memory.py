@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gossamer.engines.processes.system.channel import Channel, Unpacker, pack
 from gossamer.engines.processes.system.death import describe_exit
-from gossamer.engines.processes.system.memory import FINAL, SharedModels, one_of, shared_file
+from gossamer.engines.processes.system.memory import FINAL, SharedModels, one_of
+from gossamer.engines.processes.system.shared_file import shared_file
 from gossamer.messages import Model
 
 values = st.recursive(

@@ -12,7 +12,7 @@ import pytest
 from transport_scene import TOKEN, on_loop
 
 from gossamer import Node
-from gossamer.engines.processes.system.memory import shared_file
+from gossamer.engines.processes.system.shared_file import shared_file
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage

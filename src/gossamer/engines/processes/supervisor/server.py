@@ -1,4 +1,4 @@
-"""The process of a supervisor: ``python -m gossamer.engines.processes.supervisor.server CHANNEL MEMORY PARENT``.
+"""What the process of a supervisor does.
 
 A process of its own, because it forks: it imports everything and loads the data once, with one torch thread
 and no event loop, and every node is a fork of it.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 
 import torch
 
 from gossamer.engines.processes.supervisor.supervisor import Supervisor
 from gossamer.engines.processes.system.channel import Channel
-from gossamer.engines.processes.system.death import die_with
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.worker.rehearsal import with_data_for_forks
+from gossamer.engines.processes.worker.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.setup import prepare
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
@@ -25,14 +23,17 @@ from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 
 
-def main() -> None:
-    """The process's whole life."""
-    channel_fd, memory, parent = (int(argument) for argument in sys.argv[1:4])
-    die_with(parent)
+def serve(channel: int, memory: int) -> None:
+    """Prepare the experiment that the launcher tells, and run it.
+
+    Args:
+        channel: descriptor of the channel to the launcher.
+        memory: descriptor of the file that all processes share.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
-    launcher = Channel(socket.socket(fileno=channel_fd))
+    launcher = Channel(socket.socket(fileno=channel))
     hello = launcher.receive()
     if hello is None:
         return
@@ -43,16 +44,14 @@ def main() -> None:
         launcher.send("bad-input", list(error.problems))
         return
     launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    stage = Stage(setup)
+    stage.rehearse()  # while the launcher makes the folder
     answer = launcher.receive()
     if answer is None:
         return
     folder = RunFolder.open(answer[1])
     cut = newest(folder.checkpoints) if answer[2] else None
-    supervisor = Supervisor(setup, folder, launcher, memory, cut)
+    supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
     end = supervisor.run()
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)
-
-
-if __name__ == "__main__":
-    main()

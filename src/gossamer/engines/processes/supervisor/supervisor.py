@@ -45,6 +45,7 @@ class Supervisor:
 
     Args:
         setup: what is run.
+        stage: what nodes compute with, rehearsed.
         folder: where rows are recorded.
         launcher: the channel to the launcher.
         memory: descriptor of the file that all processes share.
@@ -52,7 +53,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, setup: Setup, folder: RunFolder, launcher: Channel, memory: int, cut: Cut | None = None
+        self,
+        setup: Setup,
+        stage: Stage,
+        folder: RunFolder,
+        launcher: Channel,
+        memory: int,
+        cut: Cut | None = None,
     ) -> None:
         experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
@@ -60,12 +67,10 @@ class Supervisor:
         self._options = experiment.engine
         self._nodes = experiment.nodes
         self._models = SharedModels(memory, self._nodes, setup.layout.size, setup.layout.buffer_size)
-        self._stage = Stage(setup)
+        self._evaluator = stage.evaluator
         self._selector = selectors.DefaultSelector()
         self._fates = Fates(setup, self)
-        self._nursery = Nursery(
-            setup, folder, memory, self._stage, cut, self._selector, self._fates.crash_rounds
-        )
+        self._nursery = Nursery(setup, folder, memory, stage, cut, self._selector, self._fates.crash_rounds)
         self.children, self.alive = self._nursery.children, self._nursery.alive
         self._assembly = Assembly(experiment, folder, cut, self.tell, partial(self.say, None, "checkpoint"))
         self._record: Record
@@ -79,13 +84,12 @@ class Supervisor:
     def run(self) -> Ended:
         """From the first fork to the last exit."""
         try:
-            self._stage.rehearse()
             self._nursery.fill(self._absent())
             self._record = Record(
                 self._setup,
                 self._folder,
                 self._models,
-                self._stage.evaluator,
+                self._evaluator,
                 lambda rank: self.tell(rank, "consumed"),
                 lambda row: self._launcher.send("row", row),
                 self._say,

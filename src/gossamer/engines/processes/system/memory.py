@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gossamer.engines.processes.system.shared_file import shared_file
 from gossamer.messages import Model
 from gossamer.payload import raw
 
@@ -23,18 +23,6 @@ SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
 FINAL = SNAPSHOTS
 """The slot of the models at the end."""
-
-
-def shared_file() -> int:
-    """A file without a name, in memory where the system can; gives its descriptor, which children may
-    inherit."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("gossamer", 0)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.set_inheritable(descriptor, True)
-    return descriptor
 
 
 def for_forks(tensor: Tensor) -> Tensor:
@@ -62,7 +50,7 @@ class SharedModels:
     page tables in each; a thousand nodes write a few rows each.
 
     Args:
-        descriptor: a file from :func:`shared_file`.
+        descriptor: a file from :func:`~gossamer.engines.processes.system.shared_file.shared_file`.
         nodes: number of nodes.
         parameters: P.
         buffers: B.
