@@ -38,7 +38,7 @@ def gradient_function(
         leaves: dict[str, Tensor], others: dict[str, Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **others}
-        with _ForMany() if nodes else nullcontext():
+        with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
             loss = task.loss(outputs, y)
         # Buffers are what the forward pass has made of them, in place or by assignment.
@@ -73,7 +73,7 @@ def gradient_function(
     return gradients
 
 
-class _ForMany(TorchFunctionMode):
+class ForMany(TorchFunctionMode):
     """The forms of some functions that are fast under ``vmap``."""
 
     def __torch_function__(
