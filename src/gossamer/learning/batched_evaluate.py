@@ -26,9 +26,11 @@ from gossamer.learning.parameters import Layout, bare_module, named_buffers, nam
 from gossamer.learning.rows import Rows
 from gossamer.messages import Model
 
-LIMITS = {"cpu": (4 << 20, 256), "gpu": (1 << 30, 8192)}
-"""Bytes of the models of a chunk together with the largest tensor that a pass makes of them, and models in it, at most. Where
-that is less than two models, as for convolutions on a CPU, models are judged one at a time."""
+LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
+"""Bytes of the models of a chunk together with the largest tensor that a pass makes of them, and models in it, at most."""
+LEAST = 4
+"""Models in a chunk; where there is no room for so many, as with convolutions on a CPU, passes are bound by arithmetic or by
+memory, and models are judged one at a time."""
 
 
 class BatchedEvaluator:
@@ -52,7 +54,7 @@ class BatchedEvaluator:
         try:
             if self._chunk is None:
                 self._chunk = self._size(models[0])
-            if self._chunk > 1:
+            if self._chunk >= LEAST:
                 cut = chunks([list(range(len(models)))], self._chunk)
                 found = self._single.workers.map(lambda some: self._test([models[i] for i in some]), cut)
                 return [each for some in found for each in some]
@@ -70,7 +72,8 @@ class BatchedEvaluator:
 
     def _size(self, model: Model) -> int:
         """How many models like this one make a chunk."""
-        largest, means = _Largest(), self._make_means()
+        largest = _Largest()  # type: ignore[no-untyped-call]
+        means = self._make_means()
         with largest, torch.no_grad():
             means(*self._stack([model]), *next(batches(self._single.inputs, self._single.targets)))
         most_bytes, most = LIMITS["cpu" if torch.device(self._single.device).type == "cpu" else "gpu"]
@@ -111,7 +114,8 @@ class BatchedEvaluator:
 
         def means_of_all(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             named = named_parameters(parameters, layout.parameters)
-            return tuple(means_of(named, named_buffers(buffers, layout, module), x, y))
+            # (Images as they were: what convolves many models' images wants no other layout.)
+            return tuple(means_of(named, named_buffers(buffers, layout, module), x.contiguous(), y))
 
         return means_of_all
 
