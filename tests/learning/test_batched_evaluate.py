@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,8 @@ def test_what_a_metric_raises_is_the_models_own() -> None:
 
 
 def test_a_metric_may_give_a_plain_number() -> None:
-    scene = Scene(replace(images("mlp"), metrics={"seven": lambda outputs, targets: 7}), 5)
+    metrics: Any = {"seven": lambda outputs, targets: 7}
+    scene = Scene(replace(images("mlp"), metrics=metrics), 5)
     assert [each["seven"] for each in scene.found()] == [7.0] * 5
     assert scene.said == []
 
