@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.engines.setup import Setup
+from gossamer.learning.workers import cores
+from gossamer.tasks.task import Task
 
 
 def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[], float]:
@@ -42,6 +44,32 @@ def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[
                 optimizer.step()
             if mixing:
                 _mix(models, neighbours)
+        return time.perf_counter() - start
+
+    return once
+
+
+def judging(task: Task, nodes: int) -> Callable[[], float]:
+    """Seconds that the loss and the metrics of as many modules take on the test set, in batches of a hundred, on all cores.
+
+    Args:
+        task: gives the test set and the measures.
+        nodes: one module each.
+    """
+    measures = [task.loss, *task.metrics.values()]
+    batches = list(zip(*(torch.split(part, 100) for part in task.test), strict=True))
+    models = [task.model().eval() for _ in range(nodes)]
+
+    @torch.no_grad()
+    def once() -> float:
+        torch.set_num_threads(cores())
+        start = time.perf_counter()
+        for model in models:
+            totals = [0.0] * len(measures)
+            for inputs, targets in batches:
+                outputs = model(inputs)
+                for number, measure in enumerate(measures):
+                    totals[number] += float(measure(outputs, targets)) * len(inputs)
         return time.perf_counter() - start
 
     return once

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,21 @@ from typing import Any
 import torch
 
 from apart import answer
-from baselines import loop
+from baselines import judging, loop
 from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.engines.setup import prepare
+from gossamer.learning.batched_evaluate import BatchedEvaluator
+from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, cores
+from gossamer.messages import Model
 from gossamer.topology import Graph
 from machine import plain_steps
-from stubs import no_compute
+from stubs import images, no_compute
 
 REPEATS = 3
 
@@ -46,7 +51,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--only", default="", help="rows whose name has this word")
     arguments = parser.parse_args()
-    groups = (training, asynchronous, scaling, mixing, overhead, two_cores, start_up)
+    groups = (training, asynchronous, scaling, mixing, evaluating, overhead, two_cores, start_up)
     report(chain.from_iterable(measure(arguments.only) for measure in groups), arguments.json)
 
 
@@ -193,6 +198,36 @@ def mixing(only: str) -> Iterator[Row]:
         "copy_seconds": statistics.median(copying),
         "ratio": statistics.median(adding) / statistics.median(copying),
     }
+
+
+def evaluating(only: str) -> Iterator[Row]:
+    """Judging all nodes on a thousand samples, against one module a node, all cores."""
+    for model, channels, size, nodes in (("logistic", 1, 28, 1024), ("mlp", 1, 28, 256)):
+        name = f"evaluation of {nodes} nodes, {model} {size}x{size}, 1000 samples"
+        if only not in name:
+            continue
+        task = images(model, channels, size, 1000)
+        task = replace(task, test=task.train)
+        start = initial_model(task.model, 1)
+        rows, workers = Rows(len(start.parameters)), Workers()
+        # (Evaluation is recorded on different values.)
+        models = [
+            Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
+        ]
+        judge = BatchedEvaluator(Evaluator(task, 1, workers=workers), rows, print)
+        torch.set_num_threads(1)
+        for _ in range(2):  # which records
+            judge.test_each(models)
+        baseline = judging(task, nodes)
+
+        def ours(judge: BatchedEvaluator = judge, models: list[Model] = models) -> float:
+            torch.set_num_threads(1)
+            start = time.perf_counter()
+            judge.test_each(models)
+            return time.perf_counter() - start
+
+        yield against(name, nodes, ours, baseline)
+        workers.close()
 
 
 def overhead(only: str) -> Iterator[Row]:

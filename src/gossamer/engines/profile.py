@@ -6,6 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MUCH = 0.5
+"""The share of a run from which on its evaluation is worth a word..."""
+LONG_S = 10.0
+"""...if the run takes so many seconds."""
+
 
 class Profile:
     """Seconds spent in named parts; a part inside another one is not counted twice.
@@ -29,6 +34,16 @@ class Profile:
         finally:
             self._stop()
             self._outer.pop()
+
+    def remark(self, wall_s: float) -> str | None:
+        """What to say of a run that took so many seconds: how much of it was evaluation, if that is most of it."""
+        share = self.seconds.get("evaluate", 0.0) / max(wall_s, 1e-9)
+        if share < MUCH or wall_s < LONG_S:
+            return None
+        return (
+            f"evaluation took {share:.0%} of the wall time; evaluation.nodes, evaluation.samples and"
+            " evaluation.every_rounds (or every_s) say how much is evaluated"
+        )
 
     def _stop(self) -> None:
         now = time.perf_counter()

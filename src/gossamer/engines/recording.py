@@ -15,7 +15,6 @@ from torch import Tensor
 from gossamer.engines.muster import Moment, Muster
 from gossamer.engines.setup import Setup, edges
 from gossamer.experiment import Target
-from gossamer.learning.evaluate import Evaluator
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
@@ -136,12 +135,12 @@ class NetworkRows:
 
     Args:
         setup: says who is judged and what is asked for.
-        evaluator: judges the average model.
+        judge: judges the average model.
     """
 
-    def __init__(self, setup: Setup, evaluator: Evaluator) -> None:
+    def __init__(self, setup: Setup, judge: Callable[[Model], dict[str, float]]) -> None:
         self._average = setup.experiment.evaluation.nodes == "average"
-        self._evaluator = evaluator
+        self._judge = judge
         self._snapshots: Muster[tuple[Mapping[str, Any], Model]] = Muster(setup.judged, MOST_PENDING)
         self._judged = frozenset(setup.judged)
 
@@ -182,7 +181,7 @@ class NetworkRows:
         }
         if self._average:
             average = Model(parameters.mean(0), torch.stack([model.buffers for model in models]).mean(0))
-            network |= {f"test_{name}": value for name, value in self._evaluator.test(average).items()}
+            network |= {f"test_{name}": value for name, value in self._judge(average).items()}
         return network
 
 

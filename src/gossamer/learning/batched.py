@@ -51,7 +51,7 @@ class BatchedTrainer(Trainer):
         if problem := _hindrance(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
         largest_bytes, most = LIMITS["cpu" if self.device_type == "cpu" else "gpu"]
-        self._chunk = _power_below(min(max(largest_bytes // (4 * self.layout.size), 1), most))
+        self._chunk = power_below(min(max(largest_bytes // (4 * self.layout.size), 1), most))
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
@@ -63,10 +63,10 @@ class BatchedTrainer(Trainer):
     def _share(
         self, run: Callable[[Sequence[Any]], list[Any]], jobs: Sequence[Any], keys: Sequence[Hashable]
     ) -> list[Any]:
-        chunks = list(_chunks(_groups(keys), self._chunk))
-        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), chunks)
+        cut = list(chunks(_groups(keys), self._chunk))
+        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), cut)
         results: list[Any] = [None] * len(jobs)
-        for chunk, some in zip(chunks, done, strict=True):
+        for chunk, some in zip(cut, done, strict=True):
             for index, result in zip(chunk, some, strict=True):
                 results[index] = result
         return results
@@ -177,15 +177,16 @@ def _groups(keys: Sequence[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _chunks(groups: list[list[int]], largest: int) -> Iterator[list[int]]:
+def chunks(groups: list[list[int]], largest: int) -> Iterator[list[int]]:
     """Cut groups into chunks whose sizes are powers of two, so that few shapes are ever recorded."""
     for group in groups:
         start = 0
         while start < len(group):
-            size = min(largest, _power_below(len(group) - start))
+            size = min(largest, power_below(len(group) - start))
             yield group[start : start + size]
             start += size
 
 
-def _power_below(number: int) -> int:
+def power_below(number: int) -> int:
+    """The largest power of two that is not above a number of one or more."""
     return 1 << (number.bit_length() - 1)

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.batched_evaluate import BatchedEvaluator
+from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import Trainer, TrainResult
 from gossamer.messages import Model
@@ -73,7 +74,9 @@ class EvaluateJob:
     samples: Int[np.ndarray, " n"]
 
 
-def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator) -> list[Any]:
+def execute(
+    kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
+) -> list[Any]:
     """Run jobs of one kind; results in the jobs' order."""
     if kind is Kind.TRAIN:
         return list(trainer.train(jobs))
@@ -81,10 +84,16 @@ def execute(kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evalua
         return list(trainer.gradient(jobs))
     if kind is Kind.APPLY:
         return [_apply(job, trainer) for job in jobs]
+    tested = iter(evaluator.test_each([job.model for job in jobs if job.on == "test"]))
     return [
-        evaluator.test(job.model) if job.on == "test" else evaluator.train(job.model, job.samples)
-        for job in jobs
+        _given(next(tested)) if job.on == "test" else evaluator.train(job.model, job.samples) for job in jobs
     ]
+
+
+def _given(found: Found | Exception) -> Found:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:

@@ -4,7 +4,7 @@ samples)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from gossamer.tasks.task import RootMean, Task
 BATCH = 100
 """Samples a forward pass: large enough to amortise calls, small enough that activations stay in the cache."""
 
+Found = dict[str, float]
+"""Name -> value of the loss and of each metric."""
+
 
 class Evaluator:
     """Judges models; the test sample is drawn and laid out once.
@@ -33,6 +36,11 @@ class Evaluator:
         samples: how many test samples to use; None is all.
         device: where it computes.
         workers: the threads that may call it at the same time, each with a module of its own.
+
+    Attributes:
+        inputs: of the test sample.
+        targets: of the test sample.
+        measures: the means over samples that are taken: the loss, and what each metric is, or is the root of.
     """
 
     def __init__(
@@ -43,36 +51,39 @@ class Evaluator:
         device: torch.device | str = "cpu",
         workers: Workers | None = None,
     ) -> None:
-        self._task = task
-        self._device = device
-        self._workers = workers or Workers(1)
+        self.task, self.device = task, device
+        self.workers = workers or Workers(1)
         inputs, targets = task.test
         if samples is not None and samples < len(inputs):
             chosen = np.sort(generator(seed, "evaluation").choice(len(inputs), samples, replace=False))
             inputs, targets = inputs[torch.from_numpy(chosen)], targets[torch.from_numpy(chosen)]
         measures = {"loss": task.loss, **task.metrics}
         self._roots = {name for name, measure in measures.items() if isinstance(measure, RootMean)}
-        self._measures = {
+        self.measures = {
             name: measure.mean if isinstance(measure, RootMean) else measure
             for name, measure in measures.items()
         }
-        self._means = Captured(lambda: self._workers.own(self._make_means))
-        self._inputs, self._targets = channels_last(inputs.to(device)), targets.to(device)
+        self._means = Captured(lambda: self.workers.own(self._make_means))
+        self.inputs, self.targets = channels_last(inputs.to(device)), targets.to(device)
 
     @property
     def samples(self) -> int:
         """Number of test samples in use."""
-        return len(self._inputs)
+        return len(self.inputs)
 
-    def test(self, model: Model) -> dict[str, float]:
+    def test(self, model: Model) -> Found:
         """``loss`` and every metric of the task: means over the test sample, and roots of such means."""
-        return self._evaluate(model, self._inputs, self._targets)
+        return self._evaluate(model, self.inputs, self.targets)
 
-    def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> dict[str, float]:
+    def test_each(self, models: Sequence[Model]) -> list[Found | Exception]:
+        """:meth:`test` of each model, shared among the workers; or what the user's model, loss or metric raised for it."""
+        return self.workers.map(self._attempt, models)
+
+    def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """The same over some training samples, given by their indices [n]."""
         chosen = torch.from_numpy(samples)
-        inputs, targets = self._task.train
-        device = self._inputs.device
+        inputs, targets = self.task.train
+        device = self.inputs.device
         return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
 
     def rehearse(self, *models: Model) -> None:
@@ -80,28 +91,37 @@ class Evaluator:
         rest = self.samples % BATCH
         for model in models:
             for end in (slice(BATCH), slice(self.samples - rest, self.samples)):
-                self._evaluate(
-                    model, self._inputs[end], self._targets[end]
-                )  # (nothing, where there is no rest)
+                # (Nothing, where there is no rest.)
+                self._evaluate(model, self.inputs[end], self.targets[end])
 
-    def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> dict[str, float]:
-        totals = [0.0] * len(self._measures)
-        parameters, buffers = (
-            vector.to(self._device, copy=True) for vector in model
-        )  # a model may write them
-        with torch.no_grad():
-            for x, y in _batches(inputs, targets):
-                for number, mean in enumerate(self._means(parameters, buffers, x, y)):
-                    totals[number] += float(mean) * len(x)
-        means = [total / max(len(inputs), 1) for total in totals]
+    def results(self, totals: Sequence[float], samples: int) -> Found:
+        """What is said of a model, given the sum over so many samples of each measure."""
+        means = [total / max(samples, 1) for total in totals]
         return {
             name: math.sqrt(mean) if name in self._roots else mean
-            for name, mean in zip(self._measures, means, strict=True)
+            for name, mean in zip(self.measures, means, strict=True)
         }
+
+    def _attempt(self, model: Model) -> Found | Exception:
+        try:
+            return self.test(model)
+        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; who asked knows whose model it was
+            return error
+
+    def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> Found:
+        totals = [0.0] * len(self.measures)
+        parameters, buffers = (
+            vector.to(self.device, copy=True) for vector in model
+        )  # a model may write them
+        with torch.no_grad():
+            for x, y in batches(inputs, targets):
+                for number, mean in enumerate(self._means(parameters, buffers, x, y)):
+                    totals[number] += float(mean) * len(x)
+        return self.results(totals, len(inputs))
 
     def _make_means(self) -> Function:
         """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``."""
-        module = bare_module(self._task.model, self._device).eval()
+        module = bare_module(self.task.model, self.device).eval()
         layout = Layout.of(module)
 
         def means(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -110,11 +130,12 @@ class Evaluator:
                 module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
             )
             # (A user's metric may also give a plain number.)
-            return tuple(torch.as_tensor(measure(outputs, y)) for measure in self._measures.values())
+            return tuple(torch.as_tensor(measure(outputs, y)) for measure in self.measures.values())
 
         return means
 
 
-def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Samples as passes take them."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

@@ -38,7 +38,7 @@ def gradient_function(
         leaves: dict[str, Tensor], others: dict[str, Tensor], x: Tensor, y: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tensors = {**leaves, **others}
-        with _ForMany() if nodes else nullcontext():
+        with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
             loss = task.loss(outputs, y)
         # Buffers are what the forward pass has made of them, in place or by assignment.
@@ -73,7 +73,7 @@ def gradient_function(
     return gradients
 
 
-class _ForMany(TorchFunctionMode):
+class ForMany(TorchFunctionMode):
     """The forms of some functions that are fast under ``vmap``."""
 
     def __torch_function__(
@@ -84,6 +84,10 @@ class _ForMany(TorchFunctionMode):
             return _linear(*args)
         if func is F.cross_entropy and _is_plain_cross_entropy(*args, **kwargs):
             return _cross_entropy(*args)
+        if func in (torch.argmax, Tensor.argmax):
+            return _argmax(func, *args, **kwargs)
+        if func is F.embedding and not torch.is_grad_enabled():
+            return _embedding(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -104,9 +108,32 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """With class numbers as targets, of which -100 does not count. (torch's own form of it under ``vmap`` first loads a
     library for symbolic algebra, which takes half a second.)"""
     counted = targets != -100
-    classes = torch.where(counted, targets, 0).unsqueeze(-1)
-    chosen = F.log_softmax(outputs, -1).gather(-1, classes).squeeze(-1)
+    classes = torch.where(counted, targets, 0).unsqueeze(0)
+    # With samples side by side, as linear layers leave them: where few classes lie side by side, it takes five times as long.
+    chosen = F.log_softmax(outputs.mT, 0).gather(0, classes).squeeze(0)
     return -torch.where(counted, chosen, 0.0).sum() / counted.sum()
+
+
+def _embedding(
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    *rest: Any,
+    **options: Any,
+) -> Tensor:
+    """Reads what is looked up, where torch's own form under ``vmap`` copies the whole table."""
+    if max_norm is not None:  # which writes the table
+        found: Tensor = func(input, weight, padding_idx, max_norm, *rest, **options)
+        return found
+    return weight.index_select(0, input.flatten()).view(*input.shape, weight.shape[1])
+
+
+def _argmax(func: Any, scores: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The same places, in a fifth of the time."""
+    found: Tensor = func(scores, dim, keepdim) if dim is None else scores.max(dim, keepdim).indices
+    return found
 
 
 def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:

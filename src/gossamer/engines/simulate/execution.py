@@ -7,12 +7,14 @@ from typing import Any
 
 from gossamer.engines.profile import Profile
 from gossamer.engines.setup import Setup
+from gossamer.errors import cause
 from gossamer.experiment import Simulate
 from gossamer.learning.batched import BatchedTrainer
+from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Kind, execute
-from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
@@ -32,8 +34,7 @@ class Execution:
         say: told which trainer was chosen, and why.
 
     Attributes:
-        trainer: the one that computes; another one may be chosen before the first step.
-        evaluator: judges models.
+        trainer: the one that computes; another one may be chosen before the first step or evaluation.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Execution:
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
         self.trainer = self._make(BatchedTrainer if options.trainer == "batched" else SequentialTrainer)
         samples = setup.experiment.evaluation.samples
-        self.evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
+        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
+        self._batched_evaluator = BatchedEvaluator(self._evaluator, rows, say)
         self._to_choose = options.trainer == "auto"
 
     @property
@@ -60,11 +62,22 @@ class Execution:
 
     def execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
         """Run jobs of one kind; results in the jobs' order."""
+        if self._to_choose and kind is not Kind.APPLY:
+            self._choose()
         with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
-            if self._to_choose and kind in (Kind.TRAIN, Kind.GRADIENT):
-                self._to_choose = False
-                self._choose()
-            return execute(kind, jobs, self.trainer, self.evaluator)
+            return execute(kind, jobs, self.trainer, self._judging)
+
+    def judge(self, models: Sequence[Model]) -> list[Found | Exception]:
+        """Judge models for the record, in order; gives what the user's model, loss or metric raised for one in its place."""
+        if self._to_choose:
+            self._choose()
+        with self._profile.part("evaluate"):
+            return self._judging.test_each(models)
+
+    @property
+    def _judging(self) -> Evaluator | BatchedEvaluator:
+        """Who trains many nodes at once judges many at once: which it was is on record, so that it can be repeated."""
+        return self._batched_evaluator if self.trainer.nodes else self._evaluator
 
     def _make(self, kind: type[Trainer]) -> Trainer:
         return kind(
@@ -72,7 +85,17 @@ class Execution:
         )
 
     def _choose(self) -> None:
-        """Measure both trainers on the first batches of some nodes, before anything is trained."""
+        """Measure both trainers on the first batches of some nodes, before anything is trained or judged."""
+        self._to_choose = False
+        with self._profile.part("train"):
+            try:
+                self.trainer, said = choose(self._make, self._first_steps())
+            except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; when it trains, its node reports it
+                said = f"trainer: sequential (no comparison: {cause(error)})"
+        if said:
+            self._say(said)
+
+    def _first_steps(self) -> list[TrainJob]:
         experiment, parts = self._setup.experiment, self._setup.parts
         jobs = []
         for rank in [rank for rank, part in enumerate(parts) if part.size][:MEASURED_NODES]:
@@ -80,6 +103,4 @@ class Execution:
             start = self._model(rank)
             state = experiment.optimizer.init(start.parameters)
             jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
-        self.trainer, said = choose(self._make, jobs)
-        if said:
-            self._say(said)
+        return jobs

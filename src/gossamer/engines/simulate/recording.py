@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
@@ -24,8 +24,7 @@ from gossamer.engines.recording import (
 )
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Clock
-from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.workers import Workers
+from gossamer.learning.evaluate import Found
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
@@ -40,9 +39,8 @@ class Recording:
         metrics: where rows go.
         graphs: where graphs that change go.
         observer: who watches.
-        evaluator: judges models.
-        workers: share the judging.
-        profile: told how long it takes.
+        judge: judges models, in order; or gives what the user's model, loss or metric raised for one.
+        profile: told how long recording takes.
         clock: says when an instant is over.
         reached: called when the target is met.
     """
@@ -53,18 +51,17 @@ class Recording:
         metrics: Segment,
         graphs: Segment,
         observer: Observer,
-        evaluator: Evaluator,
-        workers: Workers,
+        judge: Callable[[Sequence[Model]], list[Found | Exception]],
         profile: Profile,
         clock: Clock,
         reached: Callable[[], None],
     ) -> None:
         self._setup, self._metrics, self._observer = setup, metrics, observer
-        self._evaluator, self._workers, self._profile = evaluator, workers, profile
+        self._judge, self._profile = judge, profile
         self._clock, self._reached = clock, reached
         self._graph_log = GraphLog(setup.topology, graphs)
         self._view_log = ViewLog(setup.experiment.nodes, graphs)
-        self._network_rows = NetworkRows(setup, evaluator)
+        self._network_rows = NetworkRows(setup, self._judge_average)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         self._usage = [Usage() for _ in range(setup.experiment.nodes)]
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
@@ -117,10 +114,11 @@ class Recording:
     def flush(self) -> None:
         """Judge what was taken, and write it down."""
         pending, self._pending = self._pending, []
-        with self._profile.part("evaluate"):
-            judged = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
-            metrics = self._workers.map(lambda item: self._judge(*item), judged)
-            for (row, _), found in zip(judged, metrics, strict=True):
+        judged = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
+        if judged:
+            for (row, _), found in zip(judged, self._judge([model for _, model in judged]), strict=True):
+                if isinstance(found, Exception):
+                    raise describe_failure(found, row["node"], row["round"]) from found
                 row |= {f"test_{name}": value for name, value in found.items()}
         with self._profile.part("record"):
             for moment, row, model in pending:
@@ -129,11 +127,11 @@ class Recording:
                 if network is not None:
                     self._append(network, moment)
 
-    def _judge(self, row: dict[str, Any], model: Model) -> dict[str, float]:
-        try:
-            return self._evaluator.test(model)
-        except Exception as error:
-            raise describe_failure(error, row["node"], row["round"]) from error
+    def _judge_average(self, model: Model) -> Found:
+        [found] = self._judge([model])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _append(self, row: dict[str, Any], moment: Moment) -> None:
         self._metrics.append(row)

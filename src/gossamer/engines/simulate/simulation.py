@@ -123,8 +123,7 @@ class Simulation:
             metrics,
             graphs,
             observer,
-            self._execution.evaluator,
-            self._workers,
+            self._execution.judge,
             self._profile,
             self._clock,
             reached=lambda: self._lives.finish("target"),
@@ -174,6 +173,8 @@ class Simulation:
                 if self._checkpoints is not None:
                     self._checkpoints.end()
                 if self._events is not None and (said := self._events.summary()) is not None:
+                    self._observer.say(said)
+                if (said := self._profile.remark(self._recording.wall())) is not None:
                     self._observer.say(said)
                 parameters, buffers = stacked([self._last_model(node) for node in self.nodes])
             except RunFailed as error:
