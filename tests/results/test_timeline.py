@@ -122,3 +122,16 @@ def test_rows_without_what_they_need_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="timeline-0.jsonl, line 1: no 'end_s'"):
         _ = run.timeline
     assert isinstance(run.metrics, pl.DataFrame)
+
+
+def test_edges_do_not_look_like_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    run = with_timeline(tmp_path)
+
+    def edges() -> set[float]:
+        [axes] = timeline_figure(run).axes
+        return {float(width) for collection in axes.collections for width in collection.get_linewidths()}
+
+    assert edges() == {0.4}
+    monkeypatch.setattr(module, "MOST_EDGED", 0.5)  # a lane: there are three, and two intervals of each kind
+    assert edges() == {0.0, 0.4}

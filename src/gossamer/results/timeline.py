@@ -17,6 +17,8 @@ KINDS = ("train", "evaluate", "send")
 COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
 MOST_DRAWN = 6000
 """Of more intervals, a page shows the first ones."""
+MOST_EDGED = 60
+"""Of more intervals a lane, edges between them would look as if the node waited."""
 _DIGITS = 9
 _SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -59,6 +61,7 @@ def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | No
         "cut": to_s < within.to_s,
         "nodes": list(within.nodes),
         "colours": COLOURS,
+        "edged": MOST_EDGED * len(within.nodes),
         "kinds": {
             kind: {
                 name: rows[column].to_list()
@@ -115,12 +118,15 @@ def timeline_figure(run: Run, within: Window | None = None) -> Any:
     axes = figure.add_subplot()
     for kind in KINDS:
         rows = table.filter(pl.col("kind") == kind)
+        edge = 0.4 if rows.height < MOST_EDGED * len(within.nodes) else 0.0
         for lane, node in enumerate(within.nodes):
             own = rows.filter(pl.col("node") == node)
             spans = [(start, end - start) for start, end in own.select("start_s", "end_s").iter_rows()]
             place = (lane, 0.38) if kind == "send" else (lane - 0.4, 0.38)
             label = kind if lane == 0 else None
-            axes.broken_barh(spans, place, color=COLOURS[kind], edgecolor="white", linewidth=0.4, label=label)
+            axes.broken_barh(
+                spans, place, color=COLOURS[kind], edgecolor="white", linewidth=edge, label=label
+            )
     axes.set_xlim(within.from_s, within.to_s)
     axes.set_ylim(len(within.nodes) - 0.5, -0.5)
     axes.set_yticks(range(len(within.nodes)), [str(node) for node in within.nodes])
