@@ -133,5 +133,7 @@ def test_edges_do_not_look_like_waiting(tmp_path: Path, monkeypatch: pytest.Monk
         return {float(width) for collection in axes.collections for width in collection.get_linewidths()}
 
     assert edges() == {0.4}
-    monkeypatch.setattr(module, "MOST_EDGED", 0.5)  # a lane: there are three; one interval is of evaluation, two of each other kind
+    monkeypatch.setattr(
+        module, "MOST_EDGED", 0.5
+    )  # a lane: there are three; one interval is of evaluation, two of each other kind
     assert edges() == {0.0, 0.4}
