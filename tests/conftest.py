@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import settings
+from jaxtyping import config as checks
 
 from command_line import Cli
 
@@ -26,6 +27,17 @@ def no_process_is_left() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.fixture
+def shapes_unchecked() -> Iterator[None]:
+    """Without the checks of types and shapes at every call: thousands of small runs would spend their time on nothing else.
+
+    What they check has to be checked by other tests too.
+    """
+    checks.update("jaxtyping_disable", True)
+    yield
+    checks.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
             "--baseline x: 0 groups are called that; accepted: small",
         ),
         (("--timeline", "t.svg"), "no timeline was recorded"),
+        (("--window", "1:2"), "no timeline was recorded"),
         (("--group-by", "sead"), "--group-by sead: no run has it (did you mean 'seed'?)"),
     ],
 )
@@ -113,3 +114,16 @@ def test_what_cannot_be_reported_is_one_line(
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert said in err
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_part_of_the_timeline_is_chosen(cli: Cli, tmp_path: Path) -> None:
+    timeline = ("--set", "evaluation.timeline={to_s: 1}")
+    assert cli("run", "small.yaml", "--quiet", "--no-report", *timeline)[0] == 0
+    assert cli("report", "runs", "--window", "0.01:0.02", "--nodes", "1", "--timeline", "t.svg")[0] == 0
+    whole = cli("report", "runs", "--timeline", "whole.svg", "--out", "whole.html")
+    assert whole[0] == 0
+    assert (tmp_path / "t.svg").stat().st_size < (tmp_path / "whole.svg").stat().st_size
+    for option, value in (("--window", "2:3"), ("--nodes", "99")):
+        code, out, err = cli("report", "runs", option, value)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert f"{option} {value}: accepted: " in err

@@ -334,6 +334,21 @@ def test_the_dead_say_nothing(tmp_path: Path) -> None:
     assert run.metrics.filter(node=0)["round"].max() > 10
 
 
+@BOTH
+def test_nobody_waits_for_a_node_that_was_to_come_and_crashes_at_that_instant(
+    tmp_path: Path, engine: str
+) -> None:
+    others = [rank for rank in range(NODES) if rank != VICTIM]
+    with pytest.raises(RunFailed, match="no node is left"):
+        play(
+            tmp_path,
+            {"name": "crash", "nodes": others, "at_s": 0.05},
+            {"name": "join", "nodes": [VICTIM], "at_s": 0.3},
+            {"name": "crash", "nodes": [VICTIM], "at_s": 0.3},
+            engine=engine,
+        )
+
+
 # --- random schedules
 
 
@@ -492,9 +507,10 @@ def test_every_run_ends_by_its_stop_rule_whoever_comes_and_goes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("shapes_unchecked")
 @settings(
-    max_examples=3000,
+    max_examples=2000,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -175,6 +175,7 @@ def test_every_run_ends_by_its_stop_rule(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("shapes_unchecked")
 @pytest.mark.parametrize("name", GATHERS)
 def test_thousands_of_runs_end_by_their_stop_rules(tmp_path: Path, name: str) -> None:
     check(name, range(8, 608), tmp_path)

@@ -14,7 +14,8 @@ from gossamer.results import timeline as module
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
-from gossamer.results.timeline import timeline_data, timeline_figure, waits, window, write_timeline
+from gossamer.results.timeline import timeline_data, timeline_figure, waits, write_timeline
+from gossamer.results.window import Window, window
 
 INTERVALS = [
     (0, "train", 0.0, 1.0, None, None),
@@ -53,7 +54,7 @@ def test_a_timeline_is_read_from_segments_and_from_its_table(tmp_path: Path) -> 
 def test_a_node_waits_where_it_neither_computes_nor_sends(tmp_path: Path) -> None:
     run = with_timeline(tmp_path)
     assert waits(run).rows() == [(0, 2.0, 3.0), (1, 0.5, 4.0), (2, 0.5, 2.0)]
-    assert window(with_timeline(tmp_path, nodes=[2, 1], to_s=99.0)) == module.Window(
+    assert window(with_timeline(tmp_path, nodes=[2, 1], to_s=99.0)) == Window(
         0.5, 5.0, (1, 2)
     )  # the run's end
     without = timed(tmp_path, [(0.0, [0.1])])
@@ -121,3 +122,18 @@ def test_rows_without_what_they_need_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="timeline-0.jsonl, line 1: no 'end_s'"):
         _ = run.timeline
     assert isinstance(run.metrics, pl.DataFrame)
+
+
+def test_edges_do_not_look_like_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    run = with_timeline(tmp_path)
+
+    def edges() -> set[float]:
+        [axes] = timeline_figure(run).axes
+        return {float(width) for collection in axes.collections for width in collection.get_linewidths()}
+
+    assert edges() == {0.4}
+    monkeypatch.setattr(
+        module, "MOST_EDGED", 0.5
+    )  # a lane: there are three; one interval is of evaluation, two of each other kind
+    assert edges() == {0.0, 0.4}

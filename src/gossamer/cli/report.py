@@ -50,6 +50,18 @@ def report(
     timeline: Annotated[
         Path | None, typer.Option(help="Draw when the nodes computed and sent into this SVG or PNG file.")
     ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM:TO", help="Show this part of the timeline, in seconds: 10:14. Default: all of it."
+        ),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANKS", help="Show these nodes' timeline: 0,3,8-12. Default: all that was recorded."
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +73,7 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.time_to import parse_levels, time_to_frame
     from gossamer.results.time_to import time_to as compare
+    from gossamer.results.window import choose
 
     if baseline is not None and not time_to:
         raise BadInput("--baseline: accepted together with --time-to")
@@ -70,12 +83,13 @@ def report(
     loaded = [run for group in grouped for run in group.runs]
     against = None if baseline is None else find_group(baseline, grouped)
     rows = compare(grouped, levels, against)
+    within = choose(loaded, window, nodes)
     # A page of several runs is none of theirs: it must not take the place of one.
     place = loaded[0].path if len(loaded) == 1 else Path()
     if timeline is not None:
         from gossamer.results.timeline import write_timeline
 
-        write_timeline(loaded, timeline)
+        write_timeline(loaded, timeline, within)
     page = write_report(
         loaded,
         out or place / "report.html",
@@ -84,6 +98,7 @@ def report(
         groups=grouped,
         time_to=rows,
         baseline=None if against is None else against.label,
+        within=within,
     )
     table = write_time_to(rows, page) if rows else None
     written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}

@@ -24,6 +24,7 @@ from gossamer.results.plots import (
 )
 from gossamer.results.run import Run, labels
 from gossamer.results.timeline import timeline_data
+from gossamer.results.window import Window
 from gossamer.results.words import is_share, metric_title
 
 MOST_NODE_POINTS = 200
@@ -35,12 +36,15 @@ Number = int | float | None
 Graphs = list[tuple[int, list[list[int]]]]
 
 
-def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dict[str, Any]:
+def page_data(
+    runs: Sequence[Run], groups: Sequence[Group] | None = None, within: Window | None = None
+) -> dict[str, Any]:
     """Everything the page's script needs, ready for JSON without NaN.
 
     Args:
         runs: the runs.
         groups: which of them belong together; None puts those together that differ in their seed alone.
+        within: the part of the timeline that is shown; None is all of it.
     """
     groups = group_runs(runs) if groups is None else groups
     # One experiment's seeds are told apart at first, those of several are not.
@@ -63,7 +67,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
             for name in all_metrics(runs)
         ],
         "runs": [
-            {"label": label, "colour": colours[run], **_run_data(run)}
+            {"label": label, "colour": colours[run], **_run_data(run, within)}
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
@@ -93,7 +97,7 @@ def _group_data(group: Group) -> dict[str, Any]:
     }
 
 
-def _run_data(run: Run) -> dict[str, Any]:
+def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
     places = points(run)
     table = assigned(run)
     graphs = _graphs(run)
@@ -117,7 +121,7 @@ def _run_data(run: Run) -> dict[str, Any]:
         "labels": run.setup.get("labels"),
         "classes": run.setup.get("classes"),
         "samples": run.setup.get("samples"),
-        "timeline": timeline_data(run),
+        "timeline": timeline_data(run, within),
     }
 
 

@@ -22,6 +22,7 @@ from gossamer.results.plots import write_pngs
 from gossamer.results.run import Run, labels
 from gossamer.results.time_to import TimeTo, time_to_frame
 from gossamer.results.time_to_text import note, tables
+from gossamer.results.window import Window
 from gossamer.results.words import NOTHING, bytes_text, count_text, metric_title, seconds_text, value_text
 
 _PAGE = files("gossamer.results") / "page"
@@ -39,6 +40,7 @@ def write_report(
     groups: Sequence[Group] | None = None,
     time_to: Sequence[TimeTo] = (),
     baseline: str | None = None,
+    within: Window | None = None,
 ) -> Path:
     """Write one self-contained HTML page on one or several runs; it asks for nothing from the network.
 
@@ -51,6 +53,7 @@ def write_report(
         groups: which runs belong together; None puts those together that differ in their seed alone.
         time_to: how long the groups take to some levels.
         baseline: label of the group that they are compared with there.
+        within: the part of the run's timeline that is shown; None is all of it.
 
     Returns:
         The path of the page.
@@ -62,7 +65,7 @@ def write_report(
         raise BadInput("report: got no run; accepted: one or more")
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     groups = group_runs(runs) if groups is None else groups
-    text = render(runs, groups, time_to, baseline)
+    text = render(runs, groups, time_to, baseline, within)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -82,6 +85,7 @@ def render(
     groups: Sequence[Group] | None = None,
     time_to: Sequence[TimeTo] = (),
     baseline: str | None = None,
+    within: Window | None = None,
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. All that comes from an experiment is escaped."""
     names = labels(runs)
@@ -97,7 +101,7 @@ def render(
         times=_times(time_to, baseline),
         events="".join(_events(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
         sources="".join(_sources(run, name) for run, name in zip(runs, names, strict=True)),
-        data=embed(page_data(runs, groups)),
+        data=embed(page_data(runs, groups, within)),
         plotly=_plotly(),
         script=_read("report.js"),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +11,16 @@ import polars as pl
 from gossamer.errors import BadInput
 from gossamer.results.plots import PALETTE, axis_title, matplotlib_module
 from gossamer.results.run import Run
+from gossamer.results.window import Window, recorded, window
 
 KINDS = ("train", "evaluate", "send")
 COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
 MOST_DRAWN = 6000
 """Of more intervals, a page shows the first ones."""
+MOST_EDGED = 60
+"""Of more intervals a lane, edges between them would look as if the node waited."""
 _DIGITS = 9
 _SUFFIXES = (".svg", ".png", ".pdf")
-
-
-@dataclass(frozen=True)
-class Window:
-    """What a timeline is of.
-
-    Args:
-        from_s, to_s: its start and end, the run's end at the latest; seconds.
-        nodes: the ranks.
-    """
-
-    from_s: float
-    to_s: float
-    nodes: tuple[int, ...]
-
-
-def window(run: Run) -> Window | None:
-    """What the run's timeline is of; None where the experiment asks for none."""
-    asked = (run.experiment.get("evaluation") or {}).get("timeline")
-    if not asked:
-        return None
-    nodes = asked["nodes"]
-    ranks = range(min(nodes, run.nodes)) if isinstance(nodes, int) else sorted(set(nodes))
-    end_s = run.metrics["time_s"].max()
-    to_s = min(asked["to_s"], end_s) if isinstance(end_s, float) else asked["to_s"]
-    return Window(float(asked["from_s"]), float(max(to_s, asked["from_s"])), tuple(ranks))
 
 
 def waits(run: Run) -> pl.DataFrame:
@@ -63,12 +39,17 @@ def waits(run: Run) -> pl.DataFrame:
     )
 
 
-def timeline_data(run: Run) -> dict[str, Any] | None:
-    """What the page draws; None where there is nothing. Intervals are cut off at the window's ends."""
-    within, table = window(run), run.timeline
-    if within is None or table.is_empty():
+def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
+    """What the page draws; None where there is nothing. Intervals are cut off at the window's ends.
+
+    Args:
+        run: the run.
+        within: a part of what was recorded; None is all of it.
+    """
+    within = within or window(run)
+    if within is None or run.timeline.is_empty():
         return None
-    first = table.sort("start_s").head(MOST_DRAWN + 1)
+    first = _lying(run, within).sort("start_s").head(MOST_DRAWN + 1)
     to_s = within.to_s if first.height <= MOST_DRAWN else float(first["start_s"][-1])
     shown = first.head(MOST_DRAWN).with_columns(
         pl.col("start_s").clip(within.from_s, to_s).round(_DIGITS),
@@ -80,6 +61,7 @@ def timeline_data(run: Run) -> dict[str, Any] | None:
         "cut": to_s < within.to_s,
         "nodes": list(within.nodes),
         "colours": COLOURS,
+        "edged": MOST_EDGED * len(within.nodes),
         "kinds": {
             kind: {
                 name: rows[column].to_list()
@@ -92,8 +74,13 @@ def timeline_data(run: Run) -> dict[str, Any] | None:
     }
 
 
-def write_timeline(runs: Sequence[Run], path: Path) -> None:
+def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None) -> None:
     """Draw a run's timeline into a file.
+
+    Args:
+        runs: one run.
+        path: the file.
+        within: a part of what was recorded; None is all of it.
 
     Raises:
         BadInput: for several runs, or one without a timeline; for a file of another kind, or one that can't be
@@ -107,36 +94,39 @@ def write_timeline(runs: Sequence[Run], path: Path) -> None:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        timeline_figure(runs[0]).savefig(path)
+        timeline_figure(runs[0], within).savefig(path)
     except OSError as error:
         raise BadInput(
             f"--timeline {path}: {error.strerror or error}; accepted: a file that can be written"
         ) from error
 
 
-def timeline_figure(run: Run) -> Any:
+def timeline_figure(run: Run, within: Window | None = None) -> Any:
     """A ``matplotlib.figure.Figure`` of the timeline: a lane a node, what it computed above what it sent.
+
+    Args:
+        run: the run.
+        within: a part of what was recorded; None is all of it.
 
     Raises:
         BadInput: for a run without a timeline, or without matplotlib.
     """
-    within, table = window(run), run.timeline
-    if within is None or table.is_empty():
-        raise BadInput(
-            f"{run.path}: no timeline was recorded; accepted: a run whose experiment has evaluation.timeline, e.g. --set"
-            ' "evaluation.timeline={from_s: 0, to_s: 10}"'
-        )
+    within = within or recorded(run)
+    table = _lying(run, within)
     height = 1.2 + 0.32 * len(within.nodes)
     figure = matplotlib_module().Figure(figsize=(9.6, height), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     for kind in KINDS:
         rows = table.filter(pl.col("kind") == kind)
+        edge = 0.4 if rows.height < MOST_EDGED * len(within.nodes) else 0.0
         for lane, node in enumerate(within.nodes):
             own = rows.filter(pl.col("node") == node)
             spans = [(start, end - start) for start, end in own.select("start_s", "end_s").iter_rows()]
             place = (lane, 0.38) if kind == "send" else (lane - 0.4, 0.38)
             label = kind if lane == 0 else None
-            axes.broken_barh(spans, place, color=COLOURS[kind], edgecolor="white", linewidth=0.4, label=label)
+            axes.broken_barh(
+                spans, place, color=COLOURS[kind], edgecolor="white", linewidth=edge, label=label
+            )
     axes.set_xlim(within.from_s, within.to_s)
     axes.set_ylim(len(within.nodes) - 0.5, -0.5)
     axes.set_yticks(range(len(within.nodes)), [str(node) for node in within.nodes])
@@ -153,3 +143,12 @@ def timeline_figure(run: Run) -> Any:
         frameon=False,
     )
     return figure
+
+
+def _lying(run: Run, within: Window) -> pl.DataFrame:
+    """The intervals of a timeline that lie in a window, at least in part."""
+    return run.timeline.filter(
+        pl.col("node").is_in(within.nodes),
+        pl.col("start_s") < within.to_s,
+        pl.col("end_s") > within.from_s,
+    )

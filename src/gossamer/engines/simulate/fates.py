@@ -93,6 +93,7 @@ class Fates:
         self._made = [0] * nodes  # checkpoints, by node
         self._next: Due | None = None
         self._idle = (0, 0)  # events in a row, and the rounds completed by then
+        self._last = ""  # who was last to go
 
     # --- the hosts
 
@@ -120,6 +121,7 @@ class Fates:
                 self._log.append(event.node, "absent", f"node {event.node} is not there yet")
             else:
                 self._happens(event)
+        self._anybody()
         self._wait()
 
     def _wait(self) -> None:
@@ -140,6 +142,7 @@ class Fates:
         now_s = max(self._clock.now(), self._agenda.next_s)  # which was rounded to nanoseconds
         for event in self._agenda.due(now_s):
             self._happens(event)
+        self._anybody()  # nothing happens where a node that was to come is called off
         self._wait()
 
     def _happens(self, event: Event) -> None:
@@ -191,7 +194,7 @@ class Fates:
         self._away(rank, silently=True, keep=False)
         self._log.append(rank, "lost", f"node {rank} crashed in round {round}")
         self._notice_later(rank)
-        self._anybody(f"node {rank} crashed in round {round}")
+        self._gone(f"node {rank} crashed in round {round}")
 
     def departed(self, rank: int) -> None:
         """A node that was to leave has completed its round: it says goodbye, behind all that it has sent."""
@@ -203,7 +206,7 @@ class Fates:
         self._away(rank, silently=False, keep=True)
         self._log.append(rank, "left", f"node {rank} left after round {node.round}")
         self._links.when_landed(rank, lambda: self._lose(rank))
-        self._anybody(f"node {rank} left after round {node.round}")
+        self._gone(f"node {rank} left after round {node.round}")
 
     def leaves(self, rank: int) -> bool:
         """Whether a node was told to leave."""
@@ -296,7 +299,11 @@ class Fates:
         for other in sorted(self.up - {rank}):
             self._hosts[other].happen(self._stage.nodes[other].peer_lost)
 
-    def _anybody(self, last: str) -> None:
+    def _gone(self, how: str) -> None:
+        self._last = f"; the last one: {how}"
+        self._anybody()
+
+    def _anybody(self) -> None:
         """The run goes on as long as a node is there, or will be."""
         if not self.up and not any(map(self._agenda.returns, range(len(self._stage.nodes)))):
-            self._stage.fail(RunFailed(f"no node is left; the last one: {last}"))
+            self._stage.fail(RunFailed(f"no node is left{self._last}"))

@@ -378,7 +378,7 @@
     const traces = Object.entries(timeline.kinds).map(([kind, rows]) => ({
       type: "bar", orientation: "h", width: 0.36, base: rows.start, x: rows.end.map((end, i) => end - rows.start[i]),
       y: rows.node.map((node) => lane[node] + (kind === "send" ? 0.19 : -0.19)),
-      marker: { color: timeline.colours[kind], line: { color: css("--panel"), width: rows.node.length < 2000 ? 0.6 : 0 } },
+      marker: { color: timeline.colours[kind], line: { color: css("--panel"), width: rows.node.length < timeline.edged ? 0.6 : 0 } },
       text: rows.node.map((node, i) => `<b>node ${node}</b>: ${kind}` +
         (rows.to ? ` to node ${rows.to[i]}, ${place("bytes", rows.bytes[i])}` : "") +
         `<br>${place("time_s", rows.start[i])} to ${place("time_s", rows.end[i])}`),
