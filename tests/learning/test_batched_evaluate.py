@@ -171,7 +171,7 @@ def test_the_forms_for_many_models_give_what_torch_gives(rows: list[list[int]], 
     scores = torch.tensor(rows, dtype=torch.float32)
     table = torch.arange(15.0).view(5, 3)
     with ForMany(), torch.no_grad():
-        got = scores.argmax(-1, keepdim), torch.argmax(scores, dim=0), scores.argmax()
+        got = scores.argmax(-1, keepdim), torch.argmax(input=scores, dim=0), scores.argmax()
         looked_up = nn.functional.embedding(torch.tensor([[1, 4], [0, 1]]), table)
     expected = scores.argmax(-1, keepdim), torch.argmax(scores, dim=0), scores.argmax()
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))

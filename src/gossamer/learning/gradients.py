@@ -85,7 +85,7 @@ class ForMany(TorchFunctionMode):
         if func is F.cross_entropy and _is_plain_cross_entropy(*args, **kwargs):
             return _cross_entropy(*args)
         if func in (torch.argmax, Tensor.argmax):
-            return _argmax(func, *args, **kwargs)
+            return _argmax(*args, **kwargs)
         if func is F.embedding and not torch.is_grad_enabled():
             return _embedding(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -130,10 +130,10 @@ def _embedding(
     return weight.index_select(0, input.flatten()).view(*input.shape, weight.shape[1])
 
 
-def _argmax(func: Any, scores: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def _argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The same places, in a fifth of the time."""
-    found: Tensor = func(scores, dim, keepdim) if dim is None else scores.max(dim, keepdim).indices
-    return found
+    # (Inside of it the mode is off: this is torch's own.)
+    return torch.argmax(input, dim, keepdim) if dim is None else input.max(dim, keepdim).indices
 
 
 def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
