@@ -510,7 +510,7 @@ def test_every_run_ends_by_its_stop_rule_whoever_comes_and_goes(
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("shapes_unchecked")
 @settings(
-    max_examples=2000,
+    max_examples=1000,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
