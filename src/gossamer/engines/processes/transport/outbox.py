@@ -143,14 +143,14 @@ class Outbox:
         free_at = max(sending.queued_at, self._end.loop.time() - LATE_S)
         start_s, sent_before = self._now(), self._end.traffic.bytes_sent
         self._sent_before = sent_before
-        burst: list[bytes | memoryview] = []  # chunks that may leave now: one call of the system's for all
+        burst: list[bytes] = []  # chunks that may leave now: one call of the system's for all of them
         for chunk in chunks(number, sending.head, sending.buffers):
             while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
                 self._write(link, burst)
                 await self._end.changed()
                 free_at = self._end.loop.time() - CATCH_UP_S
             if self._end.shaper is not None:
-                await self._pass_uplink(self._end.shaper, sending, chunk.size, free_at)
+                await self._pass_uplink(self._end.shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
                 if link is not None and not self._end.shaper.reaches(sending.to):
                     if begun:
@@ -169,7 +169,7 @@ class Outbox:
                     sending.state = State.QUEUED  # what had left of it, the peer has not got
                 self.cancel(sending)
                 break
-            burst.extend(chunk.pieces)
+            burst.append(chunk.frame)
             if self._end.shaper is not None:
                 self._write(link, burst)
             if link is not None:
@@ -231,11 +231,11 @@ class Outbox:
         contact.number = (contact.number + 1) % NUMBERS
         contact.unacknowledged.append(Unacknowledged(link.written, sending))
 
-    def _write(self, link: Outward | None, pieces: list[bytes | memoryview]) -> None:
-        """Write frames, given in pieces, as one; and forget them."""
-        if pieces:
-            data = b"".join(pieces)
-            pieces.clear()
+    def _write(self, link: Outward | None, frames: list[bytes]) -> None:
+        """Write frames as one, and forget them."""
+        if frames:
+            data = b"".join(frames)
+            frames.clear()
             self._end.traffic.bytes_sent += len(data)
             if link is not None:
                 link.write(data)

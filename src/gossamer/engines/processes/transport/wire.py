@@ -177,25 +177,14 @@ def mark(cut: int, message: int) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """One chunk, not yet put together: its header and its parts of the message; and how many bytes of the message it has
-    (what credit counts)."""
+    """One chunk, header and all, and how many of its bytes are the message's (what credit counts)."""
 
-    pieces: Sequence[bytes | memoryview]
+    frame: bytes
     nbytes: int
-
-    @property
-    def frame(self) -> bytes:
-        """Header and all."""
-        return b"".join(self.pieces)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the frame."""
-        return len(self.pieces[0]) + self.nbytes
 
 
 def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
-    """A message cut into chunks; a buffer's bytes are read when a chunk is put together.
+    """A message cut into chunks; a buffer's bytes are read when its chunk is asked for.
 
     Args:
         message: how many messages were begun on this connection before.
@@ -220,4 +209,4 @@ def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chu
             if source.nbytes > due:
                 sources.appendleft(source[due:])
             due -= min(due, source.nbytes)
-        yield Chunk(pieces, length)
+        yield Chunk(b"".join(pieces), length)
