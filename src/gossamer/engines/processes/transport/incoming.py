@@ -15,6 +15,7 @@ from gossamer.engines.processes.transport.endpoint import Endpoint
 from gossamer.engines.processes.transport.marks import Marks
 from gossamer.engines.processes.transport.wire import Arrived, Event, Hello, Marked, credit, hello
 from gossamer.messages import WINDOW, Message
+from gossamer.payload import CHUNK_BYTES
 
 HELLO_TIMEOUT_S = 10.0
 """Seconds that a new connection may take to say, and prove, who it is."""
@@ -137,12 +138,11 @@ class Incoming(Connection):
             self._give_credit()
 
     def _give_credit(self) -> None:
-        """Acknowledge what was taken: half a window or more at a time, and all of it when a message ends. (A sender that has
-        to wait has more than that under way.)"""
+        """Acknowledge what was taken: a chunk or more at a time, and all of it when a message ends."""
         due = self._taken - self._credited
         if self.decoder.chunk_bytes - self._credited > WINDOW:
             self.refuse(f"sent more than its window of {WINDOW} bytes")
-        elif self.writable and (due >= WINDOW // 2 or (due and self.decoder.idle)):
+        elif self.writable and (due >= CHUNK_BYTES or (due and self.decoder.idle)):
             self._credited += due
             self.write(credit(due))
 

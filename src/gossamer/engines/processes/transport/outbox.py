@@ -143,10 +143,8 @@ class Outbox:
         free_at = max(sending.queued_at, self._end.loop.time() - LATE_S)
         start_s, sent_before = self._now(), self._end.traffic.bytes_sent
         self._sent_before = sent_before
-        burst: list[bytes] = []  # chunks that may leave now: one call of the system's for all of them
         for chunk in chunks(number, sending.head, sending.buffers):
             while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
-                self._write(link, burst)
                 await self._end.changed()
                 free_at = self._end.loop.time() - CATCH_UP_S
             if self._end.shaper is not None:
@@ -169,9 +167,7 @@ class Outbox:
                     sending.state = State.QUEUED  # what had left of it, the peer has not got
                 self.cancel(sending)
                 break
-            burst.append(chunk.frame)
-            if self._end.shaper is not None:
-                self._write(link, burst)
+            self._write(link, chunk.frame)
             if link is not None:
                 begun = True
                 link.written += chunk.nbytes
@@ -186,7 +182,6 @@ class Outbox:
                 sending.release()
             if link is not None:
                 self._use_number(link, contact, sending)
-        self._write(link, burst)
         if self._watch is not None and (sent := self._end.traffic.bytes_sent - sent_before):
             self._watch(sending.to, start_s, self._now(), sent)
         if link is not None:
@@ -222,7 +217,7 @@ class Outbox:
     def _call_off(self, link: Outward, contact: Contact) -> None:
         """Have the receiver discard what it has of the message that was begun."""
         if not link.closed:
-            self._write(link, [abort(contact.number)])
+            self._write(link, abort(contact.number))
             self._use_number(link, contact, None)
 
     def _use_number(self, link: Outward, contact: Contact, sending: OwnSending | None) -> None:
@@ -231,14 +226,10 @@ class Outbox:
         contact.number = (contact.number + 1) % NUMBERS
         contact.unacknowledged.append(Unacknowledged(link.written, sending))
 
-    def _write(self, link: Outward | None, frames: list[bytes]) -> None:
-        """Write frames as one, and forget them."""
-        if frames:
-            data = b"".join(frames)
-            frames.clear()
-            self._end.traffic.bytes_sent += len(data)
-            if link is not None:
-                link.write(data)
+    def _write(self, link: Outward | None, frame: bytes) -> None:
+        self._end.traffic.bytes_sent += len(frame)
+        if link is not None:
+            link.write(frame)
 
     def cancel(self, sending: OwnSending) -> bool:
         """Take a message back; gives whether it won't be received."""
