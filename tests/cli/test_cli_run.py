@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import polars as pl
@@ -125,6 +127,17 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     code, out, err = cli("run", "small.yaml", "--engine", "processes", "--set", wrong)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_an_experiment_comes_from_a_pipe_too(cli: Cli, tmp_path: Path) -> None:
+    """Such a file can be read once."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(SMALL,))
+    writer.start()
+    code, _, err = cli("run", str(pipe), "--quiet")
+    writer.join()
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gossamer import Experiment
 from gossamer.algorithms.d_psgd import DPSGD
-from gossamer.experiment import Processes, Simulate
+from gossamer.experiment import Processes, Simulate, engine_name
 from gossamer.learning.optimizer import SGD
 from gossamer.network import Uniform
 
@@ -166,4 +166,4 @@ def test_the_engine_s_name_is_found_before_all_else_is_read(
 ) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(said or "{}")
-    assert Experiment.engine_named(file, overrides, engine) == found
+    assert engine_name(Experiment.read(file, overrides, engine).get("engine", {})) == found

@@ -46,7 +46,7 @@ class DivShare(Algorithm):
     rest too, so that a tensor of fewer than C values is wholly in the last. Buffers (as one tensor) likewise.
 
     Args:
-        fraction: Omega; there are C = floor(1 / Omega) fragments. From 1/2 up, whole models are sent.
+        fraction: Omega; there are C = floor(1 / Omega) fragments. Above 1/2, whole models are sent.
         recipients: J, how many nodes each fragment is sent to; null is ceil(log2 n).
         local_steps: H, mini-batch steps a round.
         recipients_from: "all" others, whatever the topology, or "neighbors" in it (all of them where they are fewer

@@ -24,8 +24,8 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write; default: report.html in the run's folder, or for several runs in the"
-            " working directory."
+            help="The page to write; default: report.html in the run's folder, or for several runs, or"
+            " a part of a timeline, in the working directory."
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
@@ -84,8 +84,8 @@ def report(
     against = None if baseline is None else find_group(baseline, grouped)
     rows = compare(grouped, levels, against)
     within = choose(loaded, window, nodes)
-    # A page of several runs is none of theirs: it must not take the place of one.
-    place = loaded[0].path if len(loaded) == 1 else Path()
+    # A page of several runs is none of theirs, nor is one of a part: it must not take the place of one.
+    place = loaded[0].path if len(loaded) == 1 and within is None else Path()
     if timeline is not None:
         from gossamer.results.timeline import write_timeline
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,11 +53,12 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
     log_errors_only(quiet)
-    with _server(file, overrides or (), engine) as server:
-        with importing():
-            from gossamer.experiment import Experiment
+    from gossamer.experiment import Experiment, engine_name
 
-            experiment = Experiment.load(file, overrides or (), engine)
+    raw = Experiment.read(file, overrides or (), engine)
+    with _server(engine_name(raw.get("engine", {}))) as server:
+        with importing():
+            experiment = Experiment.of(raw, file.resolve().parent)
             from gossamer.api import resume as resume_run
             from gossamer.api import run as run_experiment
             from gossamer.api import unfinished
@@ -98,11 +99,9 @@ def resume(
 
 
 @contextmanager
-def _server(file: Path, overrides: Sequence[str], engine: str | None) -> Iterator[ForkServer | None]:
+def _server(engine: Any) -> Iterator[ForkServer | None]:
     """The fork server, where real processes are asked for: it imports torch while this process does."""
-    from gossamer.experiment import Experiment
-
-    if Experiment.engine_named(file, overrides, engine) != "processes":
+    if engine != "processes":
         yield None
         return
     from gossamer.engines.processes.fork_server import ForkServer

@@ -1,7 +1,7 @@
 """Experiments: one complete description of what is run, and its sections."""
 
 from gossamer.experiment.assign import assign, assign_all
-from gossamer.experiment.engines import ENGINES, Processes, Simulate
+from gossamer.experiment.engines import ENGINES, Processes, Simulate, engine_name
 from gossamer.experiment.experiment import Experiment
 from gossamer.experiment.sections import (
     Checkpoints,
@@ -29,4 +29,5 @@ __all__ = [
     "Timeline",
     "assign",
     "assign_all",
+    "engine_name",
 ]

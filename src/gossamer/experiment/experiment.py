@@ -19,17 +19,13 @@ from pydantic import (
 
 from gossamer.errors import BadInput
 from gossamer.experiment.assign import assign_all
-from gossamer.experiment.engines import Processes, Simulate, engine_name, other_engine, read_engine
+from gossamer.experiment.engines import Processes, Simulate, other_engine, read_engine
 from gossamer.experiment.sections import Checkpoints, Count, Evaluation, Failures, Gather, Stop
 from gossamer.mappings import parse_mapping, read_mapping
 from gossamer.registry import Component, FilePath, build, component
 from gossamer.validation import bad_input
 
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    return read_mapping(path, "a YAML experiment file", _FIELDS)
 
 
 def _wrappers(value: Any) -> Any:
@@ -127,18 +123,19 @@ class Experiment(BaseModel):
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
         """
-        return cls.of(cls._described(_read(path), overrides, engine), Path(path).resolve().parent)
+        return cls.of(cls.read(path, overrides, engine), Path(path).resolve().parent)
 
     @classmethod
-    def engine_named(cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None) -> Any:
-        """The name of the engine, without reading anything else of an experiment: its components bring torch, which takes
-        seconds. Arguments as for :meth:`load`.
+    def read(
+        cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None
+    ) -> dict[str, Any]:
+        """What an experiment file says, as :meth:`of` takes it. Nothing of it is used yet: its components bring torch, which
+        takes seconds. Arguments as for :meth:`load`.
 
         Raises:
             BadInput: for a missing file, broken YAML, or assignments that are none.
         """
-        raw = cls._described(_read(path), overrides, engine)
-        return engine_name(raw.get("engine", {}))
+        return cls._described(read_mapping(path, "a YAML experiment file", _FIELDS), overrides, engine)
 
     @classmethod
     def parse(

@@ -84,7 +84,7 @@ class ForMany(TorchFunctionMode):
             return _linear(*args)
         if func is F.cross_entropy and _is_plain_cross_entropy(*args, **kwargs):
             return _cross_entropy(*args)
-        if func in (torch.argmax, Tensor.argmax):
+        if func in (torch.argmax, Tensor.argmax) and kwargs.keys() <= {"input", "dim", "keepdim"}:
             return _argmax(*args, **kwargs)
         if func is F.embedding and not torch.is_grad_enabled():
             return _embedding(func, *args, **kwargs)

@@ -28,7 +28,7 @@ class ForkServer:
         self.memory = shared_file()
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self._idle, self._closed = True, False
+        self._idle, self._begun, self._closed = True, False, False
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -46,9 +46,25 @@ class ForkServer:
         theirs.close()
 
     def begin(self, experiment: str) -> None:
-        """Have it prepare an experiment (YAML); it answers on the channel."""
-        self._idle = False
+        """Have it prepare an experiment (YAML); it answers on the channel.
+
+        Raises:
+            ValueError: if it was used before, or is closed.
+        """
+        if self._begun or self._closed:
+            raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
+        self._begun = True
         self.channel.send("experiment", experiment)
+
+    def fork(self, folder: str, *, resume: bool) -> None:
+        """Have it run what it has prepared.
+
+        Args:
+            folder: the run's.
+            resume: whether from its newest checkpoint.
+        """
+        self._idle = False
+        self.channel.send("folder", folder, resume)
 
     def how_it_died(self) -> str:
         """How it ended, in words, once the channel says that it has."""
@@ -62,7 +78,7 @@ class ForkServer:
         self._closed = True
         self.channel.close()
         if self._idle:
-            self._process.kill()  # in the middle of its imports, perhaps; it has no nodes
+            self._process.kill()  # in the middle of its imports, perhaps, or of a step; it has no nodes
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

@@ -54,7 +54,7 @@ class ProcessesEngine:
         reason, failure, private = "failed", None, None
         channel = self._server.channel
         with ending_signals(lambda: channel.send("stop")):
-            channel.send("folder", str(folder.path), cut is not None)
+            self._server.fork(str(folder.path), resume=cut is not None)
             while True:
                 message = channel.receive()
                 if message is None:

@@ -170,6 +170,8 @@ class Decoder:
             if kind not in self._accepted:
                 raise FrameError(f"sent a frame of type {kind}, which has no place here")
             layout = HEADERS[kind]
+            if not self._header and view.nbytes >= layout.size:  # as nearly all are: whole
+                return view[layout.size :], self._frame(layout.unpack_from(view))
         else:
             layout = HELLO
         count = min(layout.size - len(self._header), view.nbytes)
