@@ -3,6 +3,7 @@ found here."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,7 @@ def prepare(experiment: Experiment) -> Setup:
         BadInput: for anything that can't be used; names the field.
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
+    _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
     experiment.network.conditions(nodes, seed)
     faults = Schedule(experiment.faults, nodes, seed)
@@ -156,6 +158,18 @@ def prepare(experiment: Experiment) -> Setup:
         judged=judged,
         evaluated=_evaluated(experiment, judged),
         message_limit=algorithm.message_limit(layout.size, nodes),
+    )
+
+
+def _check_algorithm(algorithm: Any) -> None:
+    """(Engines don't import the base of algorithms.)"""
+    run = getattr(algorithm, "run", None)
+    if hasattr(algorithm, "gathers") and inspect.iscoroutinefunction(run):
+        return
+    found = "no subclass of gossamer.Algorithm" if not hasattr(algorithm, "gathers") else "run() is not async"
+    raise BadInput(
+        f"algorithm: {algorithm.name_of()!r}: {found}; accepted: a subclass of gossamer.Algorithm with async def run(self,"
+        " node)"
     )
 
 

@@ -96,8 +96,10 @@ class Outgoing(Connection):
 
     def _greet(self, said: Hello) -> None:
         end, contact = self.end, self.to
-        if said.rank != contact.rank or not hmac.compare_digest(said.token, end.token):
-            self.refuse(f"answered as rank {said.rank}, or with the token of another run")
+        if said.rank != contact.rank:
+            self.refuse(f"answered as rank {said.rank}")
+        elif not hmac.compare_digest(said.token, end.token):
+            self.refuse("answered with the token of another run")
         elif said.connection != self._number:
             self.refuse(f"answered connection {said.connection} on connection {self._number}")
         elif (stale := contact.stale(said.incarnation, None)) is not None:
