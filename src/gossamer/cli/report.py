@@ -48,7 +48,8 @@ def report(
         ),
     ] = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="Draw when the nodes computed and sent into this SVG, PNG or PDF file.")
+        Path | None,
+        typer.Option(help="Draw when the nodes computed and sent into this SVG, PNG or PDF file."),
     ] = None,
     window: Annotated[
         str | None,

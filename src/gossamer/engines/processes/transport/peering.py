@@ -221,7 +221,8 @@ class Peering:
     def mark_found(self, contact: Contact) -> None:
         """Somebody else says that a peer is there."""
         contact.lost, contact.ended = None, -1
-        contact.down = contact.dial is not None
+        # (It may have answered already, while the task that dialled does not know yet.)
+        contact.down = contact.dial is not None and contact.outgoing is None
         contact.hurry.set()
 
     def _drop(self, contact: Contact, why: str) -> None:
