@@ -163,10 +163,12 @@ def prepare(experiment: Experiment) -> Setup:
 
 def _check_algorithm(algorithm: Any) -> None:
     """(Engines don't import the base of algorithms.)"""
-    run = getattr(algorithm, "run", None)
-    if hasattr(algorithm, "gathers") and inspect.iscoroutinefunction(run):
+    if not hasattr(algorithm, "gathers"):
+        found = "no subclass of gossamer.Algorithm"
+    elif not inspect.iscoroutinefunction(algorithm.run):
+        found = "run() is not async"
+    else:
         return
-    found = "no subclass of gossamer.Algorithm" if not hasattr(algorithm, "gathers") else "run() is not async"
     raise BadInput(
         f"algorithm: {algorithm.name_of()!r}: {found}; accepted: a subclass of gossamer.Algorithm with async def run(self,"
         " node)"
