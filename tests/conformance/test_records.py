@@ -176,8 +176,9 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
     assert rows["idle_share"].min() < 1.0
     assert rows.select("staleness_s", "staleness_max_s").null_count().row(0) == (0, 0)
     assert (rows["staleness_s"] <= rows["staleness_max_s"]).all()
-    assert rows["uplink_share"].is_between(0.0, 1.0).all()
-    assert rows["uplink_share"].max() > 0.0
+    for share in ("uplink_share", "downlink_share"):
+        assert rows[share].is_between(0.0, 1.0).all()
+        assert rows[share].max() > 0.0
     timeline = run.timeline
     assert set(timeline["node"]) == {0, 2}
     # A round is one step and a message to each neighbour. (A real node may end before its last ones are on record.)

@@ -65,7 +65,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "gossip-learning": {"name": "gossip-learning"},
 }
 PROCESSES = {"name": "processes"}
-REAL = ("time_s", "idle_share", "uplink_share", "staleness_s", "staleness_max_s")
+REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s", "staleness_max_s")
 """Columns that a clock fills, which in a simulation is the experiment's."""
 
 

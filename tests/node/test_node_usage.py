@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gossamer import Node, Run
+from gossamer.engines.recording import Spent, Usage
 from gossamer.errors import BadInput
 from scenario import MBPS, experiment, play
 
@@ -64,6 +65,44 @@ def test_a_message_on_its_way_and_one_taken_back_use_the_uplink_as_long_as_they_
     run = recorded(tmp_path, script, network=UPLINKS)
     assert [row(run, 0, r)["uplink_share"] for r in (1, 2)] == [1.0, pytest.approx(1 / 4)]
     assert row(run, 0, 2)["bytes_sent"] == 2_000_000
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])
+def test_a_downlink_is_used_by_what_came_in_until_then(tmp_path: Path, sharing: str) -> None:
+    async def script(node: Node) -> None:
+        if node.rank == 0:
+            node.send(1, torch.zeros(125_000), "a")  # half a second and a little on either link
+            await node.sleep(1.0)
+            last = node.send(1, torch.zeros(10**6), "b")  # four seconds; taken back when two of them are over
+            await node.sleep(2.0)
+            assert last.cancel()
+        if node.rank == 1:
+            for number, seconds in enumerate((1.0, 1.0, 2.0)):
+                await node.sleep(seconds)
+                await node.end_round(number)
+
+    links = {"name": "uniform", "bandwidth_mbps": MBPS, "latency_s": 0.25, "sharing": sharing}
+    run = recorded(tmp_path, script, rounds=3, network=links)
+    rows = [row(run, 1, r) for r in range(4)]
+    first = rows[1]["bytes_received"] * BYTE_S
+    assert 0.5 < first < 0.501
+    shares = [each["downlink_share"] for each in rows]
+    assert shares == [None, pytest.approx(first, abs=1e-6), 0.0, pytest.approx(2.0 / 2, abs=1e-6)]
+    assert [row(run, 1, r)["uplink_share"] for r in (1, 2, 3)] == [0.0, 0.0, 0.0]
+
+
+def test_links_may_count_anew_where_a_run_goes_on() -> None:
+    """The links of a real process count since it began, its computations since the run did."""
+    usage = Usage()
+    usage.shares(10.0, Spent(4.0, 6.0, 2.0))
+    saved = usage.saved(since=Spent(0.0, 7.0, 2.5))  # at 11 s, say
+    again = Usage()
+    again.restore(saved)
+    assert again.shares(14.0, Spent(5.0, 1.0, 0.5)) == {
+        "idle_share": pytest.approx(3 / 4),
+        "uplink_share": pytest.approx(2 / 4),
+        "downlink_share": pytest.approx(1 / 4),
+    }
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])

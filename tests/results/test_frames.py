@@ -293,7 +293,8 @@ def test_unknown_names_are_bad_input(tmp_path: Path) -> None:
 
 
 def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> None:
-    shares = {"idle_share": 0.25, "uplink_share": 0.5, "staleness_s": 1.0, "staleness_max_s": 2.0}
+    ages = {"staleness_s": 1.0, "staleness_max_s": 2.0}
+    shares = {"idle_share": 0.25, "uplink_share": 0.5, "downlink_share": 0.75, **ages}
     counters = {"messages_received": 1, "messages_cancelled": 2, "messages_superseded": 3, "bytes_sent": 4}
     run = recorded(tmp_path, {"node": 0, "round": 0, "zeta": 1.0, "train_loss": 1.0, **shares, **counters})
     assert metric_names(run) == ["train_loss", "zeta", *ASYNCHRONY]
@@ -316,6 +317,7 @@ def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> No
         ("staleness_s", True),
         ("idle_share", True),
         ("uplink_share", False),
+        ("downlink_share", False),
         ("test_accuracy", False),
         ("test_maestro", False),
         ("test_f1", False),

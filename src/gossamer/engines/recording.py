@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import polars as pl
 import torch
@@ -58,34 +58,60 @@ def is_due(setup: Setup, rounds: int) -> bool:
     return every is not None and (rounds % every == 0 or rounds == last)
 
 
+class Spent(NamedTuple):
+    """What a node has done since the start, in seconds.
+
+    Args:
+        computing_s: for how long one of its computations ran.
+        sending_s: for how long its uplink carried something; None where the engine can't tell.
+        receiving_s: the same of its downlink.
+    """
+
+    computing_s: float
+    sending_s: float | None
+    receiving_s: float | None
+
+
+START = Spent(0.0, 0.0, 0.0)
+
+
 class Usage:
     """How a node spends its time between two of its rows."""
 
     def __init__(self) -> None:
-        self._time_s = self._computing_s = self._sending_s = 0.0
+        self._time_s = 0.0
+        self._spent = START
 
-    def saved(self) -> list[float]:
-        """What :meth:`restore` takes."""
-        return [self._time_s, self._computing_s, self._sending_s]
+    def saved(self, since: Spent = START) -> list[float]:
+        """What :meth:`restore` takes; what goes on from there counts from an instant until which this was done."""
+        return [
+            self._time_s,
+            *((done or 0.0) - (by_then or 0.0) for done, by_then in zip(self._spent, since, strict=True)),
+        ]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Go on from what was saved."""
-        self._time_s, self._computing_s, self._sending_s = saved
+        time_s, *spent = saved
+        self._time_s, self._spent = time_s, Spent(*spent)
 
-    def shares(self, time_s: float, computing_s: float, sending_s: float | None) -> dict[str, float | None]:
-        """The columns ``idle_share`` and ``uplink_share`` of a row; None where no time has passed since the last one.
+    def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
+        """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row; None where no time has passed since
+        the last one.
 
         Args:
             time_s: by the engine's clock, when the row is made.
-            computing_s: for how long one of its computations ran, since the start.
-            sending_s: for how long its uplink carried something, since the start; None where the engine can't tell.
+            spent: what the node has done by then.
         """
-        passed = time_s - self._time_s
-        computing, sending = computing_s - self._computing_s, (sending_s or 0.0) - self._sending_s
-        self._time_s, self._computing_s, self._sending_s = time_s, computing_s, sending_s or 0.0
+        passed, before = time_s - self._time_s, self._spent
+        self._time_s, self._spent = time_s, spent
+        sending, receiving = (
+            None if by_now is None else _share(by_now - (by_then or 0.0), passed)
+            for by_now, by_then in zip(spent[1:], before[1:], strict=True)
+        )
         return {
-            "idle_share": _share(passed - computing, passed),
-            "uplink_share": None if sending_s is None else _share(sending, passed),
+            "idle_share": _share(passed - (spent.computing_s - before.computing_s), passed),
+            "uplink_share": sending,
+            "downlink_share": receiving,
         }
 
 

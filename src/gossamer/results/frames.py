@@ -29,7 +29,7 @@ from gossamer.results.run import Run
 Axis = Literal["round", "time_s", "wall_s", "bytes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
-ASYNCHRONY = ("staleness_s", "staleness_max_s", "idle_share", "uplink_share")
+ASYNCHRONY = ("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share")
 """Metrics that say how nodes spend their time, rather than what they have learned."""
 _NOT_METRICS = frozenset(
     name

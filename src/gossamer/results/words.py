@@ -13,6 +13,7 @@ _TITLES = {
     "staleness_s": "staleness / s",
     "staleness_max_s": "largest staleness / s",
     "uplink_share": "use of the uplink",
+    "downlink_share": "use of the downlink",
     "idle_share": "idle share",
 }
 

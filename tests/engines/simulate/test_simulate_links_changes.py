@@ -37,7 +37,7 @@ def test_what_is_under_way_goes_on_at_the_new_rate(sharing: str, at_ms: int, mbp
     rest = (100_000 - 1000 * at_ms) * 8 / mbps
     expected = [at_ms * MS + rest * US, at_ms * MS + (rest + 50_000 * 8 / mbps) * US]
     assert [each[2] for each in scene.play()] == pytest.approx(expected, abs=3)
-    assert scene.links.busy_seconds(0) == pytest.approx(expected[1] / 1e9, abs=1e-5)
+    assert scene.links.sending_seconds(0) == pytest.approx(expected[1] / 1e9, abs=1e-5)
     assert [(each[2], each[3]) for each in scene.watched] == [
         (0, scene.arrived[0][2]),
         (scene.arrived[0][2], scene.arrived[1][2]),
@@ -257,7 +257,7 @@ def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
     scene = Scene(3, Uniform(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
     assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
-    assert scene.links.busy_seconds(0) == 0
+    assert scene.links.sending_seconds(0) == 0
 
 
 @both
@@ -268,7 +268,7 @@ def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(shar
     scene.send(0, 1, of_size(100_000))
     seen: list[float] = []
     for at_ms in (100, 200, 300, 400, 500):
-        scene.at(at_ms * MS, lambda: seen.append(scene.links.busy_seconds(0)))
+        scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
     scene.play()
     assert seen == pytest.approx([0.025, 0.05, 0.0625, 0.075, 0.075], abs=1e-6)
 
@@ -281,7 +281,7 @@ def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
     scene.at(200 * MS, lambda: scene.send(0, 2, of_size(100_000)))
     seen = []
     for at_ms in (30, 60, 150, 250, 400):
-        scene.at(at_ms * MS, lambda: seen.append(scene.links.busy_seconds(0)))
+        scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
     scene.play()
     assert seen == pytest.approx([0.03, 0.06, 0.07, 0.12, 0.17])
 

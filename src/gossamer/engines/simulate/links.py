@@ -68,7 +68,8 @@ class Links(ABC):
         self._deliver, self._watch = deliver, watch
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
-        self._busy_s = [0.0] * nodes
+        self._sending_s = [0.0] * nodes
+        self._receiving_s = [0.0] * nodes
         self.flights: Flights | None = None
         """Keeps count of what is under way, where checkpoints are made."""
         self._sizes = Sizes()
@@ -242,12 +243,14 @@ class Links(ABC):
         """Let the use of an uplink have a message's bytes that are gone by now, at the rate as it is."""
         source = transfer.message.source
         if gone > transfer.used and (rate := self._rates[source]) > 0:
-            self._busy_s[source] += (gone - transfer.used) / rate
+            self._sending_s[source] += (gone - transfer.used) / rate
             transfer.used = gone
 
     def _finish(self, transfer: Transfer) -> None:
         """A message's last bit arrives, or the last that had left when it was cancelled."""
         to, message = transfer.to, transfer.message
+        if (rate := self._rates[self._nodes + to]) > 0:
+            self._receiving_s[to] += transfer.carried / rate
         if to not in self._open_since or not self._misses(to, message, transfer.cancelled):
             traffic = self._traffic[to]
             traffic.bytes_received += transfer.carried
@@ -364,12 +367,14 @@ class Links(ABC):
             bytes_sent=traffic.bytes_sent + nbytes,
         )
         drawn = dict(self._left_before[rank])
-        return {"traffic": asdict(whole), "sending_s": self.busy_seconds(rank), "drawn": drawn}
+        seconds = {"sending_s": self.sending_seconds(rank), "receiving_s": self.receiving_seconds(rank)}
+        return {"traffic": asdict(whole), **seconds, "drawn": drawn}
 
     def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
         """Go on counting from what was saved."""
         self._traffic[rank] = Traffic(**saved["traffic"])
-        self._busy_s[rank] = float(saved["sending_s"])
+        self._sending_s[rank] = float(saved["sending_s"])
+        self._receiving_s[rank] = float(saved["receiving_s"])
         self._left_before[rank] = {int(to): int(k) for to, k in saved["drawn"].items()}
 
     def arrives(self, message: Message, to: int, due_ns: int) -> None:
@@ -384,10 +389,14 @@ class Links(ABC):
         self._traffic[rank].messages_received -= 1
         self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
 
-    def busy_seconds(self, rank: int) -> float:
+    def sending_seconds(self, rank: int) -> float:
         """Bytes that have left a node by now, by its uplink's bandwidth."""
         self._use_by_now(rank)
-        return self._busy_s[rank]
+        return self._sending_s[rank]
+
+    def receiving_seconds(self, rank: int) -> float:
+        """Bytes of the messages that have come in by now, by the bandwidth of the node's downlink."""
+        return self._receiving_s[rank]
 
     def _use_by_now(self, rank: int) -> None:
         for transfer, gone in self._leaving(rank):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from gossamer.engines.muster import Moment
-from gossamer.engines.recording import is_due
+from gossamer.engines.recording import Spent, is_due
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Order, to_ns
 from gossamer.engines.simulate.machinery import Machinery
@@ -90,5 +90,9 @@ class Moments:
 
     def _record(self, node: Node, moment: Moment) -> None:
         rank = node.rank
-        computing_s, sending_s = self._compute.busy_seconds(rank), self._links.busy_seconds(rank)
-        self._recording.take(node, self._links.traffic(rank), computing_s, sending_s, moment)
+        spent = Spent(
+            self._compute.busy_seconds(rank),
+            self._links.sending_seconds(rank),
+            self._links.receiving_seconds(rank),
+        )
+        self._recording.take(node, self._links.traffic(rank), spent, moment)

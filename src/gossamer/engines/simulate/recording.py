@@ -14,6 +14,7 @@ from gossamer.engines.recording import (
     GraphLog,
     NetworkRows,
     Observer,
+    Spent,
     TargetWatch,
     Usage,
     ViewLog,
@@ -78,11 +79,8 @@ class Recording:
             log.resume(max(cut.rounds.values()))
         resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
 
-    def take(
-        self, node: Node, traffic: Traffic, computing_s: float, sending_s: float | None, moment: Moment
-    ) -> None:
-        """Record a node as it is now; rows of one moment belong together. What it did by now: its traffic, and for how
-        many seconds it computed and its uplink carried something."""
+    def take(self, node: Node, traffic: Traffic, spent: Spent, moment: Moment) -> None:
+        """Record a node as it is now, with what it did by now; rows of one moment belong together."""
         if node.rank not in self._setup.judged and node.round == 0 and self._setup.parts[node.rank].size == 0:
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
@@ -92,7 +90,7 @@ class Recording:
         if not self._pending:
             self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
         now = self._clock.now()
-        shares = self._usage[node.rank].shares(now, computing_s, sending_s)
+        shares = self._usage[node.rank].shares(now, spent)
         row = node_row(node, moment, traffic, now, self.wall(), shares)
         self._pending.append((moment, row, model))
 

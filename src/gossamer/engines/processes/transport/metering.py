@@ -173,6 +173,10 @@ class Downlink:
         if self._timer is None:
             self._serve()
 
+    def busy_seconds(self) -> float:
+        """For how long something has passed by now."""
+        return self._bucket.busy_seconds(self._loop.time())
+
     def change(self, rate: float) -> None:
         """Another rate from now on."""
         now = self._loop.time()

@@ -109,11 +109,11 @@ class Shaper:
             return float(self._conditions.rates[source])
         return min(path.rate, *(float(self._conditions.rates[link]) for link in (source, *path.links[:-1])))
 
-    # --- the sender's end
+    def carried_seconds(self) -> tuple[float, float]:
+        """For how long the uplink and the downlink have carried something by now."""
+        return self.uplink.busy_seconds(self._loop.time()), self.downlink.busy_seconds()
 
-    def sending_seconds(self) -> float:
-        """For how long the uplink has carried something by now."""
-        return self.uplink.busy_seconds(self._loop.time())
+    # --- the sender's end
 
     def depart(self, to: int) -> Departure:
         """A message is about to leave: it's the next on the uplink."""

@@ -12,7 +12,7 @@ from gossamer.engines.processes.transport.shaper import Shaper
 from gossamer.engines.processes.transport.transport import Transport
 from gossamer.engines.processes.worker.clock import Clock
 from gossamer.engines.processes.worker.computing import Computing
-from gossamer.engines.recording import Usage, node_row
+from gossamer.engines.recording import Spent, Usage, node_row
 from gossamer.engines.setup import Setup
 from gossamer.node import Node
 from gossamer.results.folder import RunFolder
@@ -70,8 +70,8 @@ class Recording:
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
                 await self.flush()
-            sending_s = None if self._shaper is None else self._shaper.sending_seconds()
-            shares = self._usage.shares(time_s, self._computing.seconds(), sending_s)
+            links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
+            shares = self._usage.shares(time_s, Spent(self._computing.seconds(), *links))
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 judged = await self._computing.judge(model)

@@ -32,7 +32,7 @@ from gossamer.engines.processes.worker.place import Arrival, Overseer, Place
 from gossamer.engines.processes.worker.recording import Recording
 from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.restart import RestartFile
-from gossamer.engines.recording import Usage, is_due
+from gossamer.engines.recording import Spent, Usage, is_due
 from gossamer.engines.setup import Setup
 from gossamer.engines.timeline import timeline_log
 from gossamer.errors import cause
@@ -374,7 +374,7 @@ class Worker:
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
         self._tell("event", "begins", text)
         self._transport.traffic = Traffic(**arrival.traffic)
-        self._usage.restore([self._clock.now(), 0.0, 0.0])
+        self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
         self._meet(arrival.together)
         self._node.rejoin(arrival.first)
         self._node.catch_up()
@@ -386,13 +386,16 @@ class Worker:
         row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
         return self._rows.store(tensor) if row else tensor
 
+    def _carried(self) -> tuple[float, float]:
+        """Seconds for which the links have carried something: since the process began, not the run."""
+        return (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
+
     def _state(self) -> dict[str, Any]:
         """What is saved with the node."""
         return {
             "traffic": asdict(self._transport.saved_traffic()),
             "computing_s": self._computing.seconds(),
-            "sending_s": 0.0 if self._shaper is None else self._shaper.sending_seconds(),
-            "usage": self._usage.saved(),
+            "usage": self._usage.saved(since=Spent(0.0, *self._carried())),
             "drawn": {},
             "secrets": 0,
         }
