@@ -211,6 +211,17 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+def test_a_read_only_file_system_is_one_line(small_disk: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "--options", "remount,ro", str(small_disk)], check=True)
+    (tmp_path / "runs").symlink_to(small_disk)
+    with launch(described(4, 5), tmp_path) as launcher:
+        said, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 2
+    [line] = [each for each in said.splitlines() if "ead-only file system" in each]
+    assert line.startswith("error: --out")
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_a_full_disk_is_one_line(small_disk: Path, engine: str) -> None:
     experiment = described(4, 100_000, evaluation={"every_rounds": 1}, engine={"name": engine})
