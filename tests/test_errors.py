@@ -1,8 +1,14 @@
 from __future__ import annotations
 
-import pytest
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 
-from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed, listed, suggest
+import pytest
+import torch
+
+from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed, cause, listed, suggest
 
 
 def test_bad_input_is_one_line_a_problem() -> None:
@@ -16,6 +22,26 @@ def test_a_failed_run_says_where() -> None:
     assert (str(error), error.node, error.round, error.traceback) == ("node 3 failed", 3, 7, "Traceback ...")
     assert error.folder is None
     assert RunFailed("cause").node is None
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
+        call()
+    return error.value
+
+
+def test_a_cause_names_the_line_of_the_user_who_called_what_raised() -> None:
+    here = Path(__file__).name
+    for call in (lambda: torch.zeros(2) @ torch.zeros(3), lambda: json.loads("{"), lambda: listed(None)):  # type: ignore[arg-type]
+        assert cause(caught(call)).endswith(f" ({here}, line {call.__code__.co_firstlineno})")
+
+
+def test_a_cause_without_a_line_of_the_user_names_the_last_one() -> None:
+    error = caught(lambda: json.loads("{"))
+    assert error.__traceback__ is not None
+    library = error.with_traceback(error.__traceback__.tb_next.tb_next)  # type: ignore[union-attr]
+    assert re.search(r" \((decoder|__init__)\.py, line \d+\)$", cause(library))
+    assert cause(ValueError("two\nlines")) == "ValueError: two lines"
 
 
 def test_everything_on_purpose_can_be_caught_as_one() -> None:

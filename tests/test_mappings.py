@@ -16,11 +16,19 @@ def test_a_mapping_is_read(tmp_path: Path) -> None:
     assert read_mapping(file, "a file") == {"a": {"b": [1, 2.5, "ü"]}}
 
 
+def test_what_is_merged_may_be_said_again() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*a, *b], 1: u, '1': v}"
+    assert parse_mapping(text, "there")["b"] == {"x": 3, "y": 2}
+    assert parse_mapping(text, "there")["c"] == {"x": 1, "y": 2, 1: "u", "1": "v"}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("a: [", "there: not YAML: "),
         ("a: !!python/object/apply:os.getcwd []", "there: not YAML: could not determine a constructor"),
+        ("a: {b: 1, c: 2,\n b: 3}", "there: not YAML: 'b' a second time in"),
+        ("a: 1\na: 1", "there: not YAML: 'a' a second time in"),
         ("- a", "there: a list; accepted: a mapping with 'a'"),
         ("", "there: a NoneType; accepted: a mapping with 'a'"),
     ],

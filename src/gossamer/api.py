@@ -70,6 +70,10 @@ def run(
         RunFailed: if a node failed or died, or all wait for ever; what was recorded until then is kept, in
             the folder that the error's ``folder`` names.
     """
+    if not isinstance(experiment, Experiment):
+        raise BadInput(
+            f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
+        )
     observer = observer or Silent()
     with _engine(experiment, server) as engine:
         folder = RunFolder.create(

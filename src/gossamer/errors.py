@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -72,8 +74,26 @@ def listed(names: Sequence[str]) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line: type, message, and the line of code that raised it."""
+    """An error in one line: type, message, and the line of code that raised it: of the user's own, where that called the
+    rest."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    frame = next(
+        (each for each in reversed(frames) if _is_own(each.filename)), frames[-1] if frames else None
+    )
+    where = f" ({Path(frame.filename).name}, line {frame.lineno})" if frame else ""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' + message if message else ''}{where}"
+
+
+_NOT_OWN = tuple(
+    folder + os.sep
+    for folder in {
+        str(Path(__file__).parent),
+        *(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")),
+    }
+)
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file with code is the user's: no part of gossamer, of Python or of an installed library."""
+    return not file.startswith(("<frozen", *_NOT_OWN))

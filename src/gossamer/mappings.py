@@ -9,8 +9,31 @@ import yaml
 
 from gossamer.errors import BadInput
 
-# (The certificates of a thousand peers are much text for Python alone.)
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+class _Once(yaml.constructor.SafeConstructor):
+    """Takes a key once: of two, YAML itself would keep the last and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value!r} a second time", key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(_Once, yaml.SafeLoader):
+    """Says in its errors where they are."""
+
+
+class _FastLoader(_Once, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """For the certificates of a thousand peers: much text for Python alone."""
 
 
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
@@ -54,6 +77,6 @@ def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -
 
 def _load(text: str) -> Any:
     try:
-        return yaml.load(text, _LOADER)  # a safe one, either way
+        return yaml.load(text, _FastLoader)  # a safe one, either way
     except yaml.YAMLError:
-        return yaml.safe_load(text)  # whose errors say better where they are
+        return yaml.load(text, _Loader)

@@ -94,6 +94,15 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_sweep_and_an_experiment_are_not_mixed_up(cli: Cli) -> None:
+    said = "error: sweep.yaml: a sweep; accepted: an experiment (gossamer sweep runs a sweep)\n"
+    assert cli("run", "sweep.yaml") == (2, "", said)
+    said = (
+        "error: base.yaml: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)\n"
+    )
+    assert cli("sweep", "base.yaml") == (2, "", said)
+
+
 def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
     fails = {"algorithm": {"name": "sweeps:Fails", "while_there": str(tmp_path / "bad")}}

@@ -38,6 +38,7 @@ def as_data(done: Run, page: Path | None) -> dict[str, Any]:
 def print_summary(done: Run, page: Path | None, round_: int) -> None:
     """A run for people; ``round_`` is the last one that was seen of it."""
     from gossamer.progress import megabytes
+    from gossamer.results.checkpoints import newest
     from gossamer.results.frames import ASYNCHRONY, final_summary
 
     summary = final_summary(done)
@@ -65,6 +66,8 @@ def print_summary(done: Run, page: Path | None, round_: int) -> None:
     lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
+    if done.status == "stopped" and newest(done.path / "checkpoints") is not None:
+        lines["to go on"] = f"gossamer resume {done.path}"
     for name, text in lines.items():
         typer.echo(f"{name:20} {text}")
 

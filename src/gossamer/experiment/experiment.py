@@ -135,7 +135,10 @@ class Experiment(BaseModel):
         Raises:
             BadInput: for a missing file, broken YAML, or assignments that are none.
         """
-        return cls._described(read_mapping(path, "a YAML experiment file", _FIELDS), overrides, engine)
+        raw = read_mapping(path, "a YAML experiment file", _FIELDS)
+        if "base" in raw and "task" not in raw:
+            raise BadInput(f"{path}: a sweep; accepted: an experiment (gossamer sweep runs a sweep)")
+        return cls._described(raw, overrides, engine)
 
     @classmethod
     def parse(

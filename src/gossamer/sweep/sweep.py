@@ -75,6 +75,10 @@ class Sweep:
         """
         file = Path(path)
         raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base'")
+        if "task" in raw and "base" not in raw:
+            raise BadInput(
+                f"{path}: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)"
+            )
         return cls.of(
             {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}, file.resolve().parent, overrides, out
         )
