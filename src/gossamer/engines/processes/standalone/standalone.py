@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,9 @@ PROGRESS_S = 0.2
 """Seconds between two reports of progress to the observer."""
 FAREWELL_S = 5.0
 """Seconds that a node waits at its end for those it is connected with to have heard of it."""
+WAITED_S, WAITED_AGAIN_S = 5.0, 30.0
+"""Seconds after which a node says whom it waits for at the start (half of ``engine.start_timeout_s``, if that is less), and
+after which it says so again."""
 _WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
 
 Hear = Callable[[list[Any]], None]
@@ -186,25 +190,22 @@ class Standalone:
             *graph.neighbors(self._rank, "in" if graph.directed else "both"),
             *graph.neighbors(self._rank, "out" if graph.directed else "both"),
         }
-        deadline = time.monotonic() + self._start_timeout_s
+        now = time.monotonic()
+        deadline, say_at = now + self._start_timeout_s, now + min(WAITED_S, self._start_timeout_s / 2)
         self._look_around()
         while late := self._not_up():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                said = "; ".join(
-                    f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8]
-                )
-                more = f"; and {len(late) - 8} more" if len(late) > 8 else ""
-                self._fail(
-                    f"nodes {late} were not up within engine.start_timeout_s = {self._start_timeout_s} ({said}{more})"
-                )
+            now = time.monotonic()
+            if now >= deadline:
+                within = f"engine.start_timeout_s = {self._start_timeout_s}"
+                self._fail(f"nodes {late} were not up within {within} ({self._why(late)})")
                 return
+            if now >= say_at:
+                self._observer.say(f"waiting for nodes {late} ({self._why(late)})")
+                say_at = now + WAITED_AGAIN_S
             self._changed.clear()
-            try:
-                async with asyncio.timeout(left):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(deadline, say_at) - now):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
         before_s = 0.0 if self._past is None else max(time.time() - self._past.start_unix_s, 0.0)
         self._start = time.monotonic() - before_s
         self._began()
@@ -212,6 +213,10 @@ class Standalone:
         self._roster.go()
         self._look_around()
         self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
+
+    def _why(self, late: Sequence[int]) -> str:
+        said = "; ".join(f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8])
+        return said + (f"; and {len(late) - 8} more" if len(late) > 8 else "")
 
     def _arrival(self, now_s: float) -> list[Any]:
         """How it takes part that was there before; see :class:`~gossamer.engines.processes.worker.place.Arrival`."""
