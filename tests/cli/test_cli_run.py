@@ -129,6 +129,17 @@ def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
+@pytest.mark.usefixtures("no_process_is_left")
+def test_real_processes_are_resumed(cli: Cli, tmp_path: Path) -> None:
+    started = ("run", "small.yaml", "--engine", "processes", "--set", "checkpoint.every_rounds=1", "--quiet")
+    assert cli(*started)[0] == 0
+    [folder] = (tmp_path / "runs").glob("*/*")
+    code, out, err = cli("resume", str(folder), "--set", "stop.rounds=1")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert cli("resume", str(folder), "--set", "stop.rounds=5", "--quiet") == (0, "", "")
+    assert load_run(folder).metrics["round"].max() == 5
+
+
 def test_an_experiment_comes_from_a_pipe_too(cli: Cli, tmp_path: Path) -> None:
     """Such a file can be read once."""
     pipe = tmp_path / "pipe"

@@ -82,20 +82,21 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
     log_errors_only(quiet)
-    with importing():
-        from gossamer.api import resume as resume_run
-        from gossamer.experiment import Experiment
-        from gossamer.results.folder import RunFolder
+    from gossamer.experiment import Experiment, engine_name
 
-        experiment = Experiment.load(RunFolder.open(folder).path / "experiment.yaml", overrides or ())
-    _watch(
-        experiment,
-        lambda watcher: resume_run(folder, overrides or (), observer=watcher),
-        report,
-        False,
-        quiet,
-        as_json,
-    )
+    file = folder / "experiment.yaml"
+    raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
+    with _server(engine_name(raw.get("engine", {}))) as server:
+        with importing():
+            from gossamer.api import resume as resume_run
+            from gossamer.results.folder import RunFolder
+
+            experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
+
+        def carry_out(watcher: Watcher) -> Run:
+            return resume_run(folder, overrides or (), observer=watcher, server=server)
+
+        _watch(experiment, carry_out, report, False, quiet, as_json)
 
 
 @contextmanager
