@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossamer.cores import cores
 from gossamer.engines.setup import Setup
-from gossamer.learning.workers import cores
 from gossamer.tasks.task import Task
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from apart import answers
-from gossamer.learning.workers import cores
+from gossamer.cores import cores
 
 SIZE = 1024
 

@@ -38,8 +38,8 @@ import psutil
 from apart import answer
 from figures import Row, report
 from gossamer import Experiment, run
+from gossamer.cores import cores
 from gossamer.engines.processes.system.memory import private_bytes
-from gossamer.learning.workers import cores
 from machine import plain_steps
 
 NODES = (8, 16, 32, 48)

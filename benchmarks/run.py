@@ -29,6 +29,7 @@ from apart import answer
 from baselines import judging, loop
 from figures import Row, report
 from gossamer import Experiment, run
+from gossamer.cores import cores
 from gossamer.engines.setup import prepare
 from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.evaluate import Evaluator
@@ -36,7 +37,7 @@ from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers, cores
+from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.topology import Graph
 from machine import plain_steps

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gossamer.learning.workers import Workers, cores
+from gossamer.cores import cores
+from gossamer.learning.workers import Workers
 
 
 @pytest.fixture(params=[1, 2, 5])

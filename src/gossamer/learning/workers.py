@@ -3,13 +3,14 @@ thread, so that what is computed does not depend on how many there are."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+
+from gossamer.cores import cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,10 +70,3 @@ class Workers:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from gossamer.cores import cores
 from gossamer.engines.setup import prepare
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, cause
 from gossamer.experiment import Experiment, Simulate
-from gossamer.learning.workers import cores
 from gossamer.results.folder import RunFolder, write_text
 from gossamer.sweep.executors import Processes, Serial, WorkerDied
 from gossamer.sweep.job import Ended, Job, carry_out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from jaxtyping import Float, Int, UInt8
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from torch import Tensor
 
+from gossamer.cores import cores
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.models import ModelName, lenet5, model_factory
@@ -134,6 +134,6 @@ class ImageClassification(TaskSource):
             block -= self.mean
             block /= self.std
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(convert, range(0, count, _BLOCK)))
         return torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64))

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
 
+from gossamer.cores import cores
 from gossamer.engines.processes.supervisor.child import Child
 from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.system.channel import Channel
@@ -23,7 +24,6 @@ from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.worker import main as worker_main
 from gossamer.engines.setup import Setup
 from gossamer.experiment import Processes
-from gossamer.learning.workers import cores
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 

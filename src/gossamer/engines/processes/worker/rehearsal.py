@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from gossamer.cores import cores
 from gossamer.engines.processes.system.memory import available_bytes, for_forks, private_bytes
 from gossamer.engines.setup import Setup
 from gossamer.experiment import Processes
@@ -22,7 +23,6 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
-from gossamer.learning.workers import cores
 from gossamer.messages import Model
 
 log = logging.getLogger("gossamer")
