@@ -92,4 +92,4 @@ def _spread(final: Final) -> str:
     from gossamer.progress import numerals
 
     mean, std = numerals(final.mean, final.std)
-    return f"{mean} ± {std} over {final.count} nodes" if final.count > 1 else mean
+    return f"{mean}, std {std} over {final.count} nodes" if final.count > 1 else mean

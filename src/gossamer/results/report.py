@@ -249,7 +249,7 @@ def _cards(run: Run) -> str:
     shown: list[tuple[str, str, str]] = []
     if main is not None and main in final.metrics:
         value = final.metrics[main]
-        spread = f"± {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
+        spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
         if final.rounds is not None and value.round < final.rounds and run.status != "done":
             spread += f" in round {value.round:.4g}, the last complete evaluation"
         shown.append((f"final {metric_title(main)}", value_text(main, value.mean), spread))
@@ -348,7 +348,7 @@ def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
     best = NOTHING
     if value.best is not None:
         best = f"{value_text(name, value.best.mean)} (round {value.best.round:.4g})"
-    return f"{value_text(name, value.mean)} ± {value_text(name, value.std)}", best
+    return f"{value_text(name, value.mean)}, std {value_text(name, value.std)}", best
 
 
 def _events(run: Run, name: str, several: bool) -> str:
