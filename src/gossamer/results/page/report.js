@@ -228,7 +228,7 @@
           ...(state.x === "bytes" ? { tickformat: "~s", ticksuffix: "B" } : {}),
         },
         yaxis: {
-          type: log ? "log" : "linear", tickformat: metric.share ? ".0~%" : log ? "~g" : "", exponentformat: "power",
+          type: log ? "log" : "linear", tickformat: metric.share ? ".2~%" : log ? "~g" : "", exponentformat: "power",
           ...(log ? { dtick: undefined, nticks: 6 } : {}),
           ...(metric.share ? { rangemode: "nonnegative" } : {}), // a share that is always 0 too
         },
@@ -295,7 +295,7 @@
         colorscale: "Viridis", cmin: low, cmax: high > low ? high : low + 1e-9, reversescale: metric.low,
         colorbar: {
           title: { text: metric.title, side: "right" }, thickness: 12, outlinewidth: 0, len: 0.9,
-          tickformat: metric.share ? ".0~%" : "",
+          tickformat: metric.share ? ".2~%" : "",
         },
       }));
       traces.push(nodes((i) => values[i] === null, { color: css("--panel"), line: { color: css("--soft"), width: 1.5 } }));
