@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from gossamer import Experiment
+from gossamer.engines.recording import NETWORK
 from gossamer.progress import Tally
 
 
@@ -29,3 +34,29 @@ def test_the_rest_takes_in_proportion_once_enough_is_done_to_tell() -> None:
     # The thirty seconds until here were the start-up.
     assert said.left(0.01) == ""
     assert said.left(0.0) == ""
+
+
+def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
+    return {
+        "node": node,
+        "round": round,
+        "moment": moment,
+        "time_s": 2.0,
+        "bytes_sent": 500_000 * round,
+        **values,
+    }
+
+
+@pytest.mark.parametrize(("moment", "rounds"), [("round", [5, 5]), ("tick 3", [7, 5]), ("end", [7, 5])])
+def test_a_line_is_of_all_nodes_at_one_moment_whatever_their_rounds(moment: str, rounds: list[int]) -> None:
+    said = tally({"rounds": 10})
+    assert said.add(row(0, rounds[0], moment, test_accuracy=0.5)) is None
+    assert (
+        said.add(row(1, 5, "tick 4", test_accuracy=0.0)) is None
+    )  # of another one, of which there'll be a line later
+    assert said.add(row(1, rounds[1], moment, test_accuracy=0.7, train_loss=1.0)) is None
+    line = said.add(row(NETWORK, 5, moment, consensus_distance=0.25))
+    assert line is not None
+    assert line.startswith(
+        "round 5  virtual time 2 s  wall time 30.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
+    )

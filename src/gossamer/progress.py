@@ -53,7 +53,9 @@ class Tally:
 
     def add(self, row: Mapping[str, Any]) -> str | None:
         """Take a row; gives a line when it completes an evaluation."""
-        node, moment = row["node"], row["round"]
+        node = row["node"]
+        # At an instant that all have in common, each is in a round of its own.
+        moment = row["round"] if row["moment"] == "round" else row["moment"]
         values = self.values.setdefault(moment, {})
         for name, value in row.items():
             if (name.startswith("test_") or name == "train_loss") and value is not None:
@@ -65,7 +67,7 @@ class Tally:
         self.latest = spread(values)
         distance = row["consensus_distance"]
         return (
-            f"round {moment}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall():.1f} s  {self.latest}"
+            f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall():.1f} s  {self.latest}"
             f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
         )
 
