@@ -21,7 +21,7 @@ from gossamer.registry import Component, register
 
 BYTES_PER_MEGABIT = 125_000
 
-Sharing = Literal["fifo", "fair", "rtt-fair"]
+Sharing = Literal["fifo", "in-turn", "fair", "rtt-fair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,11 @@ class Network(Component):
     Args:
         sharing: how transfers share links. "fifo": a node sends one message at a time, whoever it's for, and receives
             one at a time, first come first served; a link between them limits the rate of a transfer, and isn't
-            shared. "fair": each pair of nodes has one connection, on which messages follow one another; all
-            connections at once share all links max-min fairly. "rtt-fair": the same, in proportion to the inverse of
-            a path's round-trip time, as TCP does and Kollaps assumes.
+            shared. "in-turn": a node sends one message at a time, whoever it's for; what all nodes are sending shares all
+            links max-min fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one
+            connection, on which messages follow one another; all connections at once share all links max-min fairly.
+            "rtt-fair": the same, in proportion to the inverse of a path's round-trip time, as TCP does and Kollaps
+            assumes.
     """
 
     sharing: Sharing = "fifo"

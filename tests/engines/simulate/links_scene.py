@@ -21,7 +21,7 @@ US = 1000
 """Nanoseconds."""
 BYTE = 1000
 """Nanoseconds, at 8 Mbit/s."""
-SHARINGS = ("fifo", "fair", "rtt-fair")
+SHARINGS = ("fifo", "in-turn", "fair", "rtt-fair")
 
 
 def size(payload: Any) -> int:

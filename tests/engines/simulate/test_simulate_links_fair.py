@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from links_scene import BYTE, US, Drawn, Map, Scene, of_size, size, star
+from links_scene import BYTE, SHARINGS, US, Drawn, Map, Scene, of_size, size, star
 
 from gossamer.messages import WINDOW
 from gossamer.network import Path
@@ -105,6 +105,42 @@ def test_without_limits_only_the_latency_is_left() -> None:
     assert [(to, ns) for to, _, ns, _ in scene.play()] == [(1, 100 * MS), (1, 100 * MS), (2, 200 * MS)]
 
 
+def in_turn(nodes: int, mbps: float | list[float]) -> Scene:
+    return Scene(nodes, Drawn(sharing="in-turn", first=star(nodes, mbps)))
+
+
+def test_in_turn_a_node_sends_one_message_after_another() -> None:
+    scene = in_turn(4, 8.0)
+    for to in (2, 1, 2, 3):
+        scene.send(0, to, LENGTH)
+    assert [(to, ns) for to, _, ns, _ in scene.play()] == [
+        (2, 100 * MS),
+        (1, 200 * MS),
+        (2, 300 * MS),
+        (3, 400 * MS),
+    ]
+
+
+def test_in_turn_a_slow_receiver_holds_its_senders_back() -> None:
+    """Node 3 takes 2 Mbit/s: two senders share that, and what they have for node 2 waits behind it."""
+    scene = in_turn(4, [8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 2.0])
+    for source in (0, 1):
+        scene.send(source, 3, LENGTH)
+        scene.send(source, 2, LENGTH)
+    assert times(scene) == {(0, 3): 800 * MS, (1, 3): 800 * MS, (0, 2): 1000 * MS, (1, 2): 1000 * MS}
+
+
+def test_in_turn_what_is_taken_back_gives_way_to_the_next() -> None:
+    scene = in_turn(4, 8.0)
+    first, second = scene.send(0, 1, LENGTH), scene.send(0, 2, LENGTH)
+    scene.send(0, 3, LENGTH)
+    taken: list[bool] = []
+    scene.at(50 * MS, lambda: taken.extend(each.cancel() for each in (second, first)))
+    assert times(scene) == {(0, 3): 150 * MS}
+    assert taken == [True, True]
+    assert scene.links.traffic(0).bytes_sent == 150_000
+
+
 @settings(max_examples=30)
 @example(294)  # whose progress in binary is a little less than it is
 @given(st.integers(0, 450))
@@ -187,7 +223,7 @@ sends = st.lists(
 
 
 @settings(max_examples=25)
-@given(sends, st.sampled_from(["fifo", "fair", "rtt-fair"]))
+@given(sends, st.sampled_from(SHARINGS))
 def test_what_is_sent_arrives_in_order_and_no_link_carries_more_than_it_can(
     sent: Sends, sharing: str
 ) -> None:
@@ -216,7 +252,7 @@ def test_what_is_sent_arrives_in_order_and_no_link_carries_more_than_it_can(
                 assert inside <= rates[rank] * 125_000 * (end - begin) / 1e9 + 1
 
 
-@pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])
+@pytest.mark.parametrize("sharing", SHARINGS)
 def test_unrelated_pairs_and_timers_change_nothing(sharing: str) -> None:
     def arrivals(unrelated: bool) -> list[tuple[int, int, int, int]]:
         scene = Scene(

@@ -1,9 +1,9 @@
 """Links that all transfers share at once, max-min fairly.
 
-Every ordered pair of nodes is a connection, on which messages follow one another; a connection with messages is a
-flow, which begins at the sender's instant: a fluid, whose last bit arrives the latency after it left. Shares change
-when a connection comes to life or is done, when one is cut, and when the network changes: once for all that happens
-at an instant.
+Every ordered pair of nodes is a connection, on which messages follow one another (or every node is one, to whoever its
+message is for: ``in-turn``); a connection with messages is a flow, which begins at the sender's instant: a fluid, whose
+last bit arrives the latency after it left. Shares change when a connection comes to life or is done, when one is cut, and
+when the network changes: once for all that happens at an instant.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ ROUNDING_BYTES = 1e-6
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """The messages from one node to another; the first of them is leaving.
+    """Messages of a node, to another one or to all; the first of them is leaving.
 
     Args:
+        source: the node.
+        key: of the connection among that node's.
+        to: whom the first message is for.
         rest: bytes of it that had not left at ``since_ns``.
         pause: the rest at which something is due: its last window, or 0.
         due_ns: when that will be, at the rate as it is.
     """
 
     source: int = 0
+    key: int = 0
     to: int = 0
     messages: deque[Transfer] = field(default_factory=deque)
     rest: float = 0.0
@@ -68,7 +72,8 @@ class _Connection(Flow):
 
 
 class FairLinks(Links):
-    """All links, shared by all connections at once.
+    """All links, shared by all connections at once: one for each pair of nodes that has messages, or, with ``sharing:
+    in-turn``, one for each node.
 
     Shares are equal with ``sharing: fair``, and weighted by the inverse of the path's round-trip time (twice its latency,
     at least :data:`LEAST_RTT_S`) with ``rtt-fair``.
@@ -77,9 +82,12 @@ class FairLinks(Links):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._by_rtt = self._network.sharing == "rtt-fair"
+        self._in_turn = self._network.sharing == "in-turn"
         self._connections: list[dict[int, _Connection]] = [{} for _ in range(self._nodes)]
         self._shares: MaxMin[_Connection] = MaxMin(self._rates)
-        self._due: list[tuple[int, int, int]] = []  # when something is due on a connection, and its two ends
+        self._due: list[
+            tuple[int, int, int]
+        ] = []  # when something is due on a connection, its source and key
         self._due_at_most = MANY_DUE
         self._next: Event | None = None
         self._next_ns = 0
@@ -87,11 +95,11 @@ class FairLinks(Links):
     # --- connections
 
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        source = message.source
+        source, key = message.source, self._key(to)
         transfer = Transfer(message, to, size, size)
-        connection = self._connections[source].get(to)
+        connection = self._connections[source].get(key)
         if connection is None:
-            connection = self._connections[source][to] = _Connection(source=source, to=to)
+            connection = self._connections[source][key] = _Connection(source=source, key=key)
             connection.messages.append(transfer)
             self._begin(connection)
             self._update_at(self._clock.now_ns)
@@ -99,9 +107,13 @@ class FairLinks(Links):
             connection.messages.append(transfer)
         return transfer
 
+    def _key(self, to: int) -> int:
+        return 0 if self._in_turn else to
+
     def _begin(self, connection: _Connection) -> None:
         """The first message of a connection begins to leave."""
         transfer = connection.messages[0]
+        connection.to = transfer.to
         connection.rest, connection.since_ns = float(transfer.size), self._clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
         path = self._leave(transfer)
@@ -130,7 +142,7 @@ class FairLinks(Links):
             self._begin(connection)
         else:
             connection.due_ns = NEVER_NS
-            del self._connections[connection.source][connection.to]
+            del self._connections[connection.source][connection.key]
             self._shares.remove(connection)
 
     # --- time
@@ -138,7 +150,7 @@ class FairLinks(Links):
     def _predict(self, connection: _Connection) -> None:
         rest = connection.rest - connection.pause
         connection.due_ns = due_ns = connection.since_ns + duration_ns(rest, connection.rate)
-        heapq.heappush(self._due, (due_ns, connection.source, connection.to))
+        heapq.heappush(self._due, (due_ns, connection.source, connection.key))
 
     def _update_at(self, time_ns: int) -> None:
         if self._next is not None:
@@ -159,7 +171,7 @@ class FairLinks(Links):
             self._predict(connection)
         self._next, due = None, self._first_due()
         if len(self._due) > self._due_at_most:  # most were due under rates that aren't any more
-            self._due = sorted((each.due_ns, each.source, each.to) for each in self._all())
+            self._due = sorted((each.due_ns, each.source, each.key) for each in self._all())
             self._due_at_most = MANY_DUE + 4 * len(self._due)
         if due is not None:
             self._update_at(due.due_ns)
@@ -167,8 +179,8 @@ class FairLinks(Links):
     def _first_due(self) -> _Connection | None:
         due = self._due
         while due:
-            due_ns, source, to = due[0]
-            connection = self._connections[source].get(to)
+            due_ns, source, key = due[0]
+            connection = self._connections[source].get(key)
             if connection is not None and connection.due_ns == due_ns:
                 return connection
             heapq.heappop(due)  # it was due under a rate that it doesn't have any more
@@ -199,7 +211,7 @@ class FairLinks(Links):
     def _withdraw(self, transfer: Transfer) -> bool:
         if transfer.end_ns <= self._clock.now_ns:
             return False
-        connection = self._connections[transfer.message.source][transfer.to]
+        connection = self._connections[transfer.message.source][self._key(transfer.to)]
         if connection.messages[0] is not transfer:
             connection.messages.remove(transfer)
             return True

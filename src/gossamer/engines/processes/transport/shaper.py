@@ -207,7 +207,7 @@ def simplified(network: Network, nodes: int, seed: int) -> list[str]:
     """
     texts = []
     conditions = network.conditions(nodes, seed)
-    if network.sharing != "fifo":
+    if network.sharing not in ("fifo", "in-turn"):
         texts.append(
             f"network.sharing: the engine processes comes near to {network.sharing}: a node sends one message at a time,"
             " and its downlink takes what several send it by turns"
