@@ -83,22 +83,119 @@ def test_a_cell_does_not_change_the_next_one(tmp_path: Path) -> None:
     assert [each.experiment.topology.weights is None for each in found.planned] == [False, True]
 
 
-def test_the_grid_overrides_the_cell_and_the_cell_the_command_line(tmp_path: Path) -> None:
-    found = Sweep.of(
-        {
-            "name": "s",
-            "base": TINY,
-            "cells": {"a": {"optimizer.lr": 0.2, "batch_size": 2}},
-            "grid": {"batch_size": [4]},
-        },
-        overrides=["optimizer.lr=0.9", "batch_size=1", "stop.rounds=7"],
-    )
-    [only] = found.planned
-    assert (only.experiment.optimizer.lr, only.experiment.batch_size, only.experiment.stop.rounds) == (
-        0.2,
+def test_the_grid_overrides_the_cell(tmp_path: Path) -> None:
+    cells = {"a": {"optimizer.lr": 0.2, "batch_size": 2, "optimizer": {"name": "sgd", "momentum": 0.5}}}
+    [a] = sweep(tmp_path, cells=cells, grid={"batch_size": [4], "optimizer.lr": [0.3]}).planned
+    assert a.cell.name == "a, batch_size=4, optimizer.lr=0.3"
+    assert (a.experiment.batch_size, a.experiment.optimizer.lr, a.experiment.optimizer.momentum) == (
         4,
-        7,
+        0.3,
+        0.5,
     )
+
+
+def given(*assignments: str, **fields: Any) -> Sweep:
+    """A sweep that is given assignments on the command line."""
+    return Sweep.of({"name": "s", "base": {**TINY, "name": "base"}, **fields}, overrides=assignments)
+
+
+def test_the_command_line_reaches_what_cells_leave_alone() -> None:
+    cells = {"a": {"optimizer.lr": 0.2}, "b": {"topology": {"name": "random-regular", "degree": 3}}}
+    found = given("stop.rounds=7", "optimizer.momentum=0.5", "compute={name: constant}", cells=cells)
+    assert [each.experiment.stop.rounds for each in found.planned] == [7, 7]
+    assert [each.experiment.optimizer.momentum for each in found.planned] == [0.5, 0.5]
+    assert [each.experiment.optimizer.lr for each in found.planned] == [0.2, 0.1]
+    # What is given as a whole may get further parameters, and what is said twice is said by both.
+    found = given(
+        "network=uniform", "batch_size=8", cells={"a": {"network.loss": 0.2}, "b": {"batch_size": 8}}
+    )
+    assert [each.experiment.network.loss for each in found.planned] == [0.2, 0.0]
+
+
+OWN_STEPS = {
+    "plain": {},
+    "swift": {"algorithm": {"name": "swift", "local_steps": 5}},
+    "small": {"algorithm": "swift", "batch_size": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "fields", "said"),
+    [
+        # Beneath what a cell replaces, whether or not the cell gives a value of its own.
+        (
+            "algorithm.local_steps=8",
+            {"cells": OWN_STEPS},
+            "cells swift; small: --set algorithm.local_steps=8: overridden by algorithm; ",
+        ),
+        # Another component starts afresh.
+        (
+            "optimizer.lr=0.5",
+            {"cells": {"a": {"optimizer.name": "adam"}}},
+            "cell a: --set optimizer.lr=0.5: overridden by optimizer.name; ",
+        ),
+        (
+            "batch_size=8",
+            {"cells": OWN_STEPS},
+            "cell small: --set batch_size=8: overridden by batch_size; ",
+        ),
+        # Above what a cell sets.
+        (
+            "optimizer={name: sgd, lr: 0.5}",
+            {"cells": {"a": {"optimizer.lr": 0.2}}},
+            "cell a: --set optimizer={name: sgd, lr: 0.5}: overridden by optimizer.lr; ",
+        ),
+        (
+            "batch_size=8",
+            {"grid": {"batch_size": [4, 16]}},
+            "cells batch_size=4; batch_size=16: --set batch_size=8: overridden by batch_size; ",
+        ),
+        (
+            "topology.degree=3",
+            {"grid": {"topology": {"one": {"name": "random-regular", "degree": 2}}}},
+            "cell topology=one: --set topology.degree=3: overridden by topology; ",
+        ),
+        # A value under a name of its own would be another's.
+        (
+            "batch_size=8",
+            {"grid": {"batch_size": {"small": 4}}},
+            "cell batch_size=small: --set batch_size=8: overridden by batch_size; ",
+        ),
+    ],
+)
+def test_an_assignment_that_cells_would_undo_is_refused(
+    assignment: str, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        given(assignment, **fields)
+    accepted = "accepted: fields that no cell overrides, and those to which the grid gives one value"
+    assert caught.value.problems == (said + accepted,)
+
+
+def test_the_command_line_sets_what_the_grid_gives_to_all_cells(tmp_path: Path) -> None:
+    cells = {"plain": {}, "swift": {"algorithm": "swift", "topology": "complete"}}
+    grid = {"algorithm.local_steps": [128], "batch_size": [4, 8]}
+    full = given(cells=cells, grid=grid)
+    assert [each.experiment.algorithm.local_steps for each in full.planned] == [128] * 4
+    reduced = given("algorithm.local_steps=8", cells=cells, grid=grid)
+    assert [each.experiment.algorithm.local_steps for each in reduced.planned] == [8] * 4
+    assert names(reduced)[2] == "swift, algorithm.local_steps=8, batch_size=4"
+    assert reduced.planned[2].cell.labels["algorithm.local_steps"] == 8
+    assert reduced.planned[2].experiment.algorithm.name_of() == "swift"
+
+
+def test_a_path_of_the_command_line_is_relative_to_the_working_directory_in_the_grid_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    base = {**TINY, "topology": {"name": "edge-list", "path": "one.txt"}}
+    raw = {"name": "s", "base": base, "grid": {"topology.path": ["two.txt"]}}
+    paths = [
+        Sweep.of(raw, tmp_path, overrides).planned[0].experiment.topology.path
+        for overrides in ([], ["topology.path=mine.txt"])
+    ]
+    assert paths == [tmp_path / "two.txt", tmp_path / "here" / "mine.txt"]
 
 
 def test_what_is_different_in_all_cells_comes_before_the_command_line_and_the_cells() -> None:
@@ -292,12 +389,23 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
 
 
 FOLDER = Path(__file__).parents[2] / "experiments"
+SWEEPS = [file for file in sorted(FOLDER.rglob("*.yaml")) if "base" in yaml.safe_load(file.read_text())]
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_sweep_that_comes_along_can_be_read(file: Path) -> None:
+    assert all(isinstance(each.experiment, Experiment) for each in Sweep.load(file).planned)
 
 
 @pytest.mark.parametrize(
     "file",
-    [file for file in sorted(FOLDER.rglob("*.yaml")) if "base" in yaml.safe_load(file.read_text())],
-    ids=lambda path: str(path.relative_to(FOLDER)),
+    [each for each in SWEEPS if each.parent.name == "divshare"],
+    ids=lambda path: path.stem,
 )
-def test_a_sweep_that_comes_along_can_be_read(file: Path) -> None:
-    assert all(isinstance(each.experiment, Experiment) for each in Sweep.load(file).planned)
+def test_one_assignment_gives_divshare_and_its_rivals_another_number_of_steps(file: Path) -> None:
+    """Else a shorter comparison would be one of some steps with others."""
+    steps = [each.experiment.algorithm.local_steps for each in Sweep.load(file).planned]
+    assert len(set(steps)) == 1
+    fewer = Sweep.load(file, ["algorithm.local_steps=3", "compute.seconds_per_step=0.5"]).planned
+    assert [each.experiment.algorithm.local_steps for each in fewer] == [3] * len(steps)
+    assert [each.experiment.compute.seconds_per_step for each in fewer] == [0.5] * len(steps)

@@ -13,7 +13,7 @@ from gossamer.cli.options import INTERRUPTED, Json, Out, Quiet, interruptible, l
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (YAML).")],
-    overrides: Annotated[list[str] | None, overriding("a field of the base")] = None,
+    overrides: Annotated[list[str] | None, overriding("a field of all cells")] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="CELL", help="Run this cell alone. May be repeated.")
     ] = None,

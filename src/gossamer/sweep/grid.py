@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -13,10 +13,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, assign
-from gossamer.registry import FromFolder
+from gossamer.registry import FromCommandLine, FromFolder
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that a cell leaves to the sweep, and why."""
+_SETTABLE = "accepted: fields that no cell overrides, and those to which the grid gives one value"
 
 
 def _text_keys(value: Any) -> Any:
@@ -48,7 +49,8 @@ class SweepFile(BaseModel):
         seeds: a list, or how many: 1, 2, ...; null is the base's seed alone.
         cells: named overrides. ``field: value`` replaces a field wholly, ``field.parameter: value`` sets one
             parameter of it.
-        grid: for each field or parameter the values it takes, as a list, or under names of their own.
+        grid: for each field or parameter the values it takes, as a list, or under names of their own; they override
+            what cells say, so that a single value is that of all cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -84,19 +86,31 @@ class Cell:
     labels: Mapping[str, Any]
     overrides: tuple[tuple[str, Any], ...]
 
-    def apply(self, raw: dict[str, Any], folder: Path | None) -> None:
+    def apply(self, raw: dict[str, Any], folder: Path | None, given: Sequence[str] = ()) -> None:
         """Override what an experiment file says.
 
         Args:
             raw: the file's mapping; changed in place.
             folder: what relative paths in the overrides are relative to.
+            given: assignments of the command line that have been carried out on it; none may be undone.
 
         Raises:
-            BadInput: for an override that can't be carried out.
+            BadInput: for an override that can't be carried out, and for an assignment that is not kept.
         """
+        said = {each: deepcopy(value_at(raw, each.partition("=")[0])) for each in given}
+        undone: dict[str, str] = {}
         for path, value in self.overrides:
             placed = deepcopy(value) if folder is None else _placed(value, folder)
             assign(raw, path, placed, "override", Experiment)
+            for each, before in said.items():
+                if _kept(before, value_at(raw, each.partition("=")[0])):
+                    undone.pop(each, None)
+                else:
+                    undone.setdefault(each, path)
+        if undone:
+            raise BadInput(
+                *(f"--set {each}: overridden by {path}; {_SETTABLE}" for each, path in undone.items())
+            )
 
 
 def common(file: SweepFile) -> Cell:
@@ -133,6 +147,24 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
     return found
 
 
+def set_axes(file: SweepFile, base: Mapping[str, Any], given: Sequence[str]) -> SweepFile:
+    """Let the command line set fields to which the grid gives one value: all cells have it, whatever else they override.
+
+    Args:
+        file: the sweep.
+        base: what all cells have in common, on which the assignments have been carried out.
+        given: the assignments, ``"a.b=value"``.
+    """
+    paths = {each.partition("=")[0] for each in given}
+    axes = {
+        key: [value_at(base, key)]
+        if key in paths and isinstance(values, list) and len(values) == 1
+        else values
+        for key, values in (file.grid or {}).items()
+    }
+    return file.model_copy(update={"grid": axes or None})
+
+
 def check_not_own(where: str, keys: Iterable[str]) -> None:
     """Refuse fields that a cell leaves to the sweep.
 
@@ -141,6 +173,25 @@ def check_not_own(where: str, keys: Iterable[str]) -> None:
     """
     for key in set(OWN) & set(keys):
         raise BadInput(f"{where}: got {key!r}; accepted: other fields ({OWN[key]})")
+
+
+def value_at(raw: Mapping[str, Any], path: str) -> Any:
+    """What a file's mapping says of ``"a"`` or ``"a.b"``; None where it says nothing."""
+    found: Any = raw
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _kept(before: Any, after: Any) -> bool:
+    """Whether all that was said is still there; more may have come to it."""
+    if isinstance(before, Mapping):
+        there = after if isinstance(after, Mapping) else {}
+        return all(name in there and _kept(value, there[name]) for name, value in before.items())
+    if isinstance(before, str) and isinstance(after, Mapping):
+        after = after.get("name")  # of a bare name a mapping is made where it is given parameters
+    # Text of equal letters may be another path: what it's relative to is a matter of its type.
+    return type(before) is type(after) and bool(before == after)
 
 
 def _in_order(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -187,6 +238,8 @@ def _full(value: Any) -> Any:
 
 def _placed(value: Any, folder: Path) -> Any:
     """Text that is a relative path is so to the sweep's file, whichever file the base came from."""
+    if isinstance(value, FromCommandLine):
+        return value
     if isinstance(value, str):
         placed = FromFolder(value)
         placed.folder = folder

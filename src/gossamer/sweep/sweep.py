@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.experiment import Experiment, assign_all
 from gossamer.mappings import read_mapping
-from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common
+from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
 from gossamer.validation import bad_input
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Sweep:
 
         Args:
             path: a YAML file (docs/sweeps.md); relative paths in it are relative to it.
-            overrides: assignments like ``"stop.rounds=50"`` for the base of all cells.
+            overrides: assignments like ``"stop.rounds=50"`` for all cells.
             out: the folder of all runs.
 
         Raises:
@@ -102,11 +102,12 @@ class Sweep:
             path = base if folder is None else folder / base
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
         common(file).apply(base, folder)
-        overrides = list(overrides)
-        check_not_own("--set", (override.partition("=")[0] for override in overrides))
-        assign_all(base, overrides, Experiment)
-        cells = cells_of(file, str(base.get("name", file.name)))
-        return cls(file.name, Path(out) / file.name, tuple(_planned(base, home, cells, folder, file.seeds)))
+        given = list(overrides)
+        check_not_own("--set", (override.partition("=")[0] for override in given))
+        assign_all(base, given, Experiment)
+        cells = cells_of(set_axes(file, base, given), str(base.get("name", file.name)))
+        planned = _planned(base, home, cells, folder, file.seeds, given)
+        return cls(file.name, Path(out) / file.name, tuple(planned))
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -176,6 +177,7 @@ def _planned(
     cells: Sequence[Cell],
     folder: Path | None,
     seeds: Sequence[int] | None,
+    given: Sequence[str],
 ) -> list[Planned]:
     found: list[Planned] = []
     problems: dict[str, list[str]] = {}
@@ -183,7 +185,7 @@ def _planned(
     for cell in cells:
         raw, slug = deepcopy(base), _slug(cell.name)
         try:
-            cell.apply(raw, folder)
+            cell.apply(raw, folder, given)
             first = Experiment.of({**raw, "name": slug}, home)
         except BadInput as error:
             for problem in error.problems:
