@@ -10,7 +10,7 @@ from synthetic_run import timed
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import Group, find_group, group_curve, groups, several
+from gossamer.results.groups import Group, group_curve, groups, several
 from gossamer.results.run import Run
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]
@@ -96,30 +96,23 @@ def test_a_field_can_say_what_belongs_together(tmp_path: Path) -> None:
 
 def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
     runs = [
-        Run(run(tmp_path, seed, batch_size=size).path, cell)
+        Run(run(tmp_path, seed, batch_size=size).path, cell, {"batch_size": size})
         for size, cell in ((8, "small"), (16, "large"))
         for seed in (1, 2)
     ]
     assert [(group.label, len(group.runs)) for group in groups(runs)] == [("small", 2), ("large", 2)]
+    assert [group.labels for group in groups(runs)] == [{"batch_size": 8}, {"batch_size": 16}]
     other = Run(run(tmp_path, 1, batch_size=32).path, "small")  # of another sweep
     assert [group.label for group in groups([*runs, other])] == [
         "batch_size 8",
         "batch_size 16",
         "batch_size 32",
     ]
-    assert [group.label for group in groups(runs, ["batch_size"])] == ["batch_size 8", "batch_size 16"]
-
-
-def test_a_group_is_found_by_its_label_or_a_part_that_only_it_has() -> None:
-    among = [Group(label, ()) for label in ("d-psgd", "d-psgd, local_steps 5", "divshare", "the swift one")]
-    assert find_group("d-psgd", among) is among[0]
-    assert find_group("div", among) is among[2]
-    assert find_group("swift", among) is among[3]
-    for name in ("d-p", "ad-psgd", "e"):
-        with pytest.raises(
-            BadInput, match=rf"--baseline {name}: .*accepted: d-psgd; d-psgd, local_steps 5; "
-        ):
-            find_group(name, among)
+    by_field = groups(runs, ["batch_size"])
+    assert [(group.label, group.labels) for group in by_field] == [
+        ("batch_size 8", {}),
+        ("batch_size 16", {}),
+    ]
 
 
 def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -> None:

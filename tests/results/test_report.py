@@ -13,6 +13,7 @@ import pytest
 from synthetic_run import synthetic, timed
 
 from gossamer.errors import BadInput
+from gossamer.results.baseline import find_baseline
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import groups
 from gossamer.results.page_data import MOST_NODE_POINTS, page_data
@@ -315,7 +316,7 @@ def compared(out: Path) -> list[Run]:
 def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     runs = compared(tmp_path)
     both = groups(runs)
-    rows = time_to(both, [Level("test_accuracy", 0.5)], both[1])
+    rows = time_to(both, [Level("test_accuracy", 0.5)], find_baseline("batch_size 16", both))
     page = render(runs, both, rows, both[1].label)
     [table] = re.findall(r'<table class="times">(.*?)</table>', page)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]

@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import timed
 
 from gossamer.errors import BadInput
+from gossamer.results.baseline import find_baseline
 from gossamer.results.groups import Group
 from gossamer.results.time_to import Level, Speed, TimeTo, parse_levels, time_to, time_to_frame
 from gossamer.results.time_to_text import level_text, note, tables
@@ -58,7 +59,8 @@ def test_seeds_have_a_mean_and_an_interval_worked_by_hand(tmp_path: Path) -> Non
 def test_a_run_that_was_repeated_counts_once(tmp_path: Path) -> None:
     runs = tuple(rising(tmp_path, *[0.1] * at, 0.6, seed=seed) for seed, at in ((1, 9), (1, 1), (2, 3)))
     base = Group("base", (rising(tmp_path, 0.1, 0.1, 0.6), rising(tmp_path, *[0.1] * 3, 0.6, seed=2)))
-    row, _ = time_to([Group("a", runs), base], [HALF], base)
+    groups = [Group("a", runs), base]
+    row, _ = time_to(groups, [HALF], find_baseline("base", groups))
     assert (row.runs, row.reached) == (2, 2)
     assert row.time_s is not None
     assert (row.time_s.mean, row.time_s.count) == (2.0, 2)  # 1 s and 3 s
@@ -127,17 +129,50 @@ def test_the_baseline_is_compared_by_means_and_seed_by_seed(tmp_path: Path) -> N
     never = Group("never", (rising(tmp_path, 0.1, 0.2), rising(tmp_path, 0.1, 0.6, seed=2)))
     at_once = Group("at once", (rising(tmp_path, 0.6), rising(tmp_path, 0.6, seed=2)))
     groups = [base, fast, others, never, at_once]
-    speeds = [row.speed for row in time_to(groups, [HALF], base)]
+    speeds = [row.speed for row in time_to(groups, [HALF], find_baseline("base", groups))]
     # (4 + 6) / (1 + 3), from 6 / 3 to 4 / 1; other seeds can't be paired.
     assert speeds == [Speed(1.0, 1.0, 1.0), Speed(2.5, 2.0, 4.0), Speed(2.0), None, None]
-    assert [row.speed for row in time_to(groups, [HALF], never)] == [None] * 5
+    assert [row.speed for row in time_to(groups, [HALF], find_baseline("never", groups))] == [None] * 5
     assert [row.speed for row in time_to(groups, [HALF])] == [None] * 5
+
+
+def test_every_group_is_compared_with_the_baseline_of_its_own_grid_point(tmp_path: Path) -> None:
+    def group(cell: str, stragglers: int, *there_at: int) -> Group:
+        runs = [rising(tmp_path, *[0.1] * at, 0.6, seed=seed) for seed, at in enumerate(there_at)]
+        labels = {"cell": cell, "network.count": stragglers}
+        return Group(f"{cell}, network.count={stragglers}", tuple(runs), labels)
+
+    groups = [
+        group("divshare", 0, 2, 4),
+        group("divshare", 30, 4, 8),
+        group("ad-psgd", 0, 3, 6),
+        group("ad-psgd", 30, 12, 24),
+        group("divshare", 7, 3, 3),
+    ]
+    baseline = find_baseline("ad-psgd", groups)
+    rows = time_to(groups, [HALF], baseline)
+    # 4.5 s / 3 s, and 18 s / 6 s; nobody has run the baseline with 7 stragglers.
+    itself = Speed(1.0, 1.0, 1.0)
+    assert [row.speed for row in rows] == [Speed(1.5, 1.5, 1.5), Speed(3.0, 3.0, 3.0), itself, itself, None]
+    without, with_30 = "ad-psgd, network.count=0", "ad-psgd, network.count=30"
+    assert [row.baseline for row in rows] == [without, with_30, without, with_30, None]
+    assert time_to_frame(rows)["baseline"].to_list() == [row.baseline for row in rows]
+    [(title, _, lines)] = tables(rows, baseline.title)
+    assert title == "test accuracy ≥ 50 %, against ad-psgd at the same network.count"
+    assert [line[3] for line in lines] == ["1.5 (1.5 to 1.5)", "3 (3 to 3)", "1", "1", "–"]
+
+    # A whole label is that of all; 4.5 s / (3, 6, 4.5, 18, 3) s.
+    against_one = time_to(groups, [HALF], find_baseline(without, groups))
+    assert [row.speed and row.speed.ratio for row in against_one] == [1.5, 0.75, 1.0, 0.25, 1.5]
+    # What stragglers cost each algorithm: 6 s and 18 s without, by 3 s and 4.5 s.
+    by_count = time_to(groups, [HALF], find_baseline("network.count=0", groups))
+    assert [row.speed and row.speed.ratio for row in by_count] == [1.0, 0.5, 1.0, 0.25, 1.0]
 
 
 def test_several_levels_and_the_table_of_them(tmp_path: Path) -> None:
     runs = tuple(rising(tmp_path, 0.1, 0.5, 0.9, seed=seed) for seed in (1, 2))
     groups = [Group("a", runs), Group("b", (rising(tmp_path, 0.1, 0.5),))]
-    rows = time_to(groups, parse_levels(["test_accuracy=0.5,0.9"]), groups[0])
+    rows = time_to(groups, parse_levels(["test_accuracy=0.5,0.9"]), find_baseline("a", groups))
     table = time_to_frame(rows)
     assert table.select("group", "level", "runs", "reached").rows() == [
         ("a", 0.5, 2, 2),

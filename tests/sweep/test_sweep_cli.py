@@ -54,6 +54,24 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert (code, out, err) == (0, "", "")
 
 
+def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "grid": {"batch_size": [2, 4]}}))
+    assert cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet")[0] == 0
+    asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
+    code, out, err = cli(*asked, "slow", "--json")
+    assert (code, err) == (0, "")
+    assert [(row["group"], row["baseline"]) for row in json.loads(out)["table"]] == [
+        ("slow, batch_size=2", "slow, batch_size=2"),
+        ("slow, batch_size=4", "slow, batch_size=4"),
+        ("fast, batch_size=2", "slow, batch_size=2"),
+        ("fast, batch_size=4", "slow, batch_size=4"),
+    ]
+    assert ", against slow at the same batch_size" in cli(*asked, "slow")[1]
+    code, _, err = cli(*asked, "slo")
+    assert code == 2
+    assert err.startswith("error: --baseline slo: 2 groups are called that; accepted: slow, batch_size=2; ")
+
+
 def test_json_is_one_object(cli: Cli) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "fast", "--json")
     assert (code, err) == (0, "")

@@ -12,7 +12,6 @@ from gossamer.cli.options import Json, Quiet, log_errors_only
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.results.groups import Group
     from gossamer.results.time_to import TimeTo
 
 
@@ -39,7 +38,12 @@ def report(
         ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The group that others are compared with (--time-to).")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The group that others are compared with (--time-to); an entry of a sweep's cells stands for its group"
+            " at each point of the grid.",
+        ),
     ] = None,
     group_by: Annotated[
         list[str] | None,
@@ -68,8 +72,9 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
+    from gossamer.results.baseline import find_baseline
     from gossamer.results.frames import finite
-    from gossamer.results.groups import find_group, groups
+    from gossamer.results.groups import groups
     from gossamer.results.report import write_report, write_time_to
     from gossamer.results.run import load_runs
     from gossamer.results.time_to import parse_levels, time_to_frame
@@ -82,7 +87,7 @@ def report(
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     grouped = groups(loaded, group_by or ())
     loaded = [run for group in grouped for run in group.runs]
-    against = None if baseline is None else find_group(baseline, grouped)
+    against = None if baseline is None else find_baseline(baseline, grouped)
     rows = compare(grouped, levels, against)
     within = choose(loaded, window, nodes)
     # A page of several runs is none of theirs, nor is one of a part: it must not take the place of one.
@@ -98,7 +103,7 @@ def report(
         csv=csv,
         groups=grouped,
         time_to=rows,
-        baseline=None if against is None else against.label,
+        baseline=None if against is None else against.title,
         within=within,
     )
     table = write_time_to(rows, page) if rows else None
@@ -110,20 +115,20 @@ def report(
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
         if rows:
-            _print_time_to(rows, against)
+            _print_time_to(rows, None if against is None else against.title)
         for path in written.values():
             if path is not None:
                 typer.echo(path)
 
 
-def _print_time_to(rows: list[TimeTo], baseline: Group | None) -> None:
+def _print_time_to(rows: list[TimeTo], baseline: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from gossamer.results.time_to_text import note, tables
 
-    console, name = Console(markup=False, highlight=False), None if baseline is None else baseline.label
-    for title, head, lines in tables(rows, name):
+    console = Console(markup=False, highlight=False)
+    for title, head, lines in tables(rows, baseline):
         table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
         for column, heading in enumerate(head):
             table.add_column(heading, overflow="fold", justify="right" if column else "left")
@@ -131,4 +136,4 @@ def _print_time_to(rows: list[TimeTo], baseline: Group | None) -> None:
             table.add_row(*line)
         console.print(table)
         console.print()
-    console.print(note(name))
+    console.print(note(baseline))

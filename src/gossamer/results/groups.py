@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -34,10 +34,12 @@ class Group:
     Args:
         label: what sets it apart from the other groups.
         runs: by seed, with all that were repeated.
+        labels: of a cell of a sweep, its name in parts.
     """
 
     label: str
     runs: tuple[Run, ...]
+    labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def samples(self) -> tuple[Run, ...]:
@@ -70,10 +72,10 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     """
     settings = [flat(run.experiment) for run in runs]
     known = list(dict.fromkeys(key for setting in settings for key in setting))
-    for field in by:
-        if not any(_within(key, [field]) for key in known):
+    for name in by:
+        if not any(_within(key, [name]) for key in known):
             raise BadInput(
-                f"--group-by {field}: no run has it{suggest(field, known)}; accepted: {listed(known)}"
+                f"--group-by {name}: no run has it{suggest(name, known)}; accepted: {listed(known)}"
             )
     kept = [{key: value for key, value in setting.items() if _chosen(key, by)} for setting in settings]
     cells: dict[tuple[str | None, str], list[int]] = {}
@@ -85,7 +87,11 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         firsts = [kept[indices[0]] for indices in cells.values()]
         names = _apart(firsts) if len(firsts) > 1 else [_shared_name(runs)]
     return [
-        Group(name, tuple(sorted((runs[index] for index in indices), key=_seed)))
+        Group(
+            name,
+            tuple(sorted((runs[index] for index in indices), key=_seed)),
+            {} if by else runs[indices[0]].labels,
+        )
         for name, indices in zip(names, cells.values(), strict=True)
     ]
 
@@ -94,25 +100,6 @@ def several(among: Sequence[Group]) -> bool:
     """Whether there are several groups, and some have several samples: then a curve of each group says more than one of
     each run."""
     return len(among) > 1 and any(len(group.samples) > 1 for group in among)
-
-
-def find_group(name: str, among: Sequence[Group]) -> Group:
-    """The group of a label, or the only one whose label begins with it, or has it in it.
-
-    Raises:
-        BadInput: if there is none, or more than one.
-    """
-    labels = [group.label for group in among]
-    for fits in (str.__eq__, str.startswith, str.__contains__):
-        found = [group for group in among if fits(group.label, name)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            break
-    raise BadInput(
-        f"--baseline {name}: {len(found)} groups are called that{suggest(name, labels)}; accepted: "
-        + "; ".join(labels)
-    )
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:

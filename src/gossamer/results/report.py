@@ -52,7 +52,7 @@ def write_report(
             ``X-metrics.csv`` beside.
         groups: which runs belong together; None puts those together that differ in their seed alone.
         time_to: how long the groups take to some levels.
-        baseline: label of the group that they are compared with there.
+        baseline: what that is called with which they are compared there.
         within: the part of the run's timeline that is shown; None is all of it.
 
     Returns:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ class Run:
     Args:
         path: the folder ``<out>/<name>/<id>``.
         cell: its cell in a sweep, if it was read as a part of one.
+        labels: the cell's name in parts.
     """
 
     path: Path
     cell: str | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def experiment_text(self) -> str:
@@ -266,7 +268,10 @@ def _swept(folder: Path) -> list[Run]:
     try:
         entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
         done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
-        runs = [Run(folder / entry["folder"], str(entry["cell"])) for entry in done]
+        runs = [
+            Run(folder / entry["folder"], str(entry["cell"]), dict(entry.get("labels") or {}))
+            for entry in done
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
             f"{folder / 'sweep.json'}: {error!r}; accepted: what gossamer sweep has written"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.results.baseline import Baseline
 from gossamer.results.confidence import Interval, confidence
 from gossamer.results.frames import complete, final, lower_is_better, metric_names, summary
 from gossamer.results.groups import Group
@@ -60,6 +61,7 @@ class TimeTo:
         time_s: until then, over the runs; None unless all reached it.
         bytes: sent by all nodes until then; None unless all reached it.
         not_before_s: for so long every run that did not reach it went on; None if all did.
+        baseline: label of the group that it is compared with, its own where it is the baseline; None without one.
         speed: compared with the baseline; None without one, and unless all runs of both reached the level.
         final: the metric at the last complete evaluation, over the runs that have it.
     """
@@ -71,6 +73,7 @@ class TimeTo:
     time_s: Interval | None
     bytes: Interval | None
     not_before_s: float | None
+    baseline: str | None
     speed: Speed | None
     final: Interval | None
 
@@ -94,8 +97,15 @@ def parse_levels(texts: Iterable[str]) -> list[Level]:
     return levels
 
 
-def time_to(groups: Sequence[Group], levels: Sequence[Level], baseline: Group | None = None) -> list[TimeTo]:
+def time_to(
+    groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
+) -> list[TimeTo]:
     """How long every group takes to every level: the groups of the first level, then of the second, ...
+
+    Args:
+        groups: of runs.
+        levels: of metrics.
+        baseline: what the groups are compared with, among themselves.
 
     Raises:
         BadInput: for a metric that no run has recorded.
@@ -111,12 +121,15 @@ def time_to(groups: Sequence[Group], levels: Sequence[Level], baseline: Group | 
     for level in levels:
         reached = {group.label: [_reached(run, level) for run in group.samples] for group in groups}
         for group in groups:
-            speed = None if baseline is None else _speed(group, baseline, reached)
-            rows.append(_row(group, level, reached[group.label], speed))
+            other = None if baseline is None else baseline.groups.get(group.label)
+            speed = None if other is None else _speed(group, other, reached)
+            rows.append(_row(group, level, reached[group.label], other, speed))
     return rows
 
 
-def _row(group: Group, level: Level, reached: Sequence[_Reached], speed: Speed | None) -> TimeTo:
+def _row(
+    group: Group, level: Level, reached: Sequence[_Reached], baseline: Group | None, speed: Speed | None
+) -> TimeTo:
     times = [each.time_s for each in reached if each.time_s is not None]
     sent = [each.bytes for each in reached if each.bytes is not None]
     all_there = len(times) == len(reached)
@@ -129,6 +142,7 @@ def _row(group: Group, level: Level, reached: Sequence[_Reached], speed: Speed |
         time_s=confidence(times) if all_there else None,
         bytes=confidence(sent) if all_there and len(sent) == len(times) else None,
         not_before_s=None if all_there else min(each.last_s for each in reached if each.time_s is None),
+        baseline=None if baseline is None else baseline.label,
         speed=speed,
         final=confidence(each.mean for each in finals if each is not None),
     )
@@ -143,13 +157,14 @@ def time_to_frame(rows: Sequence[TimeTo]) -> pl.DataFrame:
         "runs": pl.Int64,
         "reached": pl.Int64,
         **dict.fromkeys(("time_s", "time_s_half", "bytes", "bytes_half", "not_before_s"), pl.Float64),
+        "baseline": pl.String,
         **dict.fromkeys(("speed", "speed_low", "speed_high", "final", "final_half"), pl.Float64),
     }
     return pl.DataFrame(
         [
             (
                 *(row.group, row.level.metric, row.level.value, row.runs, row.reached),
-                *(*_ends(row.time_s), *_ends(row.bytes), row.not_before_s),
+                *(*_ends(row.time_s), *_ends(row.bytes), row.not_before_s, row.baseline),
                 *((None,) * 3 if row.speed is None else (row.speed.ratio, row.speed.low, row.speed.high)),
                 *_ends(row.final),
             )

@@ -31,14 +31,14 @@ def note(baseline: str | None) -> str:
 
 
 def tables(rows: Sequence[TimeTo], baseline: str | None = None) -> list[Table]:
-    """One table a level; ``baseline`` is the label of the group that the others are compared with."""
+    """One table a level; ``baseline`` is what that is called with which groups are compared."""
     found = []
     for level, each in groupby(rows, key=lambda row: row.level):
         title, head = level_text(level), ["", "reached", "time / s", "sent", "at the end"]
         if baseline is not None:
             title += f", against {baseline}"
             head.insert(3, "times as fast")
-        found.append((title, head, [_row(row, baseline) for row in each]))
+        found.append((title, head, [_row(row, baseline is not None) for row in each]))
     return found
 
 
@@ -48,13 +48,13 @@ def level_text(level: Level) -> str:
     return f"{metric_title(level.metric)} {'≤' if lower_is_better(level.metric) else '≥'} {value}"
 
 
-def _row(row: TimeTo, baseline: str | None) -> list[str]:
+def _row(row: TimeTo, compared: bool) -> list[str]:
     time = f"> {row.not_before_s or 0:.4g}" if row.time_s is None else str(row.time_s)
     share = is_share(row.level.metric)
     end = _interval(row.final, *(("%", 0.01, 1) if share else ("", 1.0, None)))
     cells = [row.group, f"{row.reached}/{row.runs}", time, _sent(row.bytes), end]
-    if baseline is not None:
-        cells.insert(3, _speed(row.speed) if row.group != baseline else "1" if row.speed else NOTHING)
+    if compared:
+        cells.insert(3, "1" if row.speed and row.group == row.baseline else _speed(row.speed))
     return cells
 
 
