@@ -52,6 +52,9 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert out.splitlines()[0] == head
     code, out, err = cli("sweep", "sweep.yaml", "--quiet")
     assert (code, out, err) == (0, "", "")
+    said = json.loads(cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "slow", "--again", "--json")[1])
+    assert (said["total"], said["done"]) == (2, 2)
+    assert len(list(tmp_path.glob("runs/tiny/*/*/status.json"))) == 6
 
 
 def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cli, tmp_path: Path) -> None:

@@ -176,6 +176,43 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
     assert statuses(found) == ["done"] * 3
 
 
+def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: Path) -> None:
+    """For what no hash sees: here an algorithm that does otherwise than before."""
+    bad = tmp_path / "bad"
+    cells = {
+        "changed": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}},
+        "other": {"batch_size": 4},
+    }
+    found = sweep(tmp_path, cells=cells)
+    run_sweep(found, jobs=1)
+    older = [states(found)[each.run].folder for each in found.planned]
+    assert run_sweep(found, jobs=1, again=True, only=["changed"]).counts == Counts(1, done=1)
+    newer = [states(found)[each.run].folder for each in found.planned]
+    assert newer[0] != older[0]
+    assert newer[1] == older[1]
+    assert load_run(str(older[0])).status == "done"  # its record stays
+    assert [found.folder / entry["folder"] for entry in written(found)] == newer
+    assert [found.folder / run for run in found.results()["run"]] == newer
+
+    bad.touch()
+    outcome = run_sweep(found, jobs=1, again=True)
+    assert outcome.counts == Counts(2, done=1, failed=1)
+    assert [each.cell.name for each, _ in outcome.failed] == ["changed"]
+    assert statuses(found) == ["done", "done"]  # as it was before that
+    assert states(found)[found.planned[0].run].folder == newer[0]
+
+
+def test_a_failure_is_not_begun_again_with_what_is_done(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.touch()
+    cells = {"good": {}, "bad": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}}}
+    found = sweep(tmp_path, cells=cells)
+    run_sweep(found, jobs=1)
+    assert run_sweep(found, jobs=1, again=True).counts == Counts(2, skipped=1, done=1)
+    bad.unlink()
+    assert run_sweep(found, jobs=1, again=True, retry_failed=True).counts == Counts(2, done=2)
+
+
 def test_a_failure_before_there_is_a_folder_is_remembered_too(tmp_path: Path) -> None:
     """With an executor of the caller, data is looked for where the run is done."""
     missing = {"topology": {"name": "edge-list", "path": str(tmp_path / "graph.txt")}}

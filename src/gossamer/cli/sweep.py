@@ -21,6 +21,10 @@ def sweep(
         int | None, typer.Option(min=1, help="Runs at a time; default: as many as the cores carry.")
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Begin failed runs again.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Begin done runs again; the newest counts, and the older ones stay."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells, and run nothing.")] = False,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -40,7 +44,9 @@ def sweep(
     from gossamer.sweep.execute import run_sweep
 
     with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
-        outcome = run_sweep(loaded, jobs=jobs, only=only or (), retry_failed=retry_failed, observer=watcher)
+        outcome = run_sweep(
+            loaded, jobs=jobs, only=only or (), retry_failed=retry_failed, again=again, observer=watcher
+        )
     if as_json:
         typer.echo(json.dumps(as_data(loaded, outcome)))
     elif not quiet:

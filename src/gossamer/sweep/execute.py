@@ -87,6 +87,7 @@ def run_sweep(
     jobs: int | None = None,
     only: Sequence[str] = (),
     retry_failed: bool = False,
+    again: bool = False,
     observer: SweepObserver | None = None,
     command: Sequence[str] | None = None,
 ) -> SweepOutcome:
@@ -105,6 +106,7 @@ def run_sweep(
             engine is ``processes``, whose time is real, or a GPU computes).
         only: names of the cells to run; empty is all.
         retry_failed: whether runs that failed are begun again.
+        again: whether runs that are done are begun again; what they recorded stays, and the newest that is done counts.
         observer: told of progress.
         command: the command line to put on record; None is this process's.
 
@@ -117,8 +119,8 @@ def run_sweep(
         chosen.setdefault(each.run, each)
 
     def left(at: Mapping[str, State]) -> list[Planned]:
-        ended = ("done",) if retry_failed else ("done", "failed")
-        return [each for run, each in chosen.items() if at[run].status not in ended]
+        kept = {"done": not again, "failed": not retry_failed}
+        return [each for run, each in chosen.items() if not kept.get(at[run].status, False)]
 
     if executor is None:
         _check(left(states(sweep)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -19,6 +17,7 @@ from gossamer.errors import BadInput, listed, suggest
 from gossamer.experiment import Experiment, assign_all
 from gossamer.mappings import read_mapping
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
+from gossamer.sweep.key import Keys
 from gossamer.validation import bad_input
 
 if TYPE_CHECKING:
@@ -182,6 +181,7 @@ def _planned(
     found: list[Planned] = []
     problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
+    keys = Keys()
     for cell in cells:
         raw, slug = deepcopy(base), _slug(cell.name)
         try:
@@ -193,7 +193,7 @@ def _planned(
             continue
         for seed in [first.seed] if seeds is None else seeds:
             experiment = first.model_copy(update={"seed": seed})
-            key = _key(experiment)
+            key = keys.of(experiment)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run))
     if problems:
@@ -211,12 +211,3 @@ def _named(cells: Sequence[str]) -> str:
 def _slug(name: str) -> str:
     """A cell's name as that of an experiment."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:100]
-
-
-def _key(experiment: Experiment) -> str:
-    """The same for experiments of the same results: what they are called and how many threads compute changes
-    none."""
-    said = experiment.model_dump(
-        mode="json", exclude={"name": True, "checkpoint": True, "engine": {"workers"}}
-    )
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

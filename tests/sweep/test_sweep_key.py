@@ -1,0 +1,84 @@
+"""What makes another run of an experiment: its fields, and the bytes of the files that it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeps import sweep
+
+from gossamer import run_sweep
+from gossamer.sweep.execute import Counts
+from gossamer.sweep.executors import Serial
+
+RING = "0 1\n1 2\n2 3\n3 0\n"
+WEIGHTS = "0.5 0.25 0 0.25\n0.25 0.5 0.25 0\n0 0.25 0.5 0.25\n0.25 0 0.25 0.5\n"
+
+
+def edge_list(path: Path, **more: Any) -> dict[str, Any]:
+    return {"topology": {"name": "edge-list", "path": str(path), **more}}
+
+
+def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.txt"
+    cells = {"file": edge_list(graph), "none": {"topology": "ring"}}
+    graph.write_text(RING)
+    assert run_sweep(sweep(tmp_path, cells=cells), Serial()).counts == Counts(2, done=2)
+    graph.write_text(RING + "0 2\n")
+    edited = sweep(tmp_path, cells=cells)
+    assert run_sweep(edited, Serial()).counts == Counts(2, skipped=1, done=1)
+    messages = edited.results().filter(cell="file")["bytes_sent"].to_list()
+    graph.write_text(RING)
+    restored = sweep(tmp_path, cells=cells)
+    assert run_sweep(restored, Serial()).counts == Counts(2, skipped=2)
+    assert restored.results().filter(cell="file")["bytes_sent"].to_list() < messages
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        ({"topology": {"name": "edge-list", "path": "ring.txt"}}, "ring.txt"),
+        ({"topology": {"name": "ring", "weights": {"name": "given", "path": "weights.txt"}}}, "weights.txt"),
+        ({"network": {"name": "matrix", "latency_ms": "weights.txt"}}, "weights.txt"),
+        (
+            {
+                "network": {
+                    "name": "varying",
+                    "base": {"name": "matrix", "latency_ms": "weights.txt"},
+                    "rate_changes": [{"at_s": 1, "factor": 0.5}],
+                }
+            },
+            "weights.txt",
+        ),
+        ({"faults": [{"name": "churn", "path": "churn.csv"}]}, "churn.csv"),
+    ],
+)
+def test_each_file_counts_wherever_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ring.txt").write_text(RING)
+    Path("weights.txt").write_text(WEIGHTS)
+    Path("churn.csv").write_text("time_s,node,event\n0.5,1,leave\n")
+
+    def runs() -> list[str]:
+        return [each.run for each in sweep(tmp_path, base=base, seeds=2).planned]
+
+    first = runs()
+    assert runs() == first
+    assert len(set(first)) == 2
+    with Path(name).open("a") as file:
+        file.write("\n")
+    assert not set(runs()) & set(first)
+    Path(name).unlink()  # that it is missing, a run will say
+    missing = runs()
+    assert not set(missing) & set(first)
+
+
+def test_what_is_in_the_data_root_is_taken_for_what_it_is_called(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_text("one")
+    before = sweep(tmp_path, base={"data_root": str(data)}).planned[0].run
+    data.write_text("another")
+    assert sweep(tmp_path, base={"data_root": str(data)}).planned[0].run == before
