@@ -8,6 +8,8 @@
       <run>/<id>/           one attempt at a run: a folder like every run's
       results.parquet       one row a cell and seed (gossamer.sweep.table)
       results.csv
+      summary.parquet       one row a cell
+      summary.csv
 """
 
 from __future__ import annotations

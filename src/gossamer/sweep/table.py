@@ -63,19 +63,44 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
     Raises:
         BadInput: for a column that is not there, or holds no numbers.
     """
-    labels = label_columns(table)
-    accepted = [name for name in table.columns if name not in {*labels, *_STATE, *_RUN}]
+    labels, accepted = label_columns(table), _numbers(table)
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
+    mean, half = pl.col(f"{metric}_mean"), pl.col(f"{metric}_half")
+    return by_cell(table, [metric]).select(
+        *labels, runs=f"{metric}_n", mean=mean, low=mean - half, high=mean + half
+    )
+
+
+def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.DataFrame:
+    """Columns of :func:`results` over the seeds of each cell, of runs that are done.
+
+    Args:
+        table: made by :func:`results`.
+        metrics: columns of numbers; None is all.
+
+    Returns:
+        One row a cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
+        runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
+        Student's t (null for less than two runs).
+    """
+    labels, names = label_columns(table), _numbers(table) if metrics is None else metrics
     rows = []
     for cell, group in table.group_by(labels, maintain_order=True):
-        found = confidence(group.filter(pl.col("status") == "done")[metric].drop_nulls().to_list())
-        mean, half, runs = (None, None, 0) if found is None else (found.mean, found.half_width, found.count)
-        ends = (None, None) if mean is None or half is None else (mean - half, mean + half)
-        rows.append((*cell, runs, mean, *ends))
-    schema: dict[str, Any] = {name: table.schema[name] for name in labels}
-    schema |= {"runs": pl.Int64, "mean": pl.Float64, "low": pl.Float64, "high": pl.Float64}
+        done = group.filter(pl.col("status") == "done")
+        row: list[Any] = [*cell, len(done)]
+        for name in names:
+            found = confidence(done[name].drop_nulls().to_list())
+            row += (0, None, None) if found is None else (found.count, found.mean, found.half_width)
+        rows.append(row)
+    schema: dict[str, Any] = {name: table.schema[name] for name in labels} | {"runs": pl.Int64}
+    for name in names:
+        schema |= {f"{name}_n": pl.Int64, f"{name}_mean": pl.Float64, f"{name}_half": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _numbers(table: pl.DataFrame) -> list[str]:
+    return [name for name in table.columns if name not in {*label_columns(table), *_STATE, *_RUN}]
 
 
 def label_columns(table: pl.DataFrame) -> list[str]:
@@ -91,12 +116,13 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
 
 
 def write_results(sweep: Sweep) -> None:
-    """Write ``results.parquet`` and ``results.csv`` into the sweep's folder."""
+    """Write ``results`` (a row a run) and ``summary`` (a row a cell) into the sweep's folder, as Parquet and as CSV."""
     table = results(sweep)
-    with atomic(sweep.folder / "results.parquet") as temporary:
-        table.write_parquet(temporary)
-    with atomic(sweep.folder / "results.csv") as temporary:
-        table.write_csv(temporary)
+    for name, rows in (("results", table), ("summary", by_cell(table))):
+        with atomic(sweep.folder / f"{name}.parquet") as temporary:
+            rows.write_parquet(temporary)
+        with atomic(sweep.folder / f"{name}.csv") as temporary:
+            rows.write_csv(temporary)
 
 
 def _summary(state: State) -> FinalSummary | None:
