@@ -369,6 +369,14 @@ def test_a_problem_of_several_cells_is_said_once(tmp_path: Path) -> None:
     ]
 
 
+def test_an_entry_all_of_whose_cells_have_a_problem_is_named_alone(tmp_path: Path) -> None:
+    cells = {"a": {"optimizer.lr": -1}, "b": {"optimizer.lr": -1}, "c": {}}
+    with pytest.raises(BadInput, match=r"^cells a; b: optimizer.lr: got -1"):
+        sweep(tmp_path, cells=cells, grid={"batch_size": [4, 8, 16]})
+    with pytest.raises(BadInput, match=r"^cells a, nodes=2; b, nodes=2: evaluation.nodes: 3 of 2 nodes"):
+        sweep(tmp_path, cells={"a": {}, "b": {}}, grid={"nodes": [2, 4]}, base={"evaluation": {"nodes": 3}})
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no.yaml: No such file.*accepted: a YAML sweep file"):
         Sweep.load(tmp_path / "no.yaml")
@@ -384,6 +392,9 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
     text = (FOLDER.parent / "docs" / "sweeps.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
     found = Sweep.of(yaml.safe_load(example), FOLDER / "sweeps")
+    for assignment in ("topology.degree=4", "algorithm.local_steps=5"):
+        with pytest.raises(BadInput, match=rf"^cells? .*: --set {assignment}: overridden by "):
+            Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
     assert len(found.planned) == 3 * 3 * 2 * 2
     assert "epidemic, topology.degree=3, network=far" in names(found)
 

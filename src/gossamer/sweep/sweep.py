@@ -197,15 +197,20 @@ def _planned(
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run))
     if problems:
-        raise BadInput(*(f"{_named(names)}: {problem}" for problem, names in problems.items()))
+        raise BadInput(*(f"{_named(names, cells)}: {problem}" for problem, names in problems.items()))
     return found
 
 
-def _named(cells: Sequence[str]) -> str:
-    """The cells that have a problem: one that all share is said once."""
-    more = len(cells) - _MOST_NAMES
-    names = "; ".join(cells[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"cell {names}" if len(cells) == 1 else f"cells {names}"
+def _named(bad: Sequence[str], cells: Sequence[Cell]) -> str:
+    """The cells that have a problem: one that all share is said once, and an entry stands for all that are made from it."""
+    fine = {cell.labels.get("cell") for cell in cells if cell.name not in bad}
+    entries = {
+        cell.name: cell.labels.get("cell", cell.name) for cell in cells if cell.labels.get("cell") not in fine
+    }
+    names = list(dict.fromkeys(str(entries.get(name, name)) for name in bad))
+    more = len(names) - _MOST_NAMES
+    said = "; ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"cell {said}" if len(names) == 1 else f"cells {said}"
 
 
 def _slug(name: str) -> str:
