@@ -115,6 +115,20 @@ def test_runs_of_a_sweep_keep_the_names_of_its_cells(tmp_path: Path) -> None:
     ]
 
 
+def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
+    def cell(seed: int, entry: str, size: int) -> Run:
+        point = {"local_steps": 16, "batch_size": size}
+        name = ", ".join([entry, *(f"{key}={value}" for key, value in point.items())])
+        return Run(run(tmp_path, seed, batch_size=size, name=entry).path, name, {"cell": entry, **point})
+
+    small, large = (cell(1, "a, no flush", size) for size in (8, 16))
+    assert [group.label for group in groups([small, large])] == [
+        "a, no flush, batch_size=8",
+        "a, no flush, batch_size=16",
+    ]
+    assert [group.label for group in groups([small])] == ["a, no flush"]
+
+
 def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -> None:
     curves = [(0.0, 0.4, 0.9), (0.2, 0.6), (0.1, 0.8)]
     runs = tuple(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import BadInput, suggest
-from gossamer.results.groups import Group
+from gossamer.results.groups import Group, part
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
         found = found or [group for group in among if name in group.label]
         if len(found) == 1:
             return _one(found[0], among)
-    known = list(dict.fromkeys([*labels, *(_part(group, key) for group in among for key in group.labels)]))
+    known = list(
+        dict.fromkeys([*labels, *(part(key, group.labels[key]) for group in among for key in group.labels)])
+    )
     raise BadInput(
         f"--baseline {name}: {len(found)} groups are called that{'' if found else suggest(name, known)}; accepted: "
         + "; ".join(known)
@@ -64,7 +66,7 @@ def _one(baseline: Group, among: Sequence[Group]) -> Baseline:
 def _sharing(name: str, among: Sequence[Group]) -> tuple[str | None, list[Group]]:
     """The groups that have a part of that name, and which of their labels it is."""
     for key in dict.fromkeys(key for group in among for key in group.labels):
-        found = [group for group in among if key in group.labels and _part(group, key) == name]
+        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
         if found:
             return key, found
     return None, []
@@ -79,11 +81,6 @@ def _at_the_same(key: str, among: Sequence[Group]) -> str:
         if len({json.dumps(group.labels.get(other)) for group in among if group.labels}) > 1
     ]
     return f" at the same {', '.join(differing)}" if differing else ""
-
-
-def _part(group: Group, key: str) -> str:
-    """A part of a cell's name, as the name has it."""
-    return str(group.labels[key]) if key == "cell" else f"{key}={group.labels[key]}"
 
 
 def _point(group: Group, key: str) -> str:

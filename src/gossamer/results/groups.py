@@ -64,7 +64,7 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     """Put runs together that differ in their seed, their name and how they were computed alone.
 
     Args:
-        runs: in the order of the groups. Those of a sweep keep the names of its cells.
+        runs: in the order of the groups. Those of a sweep keep the names of its cells, without what all have in common.
         by: fields of the experiment (``algorithm.name``) that are to tell groups apart, whatever else differs.
 
     Raises:
@@ -82,7 +82,7 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     for index, setting in enumerate(kept):
         cell = None if by else runs[index].cell
         cells.setdefault((cell, json.dumps(setting, sort_keys=True, default=str)), []).append(index)
-    names = [cell for cell, _ in cells if cell is not None]
+    names = [] if by else _short([runs[indices[0]] for indices in cells.values()])
     if len(set(names)) < len(cells):
         firsts = [kept[indices[0]] for indices in cells.values()]
         names = _apart(firsts) if len(firsts) > 1 else [_shared_name(runs)]
@@ -94,6 +94,22 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         )
         for name, indices in zip(names, cells.values(), strict=True)
     ]
+
+
+def _short(firsts: Sequence[Run]) -> list[str]:
+    """The names of cells without the points of the grid that all are at; none of runs that belong to no cell."""
+    named = [run for run in firsts if run.cell is not None]
+    at = [{part(*each) for each in run.labels.items() if each[0] != "cell"} for run in named]
+    common = set.intersection(*at) if at else set()
+    return [
+        ", ".join(each for each in str(run.cell).split(", ") if each not in common) or str(run.cell)
+        for run in named
+    ]
+
+
+def part(key: str, value: Any) -> str:
+    """A part of a cell's name, as the name has it: an entry of ``cells``, or a value of the grid."""
+    return str(value) if key == "cell" else f"{key}={value}"
 
 
 def several(among: Sequence[Group]) -> bool:
