@@ -211,6 +211,17 @@ def test_the_end_of_all_is_heard_once() -> None:
     assert a.end == "stopped"
 
 
+@pytest.mark.parametrize("state", [State.DONE, State.LEFT])
+def test_an_end_by_rounds_is_heard_by_who_has_none_left(state: State) -> None:
+    a, b = rosters(2)
+    a.end = "rounds"
+    tell(a, b, 2)
+    assert b.end is None
+    b.say(state=state)
+    tell(a, b, 2)
+    assert b.end == "rounds"
+
+
 def test_the_next_living_rank_goes_round() -> None:
     roster = Roster(2, 4, 1, DIGEST)
     assert roster.next_living([]) == 3

@@ -69,7 +69,7 @@ class Report:
 
     Args:
         digest: of the experiment that it carries out (16 bytes).
-        end: why the run is over, for all, if it is: "rounds", or one of :data:`ENDS`.
+        end: why the run is over, for all, if it is: "rounds", as far as whoever says it knows, or one of :data:`ENDS`.
         entries: some of its roster.
     """
 
@@ -218,7 +218,8 @@ class Roster:
                 self._put(rank, entry)
             else:
                 self._entries[rank] = entry
-        if report.end is not None and self.end is None:
+        # Whoever has rounds left has not been waited for (the others took it for lost), and goes on.
+        if self.end is None and (report.end in ENDS or self.own.state is not State.RUNNING):
             self.end = report.end
         return changed
 

@@ -7,7 +7,7 @@ heartbeats carry reports (:mod:`gossamer.engines.processes.standalone.roster`), 
 A node goes when it has heard of all and is connected with its neighbours of the first round. One that is started again goes
 on from its checkpoint, or begins with a neighbour's model, in the round that most of the others are in
 (:mod:`gossamer.engines.newcomer`). It ends when all are done,
-have left or are lost; when its clock, or another's that it hears of, has reached the end of the run's time; or when
+have left or are lost, where others who have found that so are believed only if it is done itself; when its clock, or another's that it hears of, has reached the end of the run's time; or when
 it is asked to stop. Before it closes its connections it waits until those it is connected with have heard so.
 """
 
@@ -102,7 +102,7 @@ class Standalone:
         self._reports: dict[int, Report] = {}  # the last one of each that this node is connected with
         self._away: dict[int, int] = {}  # whom the node takes for lost, and in which of its lives
         self._unreached: set[int] = set()  # those of them that it tried to reach itself
-        self._reasons: dict[int, str] = {}  # why a peer is not up yet
+        self._not_there: dict[int, str] = {}  # whom the node could not reach before it went, and why
         self._changed = asyncio.Event()
         self._push: asyncio.TimerHandle | None = None
         self._ending = False
@@ -211,11 +211,13 @@ class Standalone:
         self._began()
         comes_later = self._past is not None or self._roster.again
         self._roster.go()
+        for rank, why in self._not_there.items():  # the transport does not say it again
+            self._lose(rank, why)
         self._look_around()
         self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
 
     def _why(self, late: Sequence[int]) -> str:
-        said = "; ".join(f"node {rank}: {self._reasons.get(rank, 'not heard of')}" for rank in late[:8])
+        said = "; ".join(f"node {rank}: {self._not_there.get(rank, 'not heard of')}" for rank in late[:8])
         return said + (f"; and {len(late) - 8} more" if len(late) > 8 else "")
 
     def _arrival(self, now_s: float) -> list[Any]:
@@ -267,7 +269,7 @@ class Standalone:
             return
         for each, state in changed.items():
             self._hear_of(each, state, rank)
-        if news or changed or self._roster.end is not None:
+        if news or changed or report.end is not None:
             self._look_around()
         self._changed.set()
 
@@ -285,7 +287,7 @@ class Standalone:
         """A connection with a peer could not be made, or has failed for good."""
         self._reports.pop(rank, None)
         if self._start is None:  # the transport goes on trying
-            self._reasons.setdefault(rank, why)
+            self._not_there[rank] = why
             return
         self._unreached.add(rank)
         entry = self._roster[rank]
@@ -299,6 +301,7 @@ class Standalone:
     def _found(self, rank: int) -> None:
         """A peer that was lost is connected again, or has started anew."""
         self._unreached.discard(rank)
+        self._not_there.pop(rank, None)
         if rank in self._away:
             self._take_for_found(rank)
 
@@ -357,16 +360,21 @@ class Standalone:
         self._report()
         try:
             async with asyncio.timeout(FAREWELL_S):
-                while not all(map(self._knows, self._reports.values())):
+                while not all(self._knows(rank, report) for rank, report in self._reports.items()):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             pass  # who does not answer finds the connection closed
         self._hear(["finish", reason, None])
 
-    def _knows(self, report: Report) -> bool:
-        own = report.entries.get(self._rank)
-        return report.end == self._roster.end and own is not None and own.state >= self._roster.own.state
+    def _knows(self, rank: int, report: Report) -> bool:
+        own, other = report.entries.get(self._rank), report.entries.get(rank)
+        goes_on = self._roster.end == "rounds" and other is not None and other.state is State.RUNNING
+        return (
+            (goes_on or report.end == self._roster.end)
+            and own is not None
+            and own.state >= self._roster.own.state
+        )
 
     def _fail(self, message: str, trace: str = "") -> None:
         if self.failure is None:
