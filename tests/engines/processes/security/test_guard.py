@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from transport_scene import Peer, dial, network, on_loop, settle
 
 from gossamer.engines.processes.security import guard
 from gossamer.engines.processes.security.guard import Guard, place_of
-from gossamer.engines.processes.transport.transport import listen
+from gossamer.engines.processes.transport.transport import _AT_ONCE, listen
 from gossamer.engines.processes.transport.wire import hello
 
 
@@ -159,6 +161,38 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
         while a.transport._end.guard._here:
             await asyncio.sleep(0)
         assert len(a.events) == guard.LINES
+
+
+@on_loop
+async def test_connections_that_come_all_at_once_do_not_take_all_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    burst, came, most = 400, 0, 0
+    enter = Guard.enter
+
+    def counted(self: Guard, host: str, stranger: guard.Stranger) -> None:
+        nonlocal came
+        came += 1
+        enter(self, host, stranger)
+
+    monkeypatch.setattr(Guard, "enter", counted)
+    async with network(2) as ((a, b), _):
+        with ExitStack() as ends:
+            for _ in range(burst):  # the kernel takes them while this loop stands still
+                ends.enter_context(socket.create_connection(a.address))
+            before = open_files()
+            while came < burst:
+                await asyncio.sleep(0)
+                most = max(most, open_files() - before)
+            assert (
+                most <= guard.STRANGERS_EACH + 2 + 4 * _AT_ONCE
+            )  # (four turns of the loop from accepting to closing)
+            b.send(0, "honest", "t")
+            await a.receive(1)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @on_loop

@@ -6,9 +6,9 @@ heartbeats carry reports (:mod:`gossamer.engines.processes.standalone.roster`), 
 
 A node goes when it has heard of all and is connected with its neighbours of the first round. One that is started again goes
 on from its checkpoint, or begins with a neighbour's model, in the round that most of the others are in
-(:mod:`gossamer.engines.newcomer`). It ends when all are done,
-have left or are lost, where others who have found that so are believed only if it is done itself; when its clock, or another's that it hears of, has reached the end of the run's time; or when
-it is asked to stop. Before it closes its connections it waits until those it is connected with have heard so.
+(:mod:`gossamer.engines.newcomer`). It ends when it is done and all others are, have left or are lost, as far as it or one of
+them knows; when its clock, or another's that it hears of, has reached the end of the run's time; or when it is asked to stop.
+Before it closes its connections it waits until those it is connected with have heard so.
 """
 
 from __future__ import annotations

@@ -49,6 +49,9 @@ from gossamer.messages import Message, Payload, Sending, Tag, Traffic
 from gossamer.payload import Encoded, encode, freeze, pack_head
 
 _BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted: all peers may dial at once."""
+_AT_ONCE = 32
+"""Connections that are accepted before those that were accepted earlier are looked at (and strangers among them counted)."""
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -169,8 +172,9 @@ class Transport:
         end = self._end
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._server = await end.loop.create_server(
-            lambda: Incoming(end, self._peering, self._marks), sock=self._listener, backlog=_BACKLOG
+            lambda: Incoming(end, self._peering, self._marks), sock=self._listener, backlog=_AT_ONCE
         )
+        self._listener.listen(_BACKLOG)  # asyncio knows one number for both
         end.spawn(self._outbox.send_all(self._peering.want))
         if end.guard.names:
             end.spawn(self._locate_hosts())
