@@ -58,6 +58,10 @@ class Algorithm(Component):
         """Ranks without which the others can't go on. The default is none."""
         return ()
 
+    def reaches_all(self) -> bool:
+        """Whether a node may come to talk to every other one, whatever the topology is. The default is that it does not."""
+        return False
+
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
         return tuple(range(nodes))

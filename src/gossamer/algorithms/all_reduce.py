@@ -31,6 +31,9 @@ class AllReduce(Algorithm):
 
     local_steps: int = Field(default=1, ge=1)
 
+    def reaches_all(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)

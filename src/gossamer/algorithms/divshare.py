@@ -84,6 +84,9 @@ class DivShare(Algorithm):
                 ' "neighbors"'
             )
 
+    def reaches_all(self) -> bool:
+        return self.recipients_from == "all"
+
     async def run(self, node: Node) -> None:
         fragments = Fragments(node, int(1 / self.fraction + 1e-9))  # 1 / (1/49) is 49
         queue: list[Sending] = []

@@ -55,6 +55,9 @@ class SwiftArtifact(Algorithm):
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return self._divshare().data_ranks(nodes)
 
+    def reaches_all(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         await self._divshare().run(node)
 
@@ -88,6 +91,9 @@ class ADPSGDArtifact(Algorithm):
         if nodes < 2:
             raise BadInput(f"nodes: {nodes} for ad-psgd-artifact; accepted: at least 2")
         return super().data_ranks(nodes)
+
+    def reaches_all(self) -> bool:
+        return True
 
     async def run(self, node: Node) -> None:
         state, peers, asked = node.state, node.peers(), self.degree // 2

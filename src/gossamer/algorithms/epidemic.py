@@ -42,6 +42,9 @@ class Epidemic(Algorithm):
             raise BadInput(f"algorithm.degree: {self.degree} for {nodes} nodes; accepted: 1 to {nodes - 1}")
         return super().data_ranks(nodes)
 
+    def reaches_all(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)

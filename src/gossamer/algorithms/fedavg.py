@@ -54,6 +54,9 @@ class FedAvg(Algorithm):
     def judged_ranks(self, nodes: int) -> tuple[int, ...]:
         return (self.server,)
 
+    def reaches_all(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             clients = self._clients(node, r)

@@ -275,6 +275,41 @@ def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.
         raise_descriptor_limit(ring, channels=200)
 
 
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [
+        ({"topology": "ring"}, 4),
+        ({"topology": "exponential"}, 8),
+        ({"topology": {"name": "random-regular", "degree": 4}}, 8),
+        ({"topology": {"name": "random-regular", "degree": 4, "every_rounds": 2}}, 30),
+        ({"topology": "one-peer-exponential"}, 30),
+        ({"topology": "cyclon", "algorithm": "gossip-learning"}, 30),
+        ({"topology": {"name": "layers", "layers": {"a": "ring", "b": "one-peer-exponential"}}}, 30),
+        ({"algorithm": "epidemic-local"}, 30),
+        ({"algorithm": "epidemic-oracle"}, 30),
+        ({"algorithm": "all-reduce"}, 30),
+        ({"algorithm": "fedavg"}, 30),
+        ({"algorithm": "divshare"}, 30),
+        ({"algorithm": {"name": "divshare", "recipients_from": "neighbors"}}, 4),
+        ({"algorithm": "swift-artifact"}, 30),
+        ({"algorithm": "ad-psgd-artifact"}, 30),
+        ({"algorithm": "ad-psgd"}, 4),
+    ],
+    ids=str,
+)
+def test_a_node_may_open_a_file_for_all_that_it_may_come_to_talk_to(
+    changes: dict[str, Any], files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = prepare(experiment(nodes=16, **{"topology": "ring", **changes}))
+    limit = files + SPARE_DESCRIPTORS
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, limit))
+    raise_descriptor_limit(setup)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, limit - 1))
+    with pytest.raises(BadInput, match=f"up to {files} connections each need {limit} open files"):
+        raise_descriptor_limit(setup)
+
+
 @pytest.mark.slow
 def test_128_processes(tmp_path: Path) -> None:
     run = play(tmp_path, nodes=128, topology={"name": "random-regular", "degree": 5})

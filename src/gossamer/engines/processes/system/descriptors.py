@@ -20,10 +20,9 @@ def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
         channels: to nodes' processes, which this one holds.
 
     Raises:
-        BadInput: if that is fewer than the channels, or than two connections of a node to each neighbour.
+        BadInput: if that is fewer than the channels, or than the connections of a node.
     """
-    nodes, graph = setup.experiment.nodes, setup.topology.graph(0)
-    links = max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
+    nodes, links = setup.experiment.nodes, _most_links(setup)
     needed = max(channels, links) + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -33,6 +32,16 @@ def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
         )
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _most_links(setup: Setup) -> int:
+    """Connections that a node may come to have: one each way with whomever it ever talks to, for none is closed before
+    the run's end."""
+    nodes, topology = setup.experiment.nodes, setup.topology
+    if topology.sampled or not topology.static or setup.experiment.algorithm.reaches_all():
+        return 2 * (nodes - 1)
+    graph = topology.graph(0)
+    return max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
 
 
 def close_all_but(keep: set[int]) -> None:
