@@ -14,11 +14,13 @@ import pytest
 import yaml
 from fleet import SETTINGS, free_addresses
 
+import gossamer
 from gossamer import Experiment
 from gossamer.cli import main
 from gossamer.deploy.compose import write_compose
 from gossamer.deploy.kollaps import kollaps_xml
 from gossamer.deploy.node import as_deployed
+from gossamer.deploy.package import Package
 from gossamer.deploy.shaping import tc_commands, write_tc
 from gossamer.deploy.slurm import slurm_script
 from gossamer.engines.processes.security.keys import make_keys
@@ -139,12 +141,52 @@ def test_links_without_limit_are_not_shaped(tmp_path: Path) -> None:
     assert not (tmp_path / "deployment" / "experiment" / "links").exists()
 
 
+def run_cli(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["gossamer", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+
+
+def test_a_container_installs_the_sources_that_gossamer_runs_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment(UNIFORM).save(tmp_path / "experiment.yaml")
+    run_cli(monkeypatch, tmp_path, "deploy", "compose", "experiment.yaml", "-o", "a folder")
+    place = tmp_path / "a folder"
+    said = (place / "Dockerfile").read_text().splitlines()
+    assert said.index("COPY package package") < said.index("ARG GOSSAMER=./package")
+    root = Path(gossamer.__file__).parents[2]
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src/gossamer/deploy/compose.py"):
+        assert (place / "package" / name).read_bytes() == (root / name).read_bytes()
+    assert not [*place.rglob("__pycache__"), *place.rglob("*.egg-info")]
+    assert "gossamer collect 'a folder/records' -o RUN" in capsys.readouterr().out
+
+
+def test_a_container_installs_the_wheel_that_is_told(tmp_path: Path) -> None:
+    wheel = tmp_path / "gossamer-9.9-py3-none-any.whl"
+    with pytest.raises(BadInput, match=r"--wheel .*9.9-py3-none-any.whl: accepted: a wheel"):
+        write_compose(experiment(UNIFORM), tmp_path / "deployment", wheel=wheel)
+    assert not (tmp_path / "deployment").exists()
+    wheel.write_bytes(b"a wheel")
+    write_compose(experiment(UNIFORM), tmp_path / "deployment", wheel=wheel)
+    assert (tmp_path / "deployment" / "package" / wheel.name).read_bytes() == b"a wheel"
+    said = (tmp_path / "deployment" / "Dockerfile").read_text()
+    assert f"ARG GOSSAMER=./package/{wheel.name}\n" in said
+
+
+def test_without_sources_a_container_installs_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossamer, "__file__", "/usr/lib/python3/site-packages/gossamer/__init__.py")
+    assert Package.of() == Package(f"gossamer=={gossamer.__version__}", {})
+
+
 def test_a_container_takes_its_key_and_is_its_node(tmp_path: Path) -> None:
     """What stands in for the program says how it was called; tc is not there, or may not."""
     write_compose(experiment(UNIFORM), tmp_path / "deployment")
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "gossamer").write_text('#!/bin/sh\necho "$@"\nls -l "$8"\n')
+    (tools / "gossamer").write_text('#!/bin/sh\necho "$@"\nls -l "$8"\numask\n')
     (tools / "tc").write_text("#!/bin/sh\nexit 2\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
@@ -163,6 +205,7 @@ def test_a_container_takes_its_key_and_is_its_node(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].endswith(f"--out {tmp_path / 'records'} --run the second")
     assert "-rw------- 1 " in done.stdout
     assert "node-2.pem" in done.stdout
+    assert done.stdout.endswith("0022\n")  # records are for whoever collects them
     assert "the link is not shaped" in done.stderr
 
 
@@ -287,11 +330,7 @@ def test_commands_of_the_kernel_are_written_for_each_node_of_a_peers_file(
     described = experiment(STAR)
     described.save(tmp_path / "experiment.yaml")
     words = ["deploy", "tc", "experiment.yaml", "--peers", "peers.yaml", "--device", "v1", "-o", "links"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gossamer", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
+    run_cli(monkeypatch, tmp_path, *words)
     for rank in range(4):
         said = (tmp_path / "links" / f"node-{rank}.tc").read_text().splitlines()
         assert said == tc_commands(described, rank, hosts, "v1")

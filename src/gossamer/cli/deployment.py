@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -214,7 +215,7 @@ def slurm(
         port=port,
     )
     place.write_text(said, encoding="utf-8")
-    typer.echo(f"{place}: sbatch {place}")
+    typer.echo(f"{place}: sbatch {shlex.quote(str(place))}")
 
 
 @files.command(epilog=EXIT_CODES)
@@ -227,13 +228,24 @@ def compose(
         typer.Option("--with", metavar="PATH", help="Put this into the nodes' folder too. May be repeated."),
     ] = None,
     subnet: Annotated[str, typer.Option(help="Of the containers, IPv4.")] = "172.28.0.0/16",
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What the containers install, a wheel or sources; default: the source tree that gossamer runs from, if it"
+            " does, else its version.",
+        ),
+    ] = None,
 ) -> None:
     """Make a folder for Docker Compose: one container is one node, its link shaped like the experiment's network."""
     experiment = _deployed(file, overrides)
     from gossamer.deploy.compose import write_compose
 
-    for path in write_compose(experiment, out, subnet=subnet, more=more or ()):
+    for path in write_compose(experiment, out, subnet=subnet, more=more or (), wheel=wheel):
         typer.echo(path)
+    folder = shlex.quote(str(out))
+    typer.echo(f"run it: (cd {folder} && docker compose up --build)")
+    typer.echo(f"then:   gossamer collect {shlex.quote(str(out / 'records'))} -o RUN")
 
 
 @files.command(epilog=EXIT_CODES)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
 
-from gossamer import __version__
 from gossamer.deploy.bundle import EXPERIMENT, KEYS, PEERS, Bundle
+from gossamer.deploy.package import FOLDER, Package
 from gossamer.deploy.shaping import tc_commands
 from gossamer.engines.processes.security.keys import make_keys
 from gossamer.engines.processes.security.peers import Peer, Peers
@@ -27,8 +28,8 @@ _FIRST_HOST = 10
 _DOCKERFILE = """\
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends iproute2 && rm -rf /var/lib/apt/lists/*
-# What pip is told to install: a version, an archive, or git+https://...
-ARG GOSSAMER=gossamer=={version}
+{copy}# What pip is told to install: a folder or file (./...), a version, or git+https://...
+ARG GOSSAMER={requirement}
 RUN pip install --no-cache-dir "$GOSSAMER"
 COPY entry.sh /usr/local/bin/entry.sh
 ENTRYPOINT ["sh", "/usr/local/bin/entry.sh"]
@@ -46,9 +47,9 @@ if [ -f "$here/links/node-$rank.tc" ]; then
         echo "the link is not shaped, or not in all: tc may not (cap_add: NET_ADMIN), or the kernel can't" >&2
 fi
 # A key must be its user's alone, whoever owns the file outside.
-umask 077
 keys=$(mktemp -d)
-cp "${KEY_FOLDER:-/keys}/node-$rank.pem" "$keys/"
+(umask 077 && cp "${KEY_FOLDER:-/keys}/node-$rank.pem" "$keys/")
+umask 022
 cd "$here"
 exec gossamer node experiment.yaml --rank "$rank" --peers peers.yaml --keys "$keys" --out "${RECORDS:-/records}" \\
     --run "${RUN:-}"
@@ -56,27 +57,33 @@ exec gossamer node experiment.yaml --rank "$rank" --peers peers.yaml --keys "$ke
 
 
 def write_compose(
-    experiment: Experiment, folder: str | Path, *, subnet: str = SUBNET, more: Iterable[str | Path] = ()
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    subnet: str = SUBNET,
+    more: Iterable[str | Path] = (),
+    wheel: str | Path | None = None,
 ) -> list[Path]:
-    """Make the folder; ``docker compose up`` in it runs the experiment, into ``records``.
+    """Make the folder; ``docker compose up`` in it runs the experiment, into ``records``, which are to be collected.
 
     Args:
         experiment: what is run.
         folder: where to; must not be there.
         subnet: of the containers, IPv4.
         more: further files and folders for the nodes' working directory.
+        wheel: what the containers install, see :meth:`gossamer.deploy.package.Package.of`.
 
     Returns:
-        What was written, but for the keys.
+        What was written, but for the keys and what is installed.
 
     Raises:
-        BadInput: for a folder that is there, or a subnet that is too small.
+        BadInput: for a folder that is there, a subnet that is too small, or a wheel that is none.
     """
     place = Path(folder)
     if place.exists():
         raise BadInput(f"--out {place}: there already; accepted: a new folder")
     hosts = _hosts(subnet, experiment.nodes)
-    bundle = Bundle(experiment, more)
+    package, bundle = Package.of(wheel), Bundle(experiment, more)
     if _limits(experiment):
         for rank in range(experiment.nodes):
             lines = tc_commands(experiment, rank, hosts)
@@ -86,14 +93,24 @@ def write_compose(
     rows = [Peer.of(rank, f"{hosts[rank]}:{PORT}", der) for rank, der in certificates.items()]
     Peers(rows).save(place / SHARED / PEERS)
     texts = {
-        "Dockerfile": _DOCKERFILE.format(version=__version__),
+        "Dockerfile": _dockerfile(package),
         "entry.sh": _ENTRY,
         "compose.yaml": compose_yaml(experiment, hosts, subnet),
     }
     for name, text in texts.items():
         (place / name).write_text(text, encoding="utf-8")
+    for name, file in package.files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place / name)
     (place / "records").mkdir()
     return [*(place / name for name in texts), place / SHARED / EXPERIMENT, place / SHARED / PEERS]
+
+
+def _dockerfile(package: Package) -> str:
+    if not package.files:
+        return _DOCKERFILE.format(copy="", requirement=package.requirement)
+    copy = f"WORKDIR /tmp\nCOPY {FOLDER} {FOLDER}\n"
+    return _DOCKERFILE.format(copy=copy, requirement=f"./{package.requirement}")
 
 
 def compose_yaml(experiment: Experiment, hosts: list[str], subnet: str = SUBNET) -> str:
