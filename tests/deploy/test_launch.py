@@ -191,6 +191,28 @@ def test_a_host_that_vanishes_is_not_waited_for(
     assert any(text.startswith("host host-1: no route to host-1: its records stay") for text in heard.said)
 
 
+def test_few_connections_to_a_host_are_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = """echo '{"began": true}'; echo '{"status": "done"}'"""
+    described, hosts = play(tmp_path, f"{BEGINS}; {done}", done, nodes=7)
+    slots = {"host-0": 5, "host-1": 2}
+    hosts = hosts.model_copy(
+        update={"hosts": tuple(host.model_copy(update={"slots": slots[host.name]}) for host in hosts.hosts)}
+    )
+    knocks = (
+        'case "$2" in *exec*) mkdir -p "$0.at-$1"; : > "$0.at-$1/$$"; ls "$0.at-$1" | wc -l >> "$0.most-$1"; '
+    )
+    slow = 'sleep 0.2; rm "$0.at-$1/$$";; esac\n'  # (as a handshake over a long way)
+    (tmp_path / "ssh").write_text(SSH.replace("#!/bin/sh\n", f"#!/bin/sh\n{knocks}{slow}"))
+    monkeypatch.setattr(launching, "AT_ONCE", 2)
+    launching.launch(described, hosts, tmp_path / "runs")
+    for name, count in slots.items():
+        unanswered = [int(line) for line in (tmp_path / f"ssh.most-{name}").read_text().split()]
+        assert len(unanswered) == count
+        assert max(unanswered) <= 2
+
+
 def test_what_was_recorded_is_kept_though_a_node_did_not_start(tmp_path: Path) -> None:
     described, hosts = play(
         tmp_path,

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,17 @@ from gossamer.engines.recording import Observer
 from gossamer.errors import RunFailed
 from gossamer.experiment import Experiment
 
+AT_ONCE = 8
+"""Nodes of one host that are being started at once: a host drops connections (``MaxStartups`` of sshd: from ten on) where
+more have not said who they are."""
 END_S = 60.0
 """Seconds that nodes have to write their results when they are told to end."""
 KILL_S = 10.0
 """Seconds that a host may take to end them."""
 SILENT_S = 60.0
 """Seconds, besides those after which a lost peer is noticed, that nodes may be silent when the run is over for others."""
+REACHED = json.dumps({"reached": True})
+"""What a host says before it becomes a node, which takes it a while."""
 FETCH_S = 600.0
 """Seconds in which a host's records have to come."""
 
@@ -51,10 +56,17 @@ class _Node:
     process: Process
     pid: int | None = None
     began: bool = False
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its host has said something, or the connection has ended."""
 
     @property
     def name(self) -> str:
         return f"node {self.rank} ({self.host.name})"
+
+    def end(self) -> None:
+        """Have it end in order."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 def launch(
@@ -171,8 +183,7 @@ class _Launcher:
             self._ending = True
             asyncio.get_running_loop().call_later(END_S, self._stop)
         for node in self._nodes:
-            assert node.process.stdin is not None
-            node.process.stdin.close()
+            node.end()
 
     async def _kill(self) -> None:
         remotes = {host.name: remote for host, remote in self._hosts}
@@ -241,22 +252,41 @@ class _Launcher:
 
     async def _live(self) -> None:
         remotes = {host.name: remote for host, remote in self._hosts}
-        for rank, (host, _) in enumerate(self._places):
-            process = await remotes[host.name].start(self._command(rank, host))
-            self._nodes.append(_Node(rank, host, process))
-        if self._ending:
-            self._end()
-        await _all([self._watch(node) for node in self._nodes])
+        gates = {name: asyncio.Semaphore(AT_ONCE) for name in remotes}
+        await _all(
+            [
+                self._run(rank, host, remotes[host.name], gates[host.name])
+                for rank, (host, _) in enumerate(self._places)
+            ]
+        )
         if self._silence is not None:
             self._silence.cancel()
         if self._killing is not None:
             await self._killing
 
+    async def _run(self, rank: int, host: Host, remote: Remote, gate: asyncio.Semaphore) -> None:
+        """A node, from its start, as soon as it's its turn, to its end."""
+        async with gate:
+            if self._ending:
+                return
+            try:
+                node = _Node(rank, host, await remote.start(self._command(rank, host)))
+            except RemoteError:
+                self._end()
+                raise
+            self._nodes.append(node)
+            if self._ending:
+                node.end()
+            watching = asyncio.ensure_future(self._watch(node))
+            watching.add_done_callback(lambda _: node.reached.set())
+            await node.reached.wait()
+        await watching
+
     def _command(self, rank: int, host: Host) -> str:
         root = [] if host.data_root is None else ["--set", f"data_root={host.data_root}"]
         words = ["node", EXPERIMENT, "--rank", str(rank), "--peers", PEERS, *self._options, *root]
         words += ["--out", "runs", "--attached", "--json"]
-        return f"cd {self._folder(host)} && exec {host.command} {shlex.join(words)}"
+        return f"cd {self._folder(host)} && echo '{REACHED}' && exec {host.command} {shlex.join(words)}"
 
     async def _watch(self, node: _Node) -> None:
         process = node.process
@@ -264,6 +294,7 @@ class _Launcher:
         assert process.stderr is not None
         errors = asyncio.ensure_future(_last_line(process.stderr))
         async for line in process.stdout:
+            node.reached.set()
             try:
                 said = json.loads(line)
             except ValueError:
@@ -298,6 +329,8 @@ class _Launcher:
 
     def _hear(self, node: _Node, said: dict[str, Any]) -> None:
         match said:
+            case {"reached": _}:
+                pass
             case {"pid": int(pid)}:
                 node.pid = pid
             case {"began": _}:
