@@ -13,6 +13,7 @@ import torch
 from fleet import Fleet, nodes, prepare
 
 import gossamer
+from gossamer import checkpoint
 from gossamer.deploy.collect import collect
 from gossamer.deploy.node import token_of
 from gossamer.engines.processes.security.peers import Peer, Peers
@@ -70,11 +71,15 @@ def test_survivors_of_kills_go_on_and_the_record_names_the_lost(made: Fleet, tmp
 
 
 def test_a_node_that_is_told_to_stop_leaves_a_whole_record(made: Fleet, tmp_path: Path) -> None:
-    prepare(tmp_path, nodes=3, gather={"lost_peer": "skip"}, stop={"rounds": 400})
+    never = {"every_rounds": 10**6}
+    prepare(tmp_path, nodes=3, gather={"lost_peer": "skip"}, stop={"rounds": 400}, checkpoint=never)
     nodes(made, range(3), "--keys", "keys")
     made.until(lambda: "round 2 " in made.said("node-1"))
     made.signal("node-1", signal.SIGTERM)
     assert [made.wait(f"node-{rank}") for rank in range(3)] == [0] * 3
+    [file] = (tmp_path / "runs").rglob("restart/*")
+    assert file.name == "node-1.safetensors"  # the others were not stopped
+    assert 2 <= checkpoint.read(file).round < 400
     assert "stopped: runs/" in made.said("node-1")
     assert "node 1 has left" in made.said("node-0")
     run = collect([tmp_path / "runs"], tmp_path / "whole").run

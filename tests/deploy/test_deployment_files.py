@@ -296,6 +296,43 @@ def test_a_batch_script_is_one_for_sbatch(tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=20).stderr == ""
 
 
+def test_a_job_that_is_queued_again_goes_on_where_there_are_checkpoints(tmp_path: Path) -> None:
+    """What stands in for the program says how it was called."""
+    environment = slurm_tools(tmp_path, 29_600)
+    (tmp_path / "gossamer").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "gossamer").chmod(0o755)
+    called = []
+    for checkpoint in ({}, {"every_rounds": 3}):
+        script = slurm_script(
+            experiment("uniform", nodes=2, checkpoint=checkpoint),
+            "e.yaml",
+            command=str(tmp_path / "gossamer"),
+        )
+        for again in ("0", "1"):
+            done = subprocess.run(
+                ["bash", "-c", script],
+                env={**environment, "SLURM_RESTART_COUNT": again},
+                capture_output=True,
+                text=True,
+                timeout=20,
+            )
+            called.append([line for line in done.stdout.splitlines() if line.startswith("node ")])
+    places = [
+        {re.search(r"--out (\S+) --run \w{32} (--resume )?--rank", line)[1] for line in each}
+        for each in called
+    ]
+    assert places == [
+        {"runs/deployed/slurm-17-0/records"},
+        {"runs/deployed/slurm-17-1/records"},
+        {"runs/deployed/slurm-17/records"},
+        {"runs/deployed/slurm-17/records"},
+    ]
+    runs = [{line.split("--run ")[1].split()[0] for line in each} for each in called]
+    assert [len(each) for each in runs] == [1] * 4
+    assert runs[0] != runs[1] != runs[2] == runs[3]
+    assert ["--resume" in line for each in called for line in each] == [False] * 4 + [True] * 4
+
+
 @pytest.mark.slow
 def test_a_batch_script_runs_all_tasks_and_collects(tmp_path: Path) -> None:
     port = int(free_addresses(1)[0].rpartition(":")[2])

@@ -17,16 +17,16 @@ _SCRIPT = r"""#!/bin/bash
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
 {directives}# {nodes} nodes of {name}, a task each. The job's folder must be on a file system that all machines share.
-# Two minutes before the time is up, and on scancel --signal=TERM, the nodes stop in order. A job that is put into
-# the queue again begins anew in a folder beside the first one's; what was recorded before is kept.
+# Two minutes before the time is up, and on scancel --signal=TERM, the nodes stop in order. {again}
 set -euo pipefail
 umask 077
 cd "${{SLURM_SUBMIT_DIR:?run by sbatch}}"
 experiment={experiment}
-job=runs/{name}/slurm-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
-rm -rf "$job"
+job={job}
+rm -rf "$job/keys" "$job/run"
 mkdir -p "$job"
-run=$(od -A n -N 16 -t x1 /dev/urandom | tr -d " \n")
+[ -s "$job/id" ] || od -A n -N 16 -t x1 /dev/urandom | tr -d " \n" > "$job/id"
+run=$(cat "$job/id")
 
 # Where each task is: only now is that known. The keys are for this job alone.
 srun bash -c 'echo "$SLURM_PROCID $(hostname -f):$(({port} + SLURM_LOCALID))"' | sort -n > "$job/addresses"
@@ -43,6 +43,14 @@ rm -rf "$job/keys"
 {command} report "$job/run"
 exit "$status"
 """
+
+
+_GOES_ON = """\
+A job that is put into
+# the queue again goes on in its folder, from its nodes' checkpoints as far as there are any."""
+_BEGINS_ANEW = """\
+A job that is put into
+# the queue again begins anew in a folder beside the first one's; what was recorded before is kept."""
 
 
 def slurm_script(
@@ -64,12 +72,16 @@ def slurm_script(
         command: how gossamer is called, as a shell reads it.
         port: of the first node on a machine; the others count on from there.
     """
+    resumes = experiment.checkpoint.on
     return _SCRIPT.format(
         name=experiment.name,
         nodes=experiment.nodes,
         directives="".join(f"#SBATCH {each}\n" for each in directives),
         experiment=shlex.quote(str(file)),
-        options="".join(f"--set {shlex.quote(each)} " for each in overrides),
+        options="".join(f"--set {shlex.quote(each)} " for each in overrides)
+        + ("--resume " if resumes else ""),
+        again=_GOES_ON if resumes else _BEGINS_ANEW,
+        job=f"runs/{experiment.name}/slurm-$SLURM_JOB_ID" + ("" if resumes else "-${SLURM_RESTART_COUNT:-0}"),
         command=command,
         port=port,
     )

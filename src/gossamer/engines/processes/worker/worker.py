@@ -104,6 +104,7 @@ class Worker:
             experiment.checkpoint,
             self._clock.now,
             partial(self._tell, "event", "checkpoint"),
+            keeps=place.oversee is not None,  # it may be stopped by itself
         )
         self._shaper: Shaper | None
         self._transport: Transport
@@ -205,6 +206,8 @@ class Worker:
             alive = asyncio.ensure_future(self._say_alive())
             await self._recording.record("end")
             alive.cancel()
+        elif reason == "stopped" and self._saves:
+            self._restart.stopped()
         elif reason == "left":
             await self._recording.flush()
             if not is_due(self._setup, self._node.round):
@@ -222,7 +225,7 @@ class Worker:
         if self._checkpoints is not None:
             self._checkpoints.round_ended()
         if self._saves:
-            self._restart.save_if_due()
+            self._restart.round_ended()
         if self._crashes:
             self._crash_if_due()
 
