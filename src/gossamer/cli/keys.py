@@ -26,14 +26,19 @@ def keys(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The peers file; default: peers.yaml in the folder.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The peers file; default: peers.yaml in the folder. With --rank, others' rows in it stay.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace keys that are there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make keys: for each node an Ed25519 key and a certificate that it signed itself. Prints the fingerprints."""
     from gossamer.engines.processes.security.keys import expand_addresses, make_keys
-    from gossamer.engines.processes.security.peers import Peer, fingerprint, write_rows
+    from gossamer.engines.processes.security.peers import Peer, fingerprint, read_rows, write_rows
 
     if (nodes is None) == (rank is None):
         raise BadInput("--nodes, --rank: accepted: one of them")
@@ -45,10 +50,13 @@ def keys(
         raise BadInput("--address: the same twice; accepted: one a node")
     if output is not None and not addresses:
         raise BadInput("--output: accepted together with --address")
+    place = output or folder / "peers.yaml"
+    adds = bool(addresses) and rank is not None and place.exists()
+    others = [row for row in read_rows(place) if row.rank != rank] if adds else []
     made = make_keys(folder, ranks, force=force)
     if addresses:
-        rows = [Peer.of(rank, at, made[rank]) for rank, at in zip(ranks, addresses, strict=True)]
-        write_rows(output or folder / "peers.yaml", rows)
+        rows = [Peer.of(each, at, made[each]) for each, at in zip(ranks, addresses, strict=True)]
+        write_rows(place, [*others, *rows])
     for each, certificate in made.items() if not quiet else ():
         typer.echo(f"{each:5} {fingerprint(certificate)}")
 

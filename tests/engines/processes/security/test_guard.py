@@ -113,6 +113,12 @@ def test_lines_about_one_address_are_bounded_and_counted() -> None:
     scene.time = 61
     scene.guard.tell("10.0.0.1", "a minute later")
     assert scene.lines[-1] == "a minute later"
+    scene.guard.close()
+    assert scene.lines[-1] == "a minute later"
+    for n in range(guard.LINES + 2):
+        scene.guard.tell("10.0.0.1", f"line {n}")
+    scene.guard.close()
+    assert scene.lines[-1] == "3 refusals more that are not shown"
 
 
 def test_lines_about_many_addresses_are_bounded_too() -> None:
@@ -206,6 +212,7 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         assert len(a.events) == guard.LINES
         assert a.transport._end.guard._here == {}
         assert len(a.transport._end.connections) == 1
+    assert a.events[guard.LINES :] == [("refused", f"{200 - guard.LINES} refusals more that are not shown")]
 
 
 @on_loop

@@ -234,6 +234,26 @@ def test_the_command_makes_keys_and_a_peers_file(cli: Cli, tmp_path: Path) -> No
     assert (code, out) == (0, "")
 
 
+@pytest.mark.parametrize("place", [(), ("-o", "peers.yaml")], ids=["keys", "told"])
+def test_a_rank_s_row_is_put_beside_the_others(place: tuple[str, ...], cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / (place[-1] if place else "keys/peers.yaml")
+    for rank in (0, 1):
+        made = cli("keys", "keys", "--rank", str(rank), "--address", f"10.0.0.{rank}:9000", *place)
+        assert made[0] == 0, made
+    both = Peers.load(file).rows
+    assert [row.address for row in both] == ["10.0.0.0:9000", "10.0.0.1:9000"]
+    again = ("--rank", "0", "--address", "10.0.0.7:9000", *place)
+    assert cli("keys", "keys", *again)[0] == 2  # the key is there
+    assert Peers.load(file).rows == both
+    assert cli("keys", "keys", *again, "--force")[0] == 0
+    moved, other = Peers.load(file).rows
+    assert (moved.address, other) == ("10.0.0.7:9000", both[1])
+    Security(key_file(tmp_path / "keys", 0), Peers.load(file), 0)
+    file.write_text("peers: nobody")
+    assert cli("keys", "keys", "--rank", "2", "--address", "10.0.0.2:9000", *place)[0] == 2
+    assert not key_file(tmp_path / "keys", 2).exists()
+
+
 def test_parts_from_several_machines_are_put_together(cli: Cli, tmp_path: Path) -> None:
     for rank in (2, 0, 1):
         address = f"10.0.0.{rank}:9000"

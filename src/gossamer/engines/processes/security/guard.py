@@ -86,6 +86,11 @@ class Guard:
         if more is not None:
             self._report(line + more)
 
+    def close(self) -> None:
+        """Nobody comes any more: report how many lines were left out since the last one."""
+        if self._ration.left_out:
+            self._report(f"{self._ration.left_out} refusals more that are not shown")
+
 
 class Ration:
     """How many lines may be written: some a minute about each, and some about all.
@@ -93,13 +98,16 @@ class Ration:
     Args:
         clock: seconds.
         what: what those are that are left out, in words.
+
+    Attributes:
+        left_out: how many there were since the last line.
     """
 
     def __init__(self, clock: Callable[[], float], what: str) -> None:
         self._clock, self._what = clock, what
         # By whom they are about: the minute's start, and lines asked for.
         self._lines: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._minute, self._written, self._left_out = -MINUTE_S, 0, 0
+        self._minute, self._written, self.left_out = -MINUTE_S, 0, 0
 
     def take(self, who: str) -> str | None:
         """What to write behind a line about somebody: how many were left out before it; None leaves it out, too."""
@@ -113,11 +121,11 @@ class Ration:
         if len(self._lines) > _REMEMBERED:
             self._lines.popitem(last=False)
         if count >= LINES or self._written >= ALL_LINES:
-            self._left_out += 1
+            self.left_out += 1
             return None
         self._written += 1
-        more = f" (and {self._left_out} {self._what} that are not shown)" if self._left_out else ""
-        self._left_out = 0
+        more = f" (and {self.left_out} {self._what} that are not shown)" if self.left_out else ""
+        self.left_out = 0
         return more
 
 

@@ -318,6 +318,7 @@ class Transport:
             await end.changed()
         if self._server is not None:
             await self._server.wait_closed()
+        end.guard.close()
         self._outbox.close()
         for contact in self._contacts.values():
             contact.reached()
