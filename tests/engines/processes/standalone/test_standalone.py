@@ -173,6 +173,32 @@ async def test_who_dies_before_a_node_goes_is_lost_when_it_goes(back: bool, tmp_
     await scene.close()
 
 
+@pytest.mark.parametrize(
+    ("by", "reason"),
+    [
+        ("itself", "node 2 can't be reached: silent for 10 s"),
+        ("another", "nodes [2] were lost before node 0 went"),
+    ],
+)
+@on_loop
+async def test_where_no_loss_is_borne_one_before_a_node_goes_ends_it(
+    by: str, reason: str, tmp_path: Path
+) -> None:
+    scene = Scene(tmp_path, 4, gather={"lost_peer": "fail"})
+    scene.say(1, {1: runs(), 2: runs()})
+    scene.node.send("ready")
+    if by == "itself":
+        scene.node.send("unreachable", 2, "silent for 10 s")
+    else:
+        scene.say(1, {2: runs(State.LOST)})
+    scene.say(3, {3: runs()})
+    await scene.went.wait()
+    await asyncio.sleep(0)
+    assert reason in str(scene.node.failure)
+    assert [order[0] for order in scene.orders if order[0] in ("go", "finish")] == ["finish"]
+    await scene.close()
+
+
 @on_loop
 async def test_who_has_rounds_left_does_not_end_because_others_have_none(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3, stop={"rounds": 100})

@@ -213,7 +213,11 @@ class Standalone:
         self._roster.go()
         for rank, why in self._not_there.items():  # the transport does not say it again
             self._lose(rank, why)
+        if self._loss_fails and self._away:
+            self._fail(f"nodes {sorted(self._away)} were lost before node {self._rank} went")
         self._look_around()
+        if self.failure is not None:
+            return
         self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
 
     def _why(self, late: Sequence[int]) -> str:
