@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from gossamer.errors import GossamerError
@@ -44,7 +45,9 @@ class Reception:
 
     # --- taking messages
 
-    async def receive(self, prefix: Prefix, source: int | None, timeout: float | None) -> Message:
+    async def receive(
+        self, prefix: Prefix, source: int | None, timeout: float | None, keep_as: Prefix | None = None
+    ) -> Message:
         """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`."""
         sources = None if source is None else {source}
         waiter = Waiter(prefix, sources)
@@ -57,7 +60,10 @@ class Reception:
                 if source in self._host.lost:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
                 await waiter.wait()
-            self.ages.add(self._host.now(), (message,))
+            if keep_as is None:
+                self.ages.add(self._host.now(), (message,))
+            else:
+                self.mailbox.deliver(replace(message, tag=keep_as))
             return _intact(message)
         finally:
             self.mailbox.unwatch(waiter)
