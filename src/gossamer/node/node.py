@@ -301,7 +301,9 @@ class Node:
         """
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
-            raise ValueError(f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
+            raise ValueError(
+                f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not"
+            )
         return await self._reception.receive(prefix, source, timeout, kept)
 
     def drain(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ class Reception:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
                 await waiter.wait()
             if keep_as is None:
-                self.ages.add(self._host.now(), (message,))
+                self._took((message,))
             else:
                 self.mailbox.deliver(replace(message, tag=keep_as))
             return _intact(message)
@@ -77,7 +77,7 @@ class Reception:
             last = {(message.source, message.tag): message for message in taken}
             self._host.counters.messages_superseded += len(taken) - len(last)
             taken = [message for message in taken if last[message.source, message.tag] is message]
-        self.ages.add(self._host.now(), taken)
+        self._took(taken)
         return [_intact(message) for message in taken]
 
     async def gather(
@@ -110,11 +110,15 @@ class Reception:
         if len(taken) < len(wanted):
             missing = wanted - taken.keys()
             self.mailbox.close(prefix, missing)
-        self.ages.add(self._host.now(), taken.values())
+        self._took(taken.values())
         for message in taken.values():
             if not message.unchanged():
                 _intact(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _took(self, messages: Collection[Message]) -> None:
+        self._host.counters.messages_taken += len(messages)
+        self.ages.add(self._host.now(), messages)
 
     def _away(self, awaited: set[int], waiter: Waiter) -> set[int]:
         """Those of some ranks from whom nothing comes in this round."""
