@@ -257,7 +257,7 @@ def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
     scene = Scene(3, Uniform(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
     assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
-    assert scene.links.sending_seconds(0) == 0
+    assert scene.links.sending_seconds(0) is None
 
 
 @both
@@ -271,6 +271,36 @@ def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(shar
         scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
     scene.play()
     assert seen == pytest.approx([0.025, 0.05, 0.0625, 0.075, 0.075], abs=1e-6)
+
+
+@both
+def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
+    """Though the path limits what passes it; once the links are limited, what passes from then on counts."""
+    then = ((0.2, star(2, 8.0, rate=250_000.0)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, [math.inf] * 4, rate=250_000.0), then=then))
+    scene.send(0, 1, of_size(100_000))
+    seen: list[tuple[float | None, float | None]] = []
+    for at_ms in (100, 300, 500):
+        scene.at(
+            at_ms * MS,
+            lambda: seen.append((scene.links.sending_seconds(0), scene.links.receiving_seconds(1))),
+        )
+    scene.play()
+    assert seen[0] == (None, None)
+    assert seen[1:] == [pytest.approx((0.025, 0.0), abs=1e-6), pytest.approx((0.05, 0.1), abs=1e-6)]
+
+
+@pytest.mark.parametrize(("sharing", "rate"), [("fifo", 500_000), ("fair", 250_000), ("rtt-fair", 250_000)])
+def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str, rate: int) -> None:
+    """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
+    conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions))
+    for source in (0, 1):
+        scene.send(source, 2 + source, of_size(200_000))
+    seen: list[float | None] = []
+    scene.at(200 * MS, lambda: seen.extend(scene.links.sending_seconds(source) for source in (0, 1)))
+    scene.play()
+    assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
 
 
 def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
