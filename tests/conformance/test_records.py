@@ -193,6 +193,44 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
         assert sent["bytes"].n_unique() == 1
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("uplink_mbps", [1.0, None])
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
+    tmp_path: Path, engine: str, uplink_mbps: float | None, shared: bool
+) -> None:
+    """It is bytes by the uplink's own rate, not the time in which something is on it, which is four times as long here."""
+    (tmp_path / "mbps.csv").write_text(",0.25,0.25\n0.25,,0.25\n0.25,0.25,\n")
+    run = play(
+        tmp_path,
+        nodes=3,
+        task={"name": "least-squares", "features": 200, "samples": 30, "test_samples": 20},
+        algorithm="d-psgd",
+        network={
+            "name": "matrix",
+            "bandwidth_mbps": str(tmp_path / "mbps.csv"),
+            "shared": shared,
+            "uplink_mbps": uplink_mbps,
+        },
+        engine={"name": engine},
+    )
+    rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") < 5).sort("time_s")
+    assert rows["downlink_share"].null_count() == len(rows)
+    if uplink_mbps is None:
+        assert rows["uplink_share"].null_count() == len(rows)
+        assert "uplink_share" not in final_summary(run).metrics
+        return
+    seconds = pl.col("time_s").diff().over("node")
+    used = rows.group_by("node").agg((pl.col("uplink_share") * seconds).sum()).sort("node")["uplink_share"]
+    sent = rows.group_by("node").agg(pl.col("bytes_sent").max()).sort("node")["bytes_sent"] / 125_000
+    message = rows["bytes_sent"].max() / rows["messages_sent"].max() / 125_000
+    assert sent.min() > 5 * message
+    # (What a real node sends while it is judged is in a share that is 1 at most.)
+    least = 0.5 * sent if engine == "processes" else sent - 1e-6
+    assert (used > least).all()
+    assert (used < sent + (2 * message if engine == "processes" else 1e-6)).all()
+
+
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_the_final_figure_is_of_all_nodes_at_the_end_whatever_their_pace(tmp_path: Path, engine: str) -> None:
     run = play(
