@@ -262,6 +262,9 @@ def _cards(run: Run) -> str:
                 )
             )
     shown += [(title, text, note) for title, (text, note) in _figures(run, final).items()]
+    if (shares := run.link_shares) is not None:
+        note = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
+        shown.append(("use of inner links", f"{100 * shares['mean']:.3g} %", note))
     cards = "".join(
         f'<div class="card"><dt>{escape(title)}</dt>'
         f"<dd>{escape(text)}</dd><small>{escape(note)}</small></div>"

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from gossamer.engines.simulate.clock import NS, Event, Order
 from gossamer.engines.simulate.links import NETWORK, Links
 from gossamer.engines.simulate.maxmin import Flow, MaxMin
@@ -89,6 +91,11 @@ class FairLinks(Links):
             tuple[int, int, int]
         ] = []  # when something is due on a connection, its source and key
         self._due_at_most = MANY_DUE
+        self._carried = np.zeros(
+            len(self._rates)
+        )  # bytes, by each link that is neither an uplink nor a downlink
+        self._capacity = np.zeros(len(self._rates))  # what each could have carried until the last change
+        self._changed_ns = self._clock.now_ns
         self._next: Event | None = None
         self._next_ns = 0
 
@@ -196,6 +203,7 @@ class FairLinks(Links):
             return
         transfer.end_ns = now
         self._left(transfer)
+        self._carry(connection, transfer.size)
         if transfer.lost:
             transfer.accept_at(self._clock, now)
         else:
@@ -217,6 +225,7 @@ class FairLinks(Links):
             return True
         gone = connection.gone_by(self._clock.now_ns)
         self._cut(transfer, gone)
+        self._carry(connection, gone)
         if gone and not transfer.lost:
             self._arrive(transfer)
         self._end(connection)
@@ -225,6 +234,8 @@ class FairLinks(Links):
 
     def _changed(self, before: list[float]) -> None:
         now = self._clock.now_ns
+        self._capacity += np.array(before) * ((now - self._changed_ns) / NS)
+        self._changed_ns = now
         for connection in self._all():
             transfer = connection.messages[0]
             path = self._conditions.path(connection.source, connection.to)
@@ -242,6 +253,20 @@ class FairLinks(Links):
 
     def _settle(self, rank: int) -> None:
         """All that has left is counted as it does."""
+
+    def _carry(self, connection: _Connection, nbytes: int) -> None:
+        """Count bytes on the links between an uplink and a downlink: those of the path as it is at a message's end."""
+        for link in connection.links[1:-1]:
+            self._carried[link] += nbytes
+
+    def inner_shares(self) -> list[float]:
+        now = self._clock.now_ns
+        for connection in self._all():
+            self._carry(connection, connection.gone_by(now))
+        capacity = self._capacity + np.array(self._rates) * ((now - self._changed_ns) / NS)
+        used = (self._carried > 0) & np.isfinite(capacity)
+        shares: list[float] = (self._carried[used] / capacity[used]).tolist()
+        return shares
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         return [each for connection in self._connections[rank].values() for each in connection.messages]

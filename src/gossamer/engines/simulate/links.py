@@ -402,6 +402,11 @@ class Links(ABC):
         is unlimited."""
         return None if math.isinf(self._rates[self._nodes + rank]) else self._receiving_s[rank]
 
+    def inner_shares(self) -> list[float]:
+        """Bytes that each link between uplinks and downlinks has carried, by what it could have: of those links that are
+        shared and limited and have carried something. To be called once, when the run is over."""
+        return []
+
     def _use_by_now(self, rank: int) -> None:
         for transfer, gone in self._leaving(rank):
             self._use(transfer, gone)
