@@ -91,11 +91,9 @@ class FairLinks(Links):
             tuple[int, int, int]
         ] = []  # when something is due on a connection, its source and key
         self._due_at_most = MANY_DUE
-        self._carried = np.zeros(
-            len(self._rates)
-        )  # bytes, by each link that is neither an uplink nor a downlink
-        self._capacity = np.zeros(len(self._rates))  # what each could have carried until the last change
-        self._changed_ns = self._clock.now_ns
+        self._carried = [0] * len(self._rates)  # bytes, by links that are neither uplinks nor downlinks
+        self._capacity = np.zeros(len(self._rates))  # bytes that each link could have carried by then
+        self._capacity_ns = self._clock.now_ns
         self._next: Event | None = None
         self._next_ns = 0
 
@@ -234,8 +232,7 @@ class FairLinks(Links):
 
     def _changed(self, before: list[float]) -> None:
         now = self._clock.now_ns
-        self._capacity += np.array(before) * ((now - self._changed_ns) / NS)
-        self._changed_ns = now
+        self._add_capacity(before)
         for connection in self._all():
             transfer = connection.messages[0]
             path = self._conditions.path(connection.source, connection.to)
@@ -259,14 +256,22 @@ class FairLinks(Links):
         for link in connection.links[1:-1]:
             self._carried[link] += nbytes
 
-    def inner_shares(self) -> list[float]:
+    def _add_capacity(self, rates: list[float]) -> None:
+        """Until now links had these rates."""
         now = self._clock.now_ns
+        if now > self._capacity_ns:
+            self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)
+            self._capacity_ns = now
+
+    def inner_shares(self) -> list[float]:
+        self._add_capacity(self._rates)
         for connection in self._all():
-            self._carry(connection, connection.gone_by(now))
-        capacity = self._capacity + np.array(self._rates) * ((now - self._changed_ns) / NS)
-        used = (self._carried > 0) & np.isfinite(capacity)
-        shares: list[float] = (self._carried[used] / capacity[used]).tolist()
-        return shares
+            self._carry(connection, connection.gone_by(self._clock.now_ns))
+        return [
+            nbytes / capacity
+            for nbytes, capacity in zip(self._carried, self._capacity.tolist(), strict=True)
+            if nbytes > 0 and 0 < capacity < math.inf
+        ]
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         return [each for connection in self._connections[rank].values() for each in connection.messages]
