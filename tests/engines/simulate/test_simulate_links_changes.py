@@ -290,8 +290,8 @@ def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
     assert seen[1:] == [pytest.approx((0.025, 0.0), abs=1e-6), pytest.approx((0.05, 0.1), abs=1e-6)]
 
 
-@pytest.mark.parametrize(("sharing", "rate"), [("fifo", 500_000), ("fair", 250_000), ("rtt-fair", 250_000)])
-def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str, rate: int) -> None:
+@both
+def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None:
     """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
     conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
     scene = Scene(4, Drawn(sharing=sharing, first=conditions))
@@ -300,10 +300,11 @@ def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str, rate: i
     seen: list[float | None] = []
     scene.at(200 * MS, lambda: seen.extend(scene.links.sending_seconds(source) for source in (0, 1)))
     scene.play()
+    rate = 500_000 if sharing == "fifo" else 250_000
     assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("sharing", ["fair", "rtt-fair"])
+@pytest.mark.parametrize("sharing", SHARINGS[1:])
 def test_links_in_between_are_used_by_what_crosses_them(sharing: str) -> None:
     """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. What is
     cut counts as far as it has left, and what is leaving at the end as far as it is gone."""
