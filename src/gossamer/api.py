@@ -236,4 +236,5 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
+        link_shares=outcome.link_shares,
     )

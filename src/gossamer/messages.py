@@ -79,6 +79,7 @@ class Traffic:
         messages_lost: messages of this node that the network lost, or that were for a dead peer.
         messages_late: messages that came in after this node went on without them (:meth:`Node.gather`), or had ended.
         messages_superseded: messages that came in and gave way to a newer one (:meth:`Node.drain`).
+        messages_taken: messages that came in and were taken by this node's algorithm.
     """
 
     bytes_sent: int = 0
@@ -89,6 +90,7 @@ class Traffic:
     messages_lost: int = 0
     messages_late: int = 0
     messages_superseded: int = 0
+    messages_taken: int = 0
 
 
 class Sending(ABC):

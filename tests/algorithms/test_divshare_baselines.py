@@ -24,13 +24,19 @@ RATES = [900.0, 350.0, 5000.0, 160.0, 120.0]
 
 def model(
     described: Experiment, sent: Sent, until: float, rates: list[float] = RATES
-) -> tuple[Array, Counter[str]]:
+) -> tuple[Array, Counter[str], list[list[float]], list[int]]:
     """Rounds of: steps; queue the model for some; average with the newest model of everybody heard. Who is asked is
-    answered with the model after the last steps."""
+    answered with the model after the last steps.
+
+    Returns:
+        The models; what was seen; by node, the ages of all that it averaged with; and how many gave way to newer ones.
+    """
     world, seen = World(described), Counter[str]()
+    ages: list[list[float]] = [[] for _ in SECONDS]
+    came, superseded = ([0] * len(SECONDS) for _ in range(2))
     wires = Wires(world, rates)
     latest = [x.copy() for x in world.X]
-    heard: list[dict[int, Array]] = [{} for _ in SECONDS]
+    heard: list[dict[int, tuple[Array, float]]] = [{} for _ in SECONDS]
     clocks = [count() for _ in SECONDS]
     chosen: dict[tuple[int, int], list[int]] = {}
     for source, tag, to, r in sent:
@@ -39,12 +45,12 @@ def model(
     asks = any("question" in tag for _, tag, _, _ in sent)
 
     def send(i: int, j: int, tag: tuple[str | int, ...]) -> None:
-        values = latest[i]
-        wires.send(i, j, sizes[tag], LATENCY[i][j], lambda: deliver(i, j, tag, values))
+        sent = latest[i], world.now
+        wires.send(i, j, sizes[tag], LATENCY[i][j], lambda: deliver(i, j, tag, sent))
 
-    def deliver(i: int, j: int, tag: tuple[str | int, ...], values: Array) -> None:
-        seen["replaced"] += i in heard[j]
-        heard[j][i] = values
+    def deliver(i: int, j: int, tag: tuple[str | int, ...], sent: tuple[Array, float]) -> None:
+        came[j] += 1
+        heard[j][i] = sent
         if tag == ("model", "question"):
             seen["answered"] += 1
             send(j, i, ("model", "answer"))
@@ -56,14 +62,17 @@ def model(
             for j in chosen.get((i, r), []):
                 send(i, j, ("model", "question") if asks else ("fragment", 0))
             seen["mixed"] += len(heard[i])
-            world.X[i] = np.mean([latest[i], *heard[i].values()], axis=0)
+            ages[i] += [world.now - sent_at for _, sent_at in heard[i].values()]
+            superseded[i] += came[i] - len(heard[i])
+            world.X[i] = np.mean([latest[i], *(values for values, _ in heard[i].values())], axis=0)
             heard[i].clear()
+            came[i] = 0
 
     tags = [("model", "question"), ("model", "answer"), ("fragment", 0)]
     sizes = {tag: wire_bytes(tag, torch.zeros(FEATURES)) for tag in tags}
     for i in range(len(SECONDS)):
         world.start(node(i))
-    return world.run(until), seen
+    return world.run(until), seen, ages, superseded
 
 
 @pytest.mark.parametrize(
@@ -74,13 +83,17 @@ def model(
 def test_it_ends_where_numpy_does(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     described = experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 17.3})
     run, sent = play(described, tmp_path)
-    expected, seen = model(described, sent, 17.3)
+    expected, seen, ages, superseded = model(described, sent, 17.3)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert seen["mixed"] > 20
-    assert seen["replaced"] > 0
     assert (seen["answered"] > 20) == (algorithm["name"] == "ad-psgd-artifact")
-    other, _ = model(described, sent, 17.3, [1e9] * 5)
+    rows = run.metrics.filter(run.metrics["node"] >= 0).sort("node")
+    np.testing.assert_allclose(rows["staleness_s"], [np.mean(each) for each in ages], rtol=1e-6)
+    np.testing.assert_allclose(rows["staleness_max_s"], list(map(max, ages)), rtol=1e-6)
+    assert rows["messages_superseded"].to_list() == superseded
+    assert sum(superseded) > 0
+    other, *_ = model(described, sent, 17.3, [1e9] * 5)
     assert np.abs(expected - other).max() > 1e-3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,21 @@ def model(
     boost: bool = False,
     rate: float = np.inf,
     steps: int = 1,
-) -> tuple[Array, list[tuple[int, int]]]:
-    """Bornstein et al. (2023) as a network of processes, and (source, to) of all that was sent."""
+) -> tuple[Array, list[tuple[int, int]], list[float]]:
+    """Bornstein et al. (2023) as a network of processes: the models, (source, to) of all that was sent, and the mean age of
+    the stored models that each node averaged with last."""
     world, sent = World(described), []
     wires = Wires(world, [rate] * 4)
     last = [{j: world.X[i].copy() for j in range(4) if j != i and W[i, j]} for i in range(4)]
     came: list[dict[int, Array]] = [{} for _ in range(4)]
+    arrived: list[dict[int, float]] = [{} for _ in range(4)]
+    since = [dict.fromkeys(each, 0.0) for each in last]
+    ages = [0.0] * 4
     clocks = [count() for _ in range(4)]
     before: dict[tuple[int, int], float] = {}
+
+    def deliver(i: int, j: int, x: Array, sent_at: float) -> None:
+        came[j][i], arrived[j][i] = x, sent_at
 
     def node(i: int) -> Iterator[float]:
         for r in count():
@@ -50,12 +58,14 @@ def model(
             free = [j for j in last[i] if before.get((i, j), 0.0) <= world.now]
             for j in free:
                 sent.append((i, j))
-                message = wires.send(i, j, SIZE, LATENCY[i][j], lambda j=j, x=x: came[j].update({i: x}))
+                message = wires.send(i, j, SIZE, LATENCY[i][j], partial(deliver, i, j, x, world.now))
                 before[i, j] = message.start
             yield sum(SECONDS[i][next(clocks[i]) % len(SECONDS[i])] for _ in range(steps))
             step = world.learners[i].descend(x, steps) - x
             if (r + 1) % every == 0:
                 last[i] |= came[i]
+                since[i] |= arrived[i]
+                ages[i] = world.now - float(np.mean(list(since[i].values())))
                 with_whom = came[i] if fresh else last[i]
                 w = {j: W[i, j] for j in with_whom}
                 if boost:
@@ -66,7 +76,7 @@ def model(
 
     for i in range(4):
         world.start(node(i))
-    return world.run(until), sent
+    return world.run(until), sent, ages
 
 
 def ring_with_chord(path: Path) -> dict[str, str]:
@@ -95,12 +105,16 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], refer
         stop={"time_s": until},
     )
     run, sent = play(described, tmp_path)
-    expected, sent_there = model(described, until, **reference)
+    expected, sent_there, ages = model(described, until, **reference)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert [(source, to) for source, _, to, _ in sent if source == 0] == [
         pair for pair in sent_there if pair[0] == 0
     ]
+    rows = run.metrics.filter(run.metrics["node"] >= 0).sort("node")
+    assert ("mixed_staleness_s" in rows.columns) == (options.get("memory") != "fresh")
+    if "mixed_staleness_s" in rows.columns:
+        np.testing.assert_allclose(rows["mixed_staleness_s"], ages, rtol=1e-6)
 
 
 def test_the_references_differ() -> None:
@@ -134,7 +148,7 @@ def test_neighbours_whose_last_model_has_not_left_are_passed_over(tmp_path: Path
         stop={"time_s": 5.3},
     )
     run, sent = play(described, tmp_path)
-    expected, sent_there = model(described, 5.3, rate=rate)
+    expected, sent_there, _ = model(described, 5.3, rate=rate)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert sorted((source, to) for source, _, to, _ in sent) == sorted(sent_there)

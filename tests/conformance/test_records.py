@@ -11,6 +11,7 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run
 from gossamer.results.frames import final_summary, summary
+from gossamer.results.report import render
 
 PROCESSES = {"name": "processes"}
 
@@ -191,6 +192,70 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
         assert set(sent["to"]) == {0, 1, 2} - {node}
         assert (sent["start_s"] <= sent["end_s"]).all()
         assert sent["bytes"].n_unique() == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("uplink_mbps", [1.0, None])
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
+    tmp_path: Path, engine: str, uplink_mbps: float | None, shared: bool
+) -> None:
+    """It is bytes by the uplink's own rate, not the time in which something is on it, which is four times as long here."""
+    (tmp_path / "mbps.csv").write_text(",0.25,0.25\n0.25,,0.25\n0.25,0.25,\n")
+    run = play(
+        tmp_path,
+        nodes=3,
+        task={"name": "least-squares", "features": 200, "samples": 30, "test_samples": 20},
+        algorithm="d-psgd",
+        network={
+            "name": "matrix",
+            "bandwidth_mbps": str(tmp_path / "mbps.csv"),
+            "shared": shared,
+            "uplink_mbps": uplink_mbps,
+        },
+        engine={"name": engine},
+    )
+    rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") < 5).sort("time_s")
+    assert rows["downlink_share"].null_count() == len(rows)
+    if uplink_mbps is None:
+        assert rows["uplink_share"].null_count() == len(rows)
+        assert "uplink_share" not in final_summary(run).metrics
+        return
+    seconds = pl.col("time_s").diff().over("node")
+    used = rows.group_by("node").agg((pl.col("uplink_share") * seconds).sum()).sort("node")["uplink_share"]
+    sent = rows.group_by("node").agg(pl.col("bytes_sent").max()).sort("node")["bytes_sent"] / 125_000
+    message = rows["bytes_sent"].max() / rows["messages_sent"].max() / 125_000
+    assert sent.min() > 5 * message
+    # (What a real node sends while it is judged is in a share that is 1 at most.)
+    least = 0.5 * sent if engine == "processes" else sent - 1e-6
+    assert (used > least).all()
+    assert (used < sent + (2 * message if engine == "processes" else 1e-6)).all()
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+def test_the_use_of_links_between_sites_is_recorded_where_they_are_shared(
+    tmp_path: Path, sharing: str
+) -> None:
+    (tmp_path / "mbps.csv").write_text(",0.25\n0.5,\n")
+    sites = {"bandwidth_mbps": str(tmp_path / "mbps.csv"), "placement": "blocks", "shared": True}
+    run = play(
+        tmp_path,
+        algorithm="d-psgd",
+        network={"name": "matrix", "sharing": sharing, "latency_s": 0.1, **sites},
+    )
+    if sharing == "fifo":
+        assert run.link_shares is None
+        assert "use of inner links" not in render([run])
+        return
+    # Of a node's three messages a round two go to the other site, in either direction.
+    end = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 5)
+    crossed, seconds = end["bytes_sent"].sum() / 3, end["time_s"].max()
+    slower, faster = (crossed / (mbps * 125_000 * seconds) for mbps in (0.25, 0.5))
+    assert run.link_shares == {
+        "mean": pytest.approx((slower + faster) / 2, rel=1e-6),
+        "max": pytest.approx(slower, rel=1e-6),
+    }
+    assert f"<dt>use of inner links</dt><dd>{50 * (slower + faster):.3g} %</dd>" in render([run])
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])

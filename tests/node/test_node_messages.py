@@ -406,6 +406,25 @@ def test_only_the_newest_of_each_sender_and_tag_counts(tmp_path: Path) -> None:
     assert superseded == 4
 
 
+def test_what_is_kept_for_another_task_is_taken_by_that_one(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank:
+            for value in range(2):
+                node.send(0, value, ("part", value))
+            return None
+        came = [(await node.receive("part", keep_as=("kept", 1))).payload for _ in range(2)]
+        assert node.ages.take() == (None, None)
+        await node.sleep(3)
+        [message] = node.drain("kept", newest=True)
+        assert node.ages.take() == (3.1, 3.1)
+        with pytest.raises(ValueError, match=r"keep_as \('part', 2\) begins with tag 'part'; accepted: one"):
+            await node.receive("part", keep_as=("part", 2))
+        return came, message.tag, message.payload, message.sent_at, node.traffic.messages_superseded
+
+    network = {"name": "uniform", "latency_s": 0.1}
+    assert play(tmp_path, script, network=network).values[0] == ([0, 1], ("kept", 1), 1, 0.0, 1)
+
+
 def test_tags_match_by_prefix_and_sources_by_rank(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:

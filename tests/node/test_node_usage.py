@@ -183,6 +183,7 @@ def test_staleness_is_the_age_of_what_was_taken_since_the_row_before(tmp_path: P
     assert [each["staleness_max_s"] for each in rows] == [None, None, 4.0, 5.0, None]
     assert [each["messages_received"] for each in rows] == [0, 0, 9, 9, 9]
     assert [each["messages_superseded"] for each in rows] == [0, 0, 0, 2, 2]
+    assert [each["messages_taken"] for each in rows] == [0, 0, 3, 7, 7]
 
 
 def test_what_is_taken_on_the_way_is_as_old_as_its_transfer(tmp_path: Path) -> None:

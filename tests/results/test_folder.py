@@ -100,6 +100,7 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
         "profile": {"train": 1.5},
         "peak_vectors": 12,
         "private_bytes": None,
+        "link_shares": None,
     }
 
 

@@ -301,6 +301,35 @@ def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> No
     assert set(ASYNCHRONY) == set(shares)
 
 
+def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
+    """Shares by the seconds, ages by the messages of each row; and of rows that are no points of the grid too."""
+    rows = [
+        (0, 0.0, None, None, None, 0),
+        (0, 4.0, 0.5, 2.0, 3.0, 1),
+        (0, 6.0, 0.8, None, None, 1),
+        (0, 10.0, 0.1, 6.0, 9.0, 4),
+        (1, 0.0, None, None, None, 0),
+        (1, 5.0, 0.2, 1.0, 1.0, 7),
+    ]
+    columns = ("node", "time_s", "idle_share", "staleness_s", "staleness_max_s", "messages_taken")
+    written = [
+        {**dict(zip(columns, row, strict=True)), "round": k, "moment": "round" if k == 1 else f"tick {k}"}
+        for k, row in enumerate(rows)
+    ]
+    run = recorded(tmp_path, *written, experiment="{name: t, nodes: 2, evaluation: {every_s: 2.0}}")
+    found = final_summary(run).metrics
+    idle = [(4 * 0.5 + 2 * 0.8 + 4 * 0.1) / 10, 0.2]
+    stale = [(1 * 2.0 + 3 * 6.0) / 4, 1.0]
+    for name, values in {"idle_share": idle, "staleness_s": stale, "staleness_max_s": [9.0, 1.0]}.items():
+        final = found[name]
+        assert (final.mean, final.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
+        assert (final.count, final.best) == (2, None)
+    for row in written:
+        del row["messages_taken"]
+    older = recorded(tmp_path / "older", *written)
+    assert final_summary(older).metrics["staleness_s"].mean == pytest.approx((4.0 + 1.0) / 2)
+
+
 @pytest.mark.parametrize(
     ("name", "lower"),
     [

@@ -96,16 +96,25 @@ def test_the_page_tells_the_key_figures(tmp_path: Path) -> None:
 
 def test_the_page_tells_what_became_of_the_messages(tmp_path: Path) -> None:
     run = timed(tmp_path, [(0.0, (0.1, 0.2))])
-    counters = {"received": 700, "lost": 300, "late": 5, "superseded": 100, "cancelled": 60}
+    counters = {"received": 700, "lost": 250, "late": 5, "superseded": 100, "cancelled": 250}
     with RunFolder.open(run.path).segment("metrics") as metrics:
         for node, rounds in ((0, 7), (1, 4)):
             row = {"node": node, "round": rounds, "time_s": 1.0, "messages_sent": 1000 * node}
             metrics.append(row | {f"messages_{fate}": count * node for fate, count in counters.items()})
     page = render([Run(run.path)])
     cards = dict(re.findall(r"<dt>(.*?)</dt><dd>.*?</dd><small>(.*?)</small>", page))
-    assert cards["messages"] == "70 % received, 30 % lost, 0.5 % late, 10 % superseded, 60 cancelled"
+    fates = "56 % received, 20 % lost, 20 % cancelled, 8 % superseded, 0.4 % late"
+    assert cards["messages"] == f"of 1,250 sent or cancelled: {fates}"
     assert cards["rounds"] == "of the furthest node, 4 of the slowest"
     assert "<dt>messages</dt><dd>1,000</dd>" in page
+
+
+def test_what_was_for_a_dead_peer_is_lost_though_it_was_never_sent(tmp_path: Path) -> None:
+    run = timed(tmp_path, [(0.0, (0.1, 0.2))])
+    with RunFolder.open(run.path).segment("metrics") as metrics:
+        counters = {"messages_sent": 30, "messages_received": 30, "messages_lost": 70}
+        metrics.append({"node": 0, "round": 7, "time_s": 1.0, **counters})
+    assert "of 100 sent or cancelled: 30 % received, 70 % lost<" in render([Run(run.path)])
 
 
 def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -> None:

@@ -43,7 +43,11 @@ def test_a_row_a_run_with_what_single_runs_say(done: Sweep) -> None:
         assert (row["seed"], row["status"], row["cause"]) == (each.experiment.seed, "done", None)
         assert (row["test_loss"], row["best_test_loss"]) == (final.metrics["test_loss"].mean, best.mean)
         assert (row["rounds"], row["time_s"], row["bytes_sent"]) == (2, final.time_s, final.bytes_sent)
-        assert (row["wall_s"], row["messages_lost"]) == (final.wall_s, 0)
+        assert row["wall_s"] == final.wall_s
+        for fate in ("received", "superseded", "cancelled", "lost"):
+            assert row[f"messages_{fate}"] == final.messages[fate]
+        assert row["messages_received"] > 0
+        assert "best_idle_share" not in row
     # Two cells of equal experiments have the same runs.
     assert table.filter(cell="a")["run"].to_list() == table.filter(cell="same")["run"].to_list()
 

@@ -98,7 +98,6 @@ class ADPSGDArtifact(Algorithm):
     async def run(self, node: Node) -> None:
         state, peers, asked = node.state, node.peers(), self.degree // 2
         state["latest"] = shared_model(node)
-        state["heard"] = {}
         node.spawn(self._listen(node))
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
@@ -108,7 +107,7 @@ class ADPSGDArtifact(Algorithm):
             questions = [
                 node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
             ]
-            heard, state["heard"] = state["heard"], {}
+            heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
             node.record(received_share=len(heard) / (2 * asked))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
             del heard
@@ -118,9 +117,8 @@ class ADPSGDArtifact(Algorithm):
                     await left(*leaving.popleft())
 
     async def _listen(self, node: Node) -> None:
-        """Keep the newest model of everybody, and answer questions, as long as the run lasts."""
+        """Answer questions as long as the run lasts; what came in stays in the mailbox until the next averaging."""
         while True:
-            message = await node.receive("model")
-            node.state["heard"][message.source] = message.payload
+            message = await node.receive("model", keep_as="heard")
             if message.tag[1] == "question":
                 node.send(message.source, node.state["latest"], tag=("model", "answer"))

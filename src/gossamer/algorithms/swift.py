@@ -43,6 +43,9 @@ class Swift(Algorithm):
             least the share 1 / (1 + their number) to oneself.
         weights: "ccs" is the rule of the paper (:class:`gossamer.topology.CCS`; each node computes it from the whole
             graph, where the paper's nodes tell each other before the start); "topology" is ``topology.weights``.
+
+    Records, of the last averaging, ``heard``: from how many a model had come in since the one before; and with stored
+    models ``mixed_staleness_s``: the mean age of the neighbours' models, where the initial one is as old as the run.
     """
 
     gathers: ClassVar[bool] = False
@@ -70,6 +73,7 @@ class Swift(Algorithm):
         if self.memory == "stored":
             first: Tensor | Model = node.state.setdefault("first", shared_model(node))
             last: dict[int, Tensor | Model] = node.state.setdefault("last", {})
+            sent_at: dict[int, float] = node.state.setdefault("sent_at", {})
         leaving: dict[int, Any] = {}
         async for r in node.rounds():
             before = shared_model(node)
@@ -79,18 +83,23 @@ class Swift(Algorithm):
             await node.train(self.local_steps)
             if (r + 1) % self.average_every:
                 continue
-            newest = {message.source: message.payload for message in node.drain("model", newest=True)}
+            came = node.drain("model", newest=True)
+            newest = {message.source: message.payload for message in came}
             weights = self._weights(node, r)
             if self.memory == "stored":
                 last.update(newest)
+                sent_at.update({message.source: message.sent_at for message in came})
                 heard = {j: last.get(j, first) for j in weights}
+                if weights:
+                    when = sum(sent_at.get(j, 0.0) for j in weights) / len(weights)
+                    node.record(mixed_staleness_s=node.now() - when)
             else:
                 heard = {j: newest[j] for j in weights if j in newest}
                 weights = self._boosted(weights, list(heard))
             mixed = await node.combine(before, heard, weights)
             # What the steps have added stays.
             set_shared_model(node, each(lambda m, x, b: m + (x - b), mixed, shared_model(node), before))
-            node.record(heard=len(newest))
+            node.record(heard=len(came))
 
     def _weights(self, node: Node, r: int) -> dict[int, float]:
         return (

@@ -29,6 +29,8 @@ class Outcome:
         peak_vectors: the most parameter vectors that were alive at once; None where they are not counted.
         private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes;
             None where nodes are no processes, or the system doesn't say.
+        link_shares: how much of the links between uplinks and downlinks was used, "mean" and "max" over those that
+            carried anything; None where no such link is shared.
     """
 
     reason: str
@@ -41,6 +43,7 @@ class Outcome:
     profile: Mapping[str, float] = field(default_factory=dict)
     peak_vectors: int | None = None
     private_bytes: Mapping[str, float] | None = None
+    link_shares: Mapping[str, float] | None = None
 
 
 def describe_waits(waits: Mapping[int, list[str]]) -> str:

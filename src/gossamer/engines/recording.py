@@ -63,8 +63,9 @@ class Spent(NamedTuple):
 
     Args:
         computing_s: for how long one of its computations ran.
-        sending_s: for how long its uplink carried something; None where the engine can't tell.
-        receiving_s: the same of its downlink.
+        sending_s: for how long what left it would have kept its uplink busy (bytes by its rate when they left); None
+            where that is unlimited.
+        receiving_s: the same of its downlink, and what came in.
     """
 
     computing_s: float
@@ -105,7 +106,7 @@ class Usage:
         passed, before = time_s - self._time_s, self._spent
         self._time_s, self._spent = time_s, spent
         sending, receiving = (
-            None if by_now is None else _share(by_now - (by_then or 0.0), passed)
+            None if by_now is None or by_then is None else _share(by_now - by_then, passed)
             for by_now, by_then in zip(spent[1:], before[1:], strict=True)
         )
         return {

@@ -18,7 +18,7 @@ from gossamer.host import Host
 from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.parameters import Field
 from gossamer.mailbox import Inbox
-from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as_tag
+from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
 from gossamer.node.learner import Learner
 from gossamer.node.life import Life
 from gossamer.node.model import OwnModel
@@ -278,7 +278,12 @@ class Node:
             )
 
     async def receive(
-        self, tag: Tag | None = None, source: int | None = None, timeout: float | None = None
+        self,
+        tag: Tag | None = None,
+        source: int | None = None,
+        timeout: float | None = None,
+        *,
+        keep_as: Tag | None = None,
     ) -> Message:
         """Take the oldest message whose tag begins with ``tag``, waiting for one if need be.
 
@@ -286,12 +291,20 @@ class Node:
             tag: a tag or the beginning of one; None is any.
             source: the sender; None is anyone.
             timeout: seconds to wait at most; a message delivered at that very instant still counts.
+            keep_as: leave the message here for another task, under this tag in place of its own: as far as ages and
+                counters go, it is taken by who takes it then.
 
         Raises:
             TimeoutError: if none came in time.
             PeerLost: if ``source`` is dead and left no message.
+            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again.
         """
-        return await self._reception.receive(() if tag is None else as_tag(tag), source, timeout)
+        prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
+        if kept is not None and matches(prefix, kept):
+            raise ValueError(
+                f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not"
+            )
+        return await self._reception.receive(prefix, source, timeout, kept)
 
     def drain(
         self, tag: Tag | None = None, source: int | None = None, *, newest: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from gossamer.errors import GossamerError
@@ -44,7 +45,9 @@ class Reception:
 
     # --- taking messages
 
-    async def receive(self, prefix: Prefix, source: int | None, timeout: float | None) -> Message:
+    async def receive(
+        self, prefix: Prefix, source: int | None, timeout: float | None, keep_as: Prefix | None = None
+    ) -> Message:
         """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`."""
         sources = None if source is None else {source}
         waiter = Waiter(prefix, sources)
@@ -57,7 +60,10 @@ class Reception:
                 if source in self._host.lost:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
                 await waiter.wait()
-            self.ages.add(self._host.now(), (message,))
+            if keep_as is None:
+                self._took((message,))
+            else:
+                self.mailbox.deliver(replace(message, tag=keep_as))
             return _intact(message)
         finally:
             self.mailbox.unwatch(waiter)
@@ -71,7 +77,7 @@ class Reception:
             last = {(message.source, message.tag): message for message in taken}
             self._host.counters.messages_superseded += len(taken) - len(last)
             taken = [message for message in taken if last[message.source, message.tag] is message]
-        self.ages.add(self._host.now(), taken)
+        self._took(taken)
         return [_intact(message) for message in taken]
 
     async def gather(
@@ -104,11 +110,15 @@ class Reception:
         if len(taken) < len(wanted):
             missing = wanted - taken.keys()
             self.mailbox.close(prefix, missing)
-        self.ages.add(self._host.now(), taken.values())
+        self._took(taken.values())
         for message in taken.values():
             if not message.unchanged():
                 _intact(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _took(self, messages: Collection[Message]) -> None:
+        self._host.counters.messages_taken += len(messages)
+        self.ages.add(self._host.now(), messages)
 
     def _away(self, awaited: set[int], waiter: Waiter) -> set[int]:
         """Those of some ranks from whom nothing comes in this round."""

@@ -187,6 +187,7 @@ class RunFolder:
         profile: Mapping[str, float] | None = None,
         peak_vectors: int | None = None,
         private_bytes: Mapping[str, float] | None = None,
+        link_shares: Mapping[str, float] | None = None,
     ) -> None:
         """Write ``status.json``: the last thing a run does.
 
@@ -197,6 +198,7 @@ class RunFolder:
             profile: real seconds by part of the work.
             peak_vectors: the most parameter vectors that were alive at once.
             private_bytes: memory that a node's process had to itself at its end, "mean" and "max" over the nodes.
+            link_shares: use of the links between uplinks and downlinks, "mean" and "max" over those that carried anything.
         """
         said = {
             "status": status,
@@ -205,6 +207,7 @@ class RunFolder:
             "profile": dict(profile or {}),
             "peak_vectors": peak_vectors,
             "private_bytes": None if private_bytes is None else dict(private_bytes),
+            "link_shares": None if link_shares is None else dict(link_shares),
         }
         write_json(self.path / "status.json", said)
 

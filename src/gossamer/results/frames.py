@@ -50,7 +50,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Final:
-    """A metric over the nodes, at the last evaluation that is complete; ``best`` is over those that are complete."""
+    """A metric over the nodes, at the last evaluation that is complete; ``best`` is over those that are complete.
+
+    One of :data:`ASYNCHRONY` is over the whole run instead, and has no best."""
 
     mean: float
     std: float
@@ -302,6 +304,8 @@ def final(run: Run, name: str) -> Final | None:
     """A metric at the last complete evaluation, and its best; None where the run has none."""
     if name not in metric_names(run):
         return None
+    if name in ASYNCHRONY:
+        return _over_the_run(run, name)
     table = summary(run, name)
     if table.is_empty():
         return None
@@ -315,6 +319,31 @@ def final(run: Run, name: str) -> Final | None:
         )
         best = Best(row["mean"], row["round"])
     return Final(last["mean"], last["std"], last["count"], last["round"], best)
+
+
+def _over_the_run(run: Run, name: str) -> Final | None:
+    """A metric that each row has for the time since the node's row before, over all of that time: shares count by the
+    seconds that they are of, mean ages by the messages that they are of."""
+    # (Records of older versions don't have the number of those messages: rows count alike.)
+    of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
+    weight = (of - of.shift().over("node").fill_null(0)).fill_null(1)
+    value = pl.col(name)
+    mean = (value * pl.col("weight")).sum() / pl.col("weight").sum()
+    nodes = (
+        run.metrics.filter(pl.col("node") >= 0)
+        .sort("time_s", maintain_order=True)
+        .with_columns(weight=weight.clip(0))
+        .filter(value.is_not_null())
+        .group_by("node")
+        .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
+        .filter(pl.col("value").is_finite())
+    )
+    if nodes.is_empty():
+        return None
+    mean, std, rounds = nodes.select(
+        pl.col("value").mean(), std=pl.col("value").std(ddof=0), round=pl.col("round").mean()
+    ).row(0)
+    return Final(mean, std, len(nodes), rounds, best=None)
 
 
 def complete(run: Run, name: str) -> list[int]:

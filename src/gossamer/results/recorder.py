@@ -7,9 +7,10 @@ ended); one that was made for several has them all, separated by ``", "``. Recor
 ``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the ``test_*`` of the
 average model. ``bytes_*`` and ``messages_*`` count from the start of the run. ``staleness_s`` and ``staleness_max_s``
 are the mean and the largest age of the messages that the node's algorithm took since the row before (from when they
-were queued to when they were taken); ``idle_share``, ``uplink_share`` and ``downlink_share`` are the shares of that
-time in which none of its computations ran, and in which its uplink and its downlink carried something. A node that took
-no part in an evaluation has no ``test_*``. Values of ``node.record(...)`` come as further columns.
+were queued to when they were taken); ``idle_share`` is the share of that time in which none of its computations ran,
+``uplink_share`` and ``downlink_share`` are the bytes that passed its links by what they could have carried in that
+time (null where they are unlimited). A node that took no part in an evaluation has no ``test_*``. Values of
+``node.record(...)`` come as further columns.
 
 Rows of ``events`` carry ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``,
 ``fault``, ``dropped-frame``, ...), ``detail`` and whatever else there is to say.
@@ -69,6 +70,7 @@ TRAFFIC: dict[str, Any] = {
     "messages_lost": pl.Int64,
     "messages_late": pl.Int64,
     "messages_superseded": pl.Int64,
+    "messages_taken": pl.Int64,
     "staleness_s": pl.Float64,
     "staleness_max_s": pl.Float64,
     "idle_share": pl.Float64,

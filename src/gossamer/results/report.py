@@ -262,6 +262,9 @@ def _cards(run: Run) -> str:
                 )
             )
     shown += [(title, text, note) for title, (text, note) in _figures(run, final).items()]
+    if (shares := run.link_shares) is not None:
+        note = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
+        shown.append(("use of inner links", f"{100 * shares['mean']:.3g} %", note))
     cards = "".join(
         f'<div class="card"><dt>{escape(title)}</dt>'
         f"<dd>{escape(text)}</dd><small>{escape(note)}</small></div>"
@@ -287,16 +290,18 @@ def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
 
 
 def _fates(messages: Mapping[str, int]) -> str:
-    """What became of the messages that were sent, as shares of them; of those taken back, as many as there were."""
-    sent = messages.get("sent")
-    if not sent:
+    """What became of the messages: shares of all that were sent, taken back before, or given up for a dead peer. Of those
+    received, some gave way to newer ones, or came too late."""
+    received, lost, cancelled = (messages.get(fate, 0) for fate in ("received", "lost", "cancelled"))
+    total = max(messages.get("sent", 0), received + lost) + cancelled
+    if not total:
         return ""
     shares = [
-        f"{100 * messages[fate] / sent:.3g} % {fate}"
-        for fate in ("received", "lost", "late", "superseded")
-        if messages.get(fate)
+        f"{100 * count / total:.3g} % {fate}"
+        for fate in ("received", "lost", "cancelled", "superseded", "late")
+        if (count := messages.get(fate))
     ]
-    return ", ".join(shares + ([f"{messages['cancelled']:,} cancelled"] if messages.get("cancelled") else []))
+    return f"of {total:,} sent or cancelled: {', '.join(shares)}" if shares else ""
 
 
 def _table(runs: Sequence[Run], names: Sequence[str]) -> str:

@@ -157,6 +157,13 @@ class Run:
         return None if recorded is None else dict(recorded)
 
     @property
+    def link_shares(self) -> dict[str, float] | None:
+        """Bytes that links between uplinks and downlinks carried, by what they could have carried in the whole run: "mean"
+        and "max" over those that carried anything. None where transfers share no such link, or the run was resumed."""
+        recorded = self._status.get("link_shares")
+        return None if recorded is None else dict(recorded)
+
+    @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or else as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))

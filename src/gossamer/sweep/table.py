@@ -21,6 +21,9 @@ _FIGURES: dict[str, Any] = {
     "time_s": pl.Float64,
     "wall_s": pl.Float64,
     "bytes_sent": pl.Int64,
+    "messages_received": pl.Int64,
+    "messages_superseded": pl.Int64,
+    "messages_cancelled": pl.Int64,
     "messages_lost": pl.Int64,
 }
 _RUN: dict[str, Any] = {"run": pl.String}
@@ -31,9 +34,10 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
     Returns:
         One row a cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
-        the nodes at the last complete evaluation, and as ``best_<metric>`` the best of such means; ``rounds``,
-        ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_lost`` of all nodes; ``run``,
-        the run's folder within the sweep's. What is not recorded is null.
+        the nodes at the last complete evaluation (of ages and shares of time, over the whole run), and as
+        ``best_<metric>`` the best of such means; ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real),
+        ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder within the sweep's. What is not
+        recorded is null.
     """
     at = states(sweep)
     finals = {run: _summary(state) for run, state in at.items()}
@@ -139,7 +143,8 @@ def _row(planned: Planned, state: State, final: FinalSummary | None, sweep: Swee
         best = {
             f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best is not None
         }
-        row = means | best | {name: getattr(final, name) for name in _FIGURES}
+        known = vars(final) | {f"messages_{fate}": count for fate, count in final.messages.items()}
+        row = means | best | {name: known.get(name) for name in _FIGURES}
     folder = None if state.folder is None else str(state.folder.relative_to(sweep.folder))
     said = {"seed": planned.experiment.seed, "status": state.status, "cause": state.cause, "run": folder}
     return row | said | dict(planned.cell.labels)

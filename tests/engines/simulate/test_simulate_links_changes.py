@@ -257,7 +257,7 @@ def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
     scene = Scene(3, Uniform(sharing=sharing, latency_s=0.5))
     scene.links.send(0, (1, 2), b"", ("t",))
     assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
-    assert scene.links.sending_seconds(0) == 0
+    assert scene.links.sending_seconds(0) is None
 
 
 @both
@@ -271,6 +271,63 @@ def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(shar
         scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
     scene.play()
     assert seen == pytest.approx([0.025, 0.05, 0.0625, 0.075, 0.075], abs=1e-6)
+
+
+@both
+def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
+    """Though the path limits what passes it; once the links are limited, what passes from then on counts."""
+    then = ((0.2, star(2, 8.0, rate=250_000.0)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, [math.inf] * 4, rate=250_000.0), then=then))
+    scene.send(0, 1, of_size(100_000))
+    seen: list[tuple[float | None, float | None]] = []
+    for at_ms in (100, 300, 500):
+        scene.at(
+            at_ms * MS,
+            lambda: seen.append((scene.links.sending_seconds(0), scene.links.receiving_seconds(1))),
+        )
+    scene.play()
+    assert seen[0] == (None, None)
+    assert seen[1:] == [pytest.approx((0.025, 0.0), abs=1e-6), pytest.approx((0.05, 0.1), abs=1e-6)]
+
+
+@both
+def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None:
+    """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
+    conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions))
+    for source in (0, 1):
+        scene.send(source, 2 + source, of_size(200_000))
+    seen: list[float | None] = []
+    scene.at(200 * MS, lambda: seen.extend(scene.links.sending_seconds(source) for source in (0, 1)))
+    scene.play()
+    rate = 500_000 if sharing == "fifo" else 250_000
+    assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS[1:])
+def test_links_in_between_are_used_by_what_crosses_them(sharing: str) -> None:
+    """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. What is
+    cut counts as far as it has left, and what is leaving at the end as far as it is gone."""
+    paths = {(0, 2): (0, 8, 6), (1, 3): (1, 8, 9, 7), (2, 0): (2, 10, 4)}
+
+    def conditions(first: float) -> Map:
+        return Map(
+            [8.0] * 8 + [first, 16.0, math.inf, 8.0],
+            lambda source, to: Path(paths.get((source, to), (source, 4 + to))),
+        )
+
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions(4.0), then=((0.2, conditions(8.0)),)))
+    scene.send(0, 2, of_size(100_000))  # gone after 0.3 s, at 250 kB/s and then 500 kB/s
+    cut = scene.send(1, 3, of_size(400_000))
+    scene.send(2, 0, of_size(100_000))
+    scene.send(3, 2, of_size(100_000))
+    scene.at(300 * MS, cut.cancel)  # 100 kB of it have left
+    scene.at(350 * MS, lambda: scene.send(0, 2, of_size(200_000)))  # 50 kB of it are gone in the end
+    shares: list[float] = []
+    scene.at(400 * MS, lambda: shares.extend(scene.links.inner_shares()))
+    scene.play()
+    could = 0.2 * 500_000 + 0.2 * 1_000_000
+    assert shares == pytest.approx([250_000 / could, 100_000 / 800_000], abs=1e-3)
 
 
 def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:

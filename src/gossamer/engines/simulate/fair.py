@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from gossamer.engines.simulate.clock import NS, Event, Order
 from gossamer.engines.simulate.links import NETWORK, Links
 from gossamer.engines.simulate.maxmin import Flow, MaxMin
@@ -89,6 +91,9 @@ class FairLinks(Links):
             tuple[int, int, int]
         ] = []  # when something is due on a connection, its source and key
         self._due_at_most = MANY_DUE
+        self._carried = [0] * len(self._rates)  # bytes, by links that are neither uplinks nor downlinks
+        self._capacity = np.zeros(len(self._rates))  # bytes that each link could have carried by then
+        self._capacity_ns = self._clock.now_ns
         self._next: Event | None = None
         self._next_ns = 0
 
@@ -196,6 +201,7 @@ class FairLinks(Links):
             return
         transfer.end_ns = now
         self._left(transfer)
+        self._carry(connection, transfer.size)
         if transfer.lost:
             transfer.accept_at(self._clock, now)
         else:
@@ -217,6 +223,7 @@ class FairLinks(Links):
             return True
         gone = connection.gone_by(self._clock.now_ns)
         self._cut(transfer, gone)
+        self._carry(connection, gone)
         if gone and not transfer.lost:
             self._arrive(transfer)
         self._end(connection)
@@ -225,6 +232,7 @@ class FairLinks(Links):
 
     def _changed(self, before: list[float]) -> None:
         now = self._clock.now_ns
+        self._add_capacity(before)
         for connection in self._all():
             transfer = connection.messages[0]
             path = self._conditions.path(connection.source, connection.to)
@@ -242,6 +250,28 @@ class FairLinks(Links):
 
     def _settle(self, rank: int) -> None:
         """All that has left is counted as it does."""
+
+    def _carry(self, connection: _Connection, nbytes: int) -> None:
+        """Count bytes on the links between an uplink and a downlink: those of the path as it is at a message's end."""
+        for link in connection.links[1:-1]:
+            self._carried[link] += nbytes
+
+    def _add_capacity(self, rates: list[float]) -> None:
+        """Until now links had these rates."""
+        now = self._clock.now_ns
+        if now > self._capacity_ns:
+            self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)
+            self._capacity_ns = now
+
+    def inner_shares(self) -> list[float]:
+        self._add_capacity(self._rates)
+        for connection in self._all():
+            self._carry(connection, connection.gone_by(self._clock.now_ns))
+        return [
+            nbytes / capacity
+            for nbytes, capacity in zip(self._carried, self._capacity.tolist(), strict=True)
+            if nbytes > 0 and 0 < capacity < math.inf
+        ]
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         return [each for connection in self._connections[rank].values() for each in connection.messages]

@@ -367,7 +367,8 @@ class Links(ABC):
             bytes_sent=traffic.bytes_sent + nbytes,
         )
         drawn = dict(self._left_before[rank])
-        seconds = {"sending_s": self.sending_seconds(rank), "receiving_s": self.receiving_seconds(rank)}
+        self._use_by_now(rank)
+        seconds = {"sending_s": self._sending_s[rank], "receiving_s": self._receiving_s[rank]}
         return {"traffic": asdict(whole), **seconds, "drawn": drawn}
 
     def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
@@ -389,14 +390,22 @@ class Links(ABC):
         self._traffic[rank].messages_received -= 1
         self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
 
-    def sending_seconds(self, rank: int) -> float:
-        """Bytes that have left a node by now, by its uplink's bandwidth."""
+    def sending_seconds(self, rank: int) -> float | None:
+        """Bytes that have left a node by now, by the rate that its uplink had then; None while that is unlimited."""
+        if math.isinf(self._rates[rank]):
+            return None
         self._use_by_now(rank)
         return self._sending_s[rank]
 
-    def receiving_seconds(self, rank: int) -> float:
-        """Bytes of the messages that have come in by now, by the bandwidth of the node's downlink."""
-        return self._receiving_s[rank]
+    def receiving_seconds(self, rank: int) -> float | None:
+        """Bytes of the messages that have come in by now, by the rate that the node's downlink had then; None while that
+        is unlimited."""
+        return None if math.isinf(self._rates[self._nodes + rank]) else self._receiving_s[rank]
+
+    def inner_shares(self) -> list[float]:
+        """Bytes that each link between uplinks and downlinks has carried, by what it could have: of those links that are
+        shared and limited and have carried something. To be called once, when the run is over."""
+        return []
 
     def _use_by_now(self, rank: int) -> None:
         for transfer, gone in self._leaving(rank):

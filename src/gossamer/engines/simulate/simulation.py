@@ -190,6 +190,8 @@ class Simulation:
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
+        # (What was carried before a run was resumed is not on record.)
+        shares = self._links.inner_shares() if self._cut is None else []
         return Outcome(
             reason,
             self._clock.now(),
@@ -200,6 +202,7 @@ class Simulation:
             self._execution.trainer.name,
             self._profile.seconds,
             self._rows.peak,
+            link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
     def _keep_what_was_recorded(self) -> None:

@@ -47,34 +47,50 @@ class Bucket:
         self.rate = max(rate, SLOWEST)
         self.free = -math.inf
         """When all that was taken has passed."""
-        self._taken_s = 0.0
+        self._used_s = 0.0  # by all that was taken
+        self._part = _part(self.rate, rate)
 
     def take(self, nbytes: int, since: float) -> float:
         """The instant at which the last of some bytes has passed, if the first could have done so from ``since`` on."""
-        self._taken_s += nbytes / self.rate
+        self._used_s += nbytes / self.rate * self._part
         self.free = max(self.free, since) + nbytes / self.rate
         return self.free
 
     def give_back(self, now: float) -> None:
         """What was taken and has not passed by now won't."""
         if self.free > now:
-            self._taken_s -= self.free - now
+            self._used_s -= (self.free - now) * self._part
             self.free = now
 
-    def busy_seconds(self, now: float) -> float:
-        """For how long something has passed by now."""
-        return self._taken_s - max(self.free - now, 0.0)
+    def used_seconds(self, now: float) -> float:
+        """For how long all that has passed by now would have kept the link busy at the link's own rate."""
+        return self._used_s - max(self.free - now, 0.0) * self._part
 
-    def change(self, rate: float, now: float) -> float:
-        """Another rate from now on, also for what was taken and has not passed; gives the ratio of its times."""
+    def change(self, rate: float, now: float, own: float | None = None) -> float:
+        """Another rate from now on, also for what was taken and has not passed; gives the ratio of its times.
+
+        Args:
+            rate: bytes a second.
+            now: the instant.
+            own: the link's own rate, where what passes is held back by something else; None is ``rate``.
+        """
+        part, own = self._part, rate if own is None else own
         rate = max(rate, SLOWEST)
         stretch = 1.0 if rate == self.rate else self.rate / rate
-        self.rate = rate
+        self.rate, self._part = rate, _part(rate, own)
         if self.free > now:
             left = self.free - now
-            self._taken_s += left * (stretch - 1)
+            self._used_s += left * (stretch * self._part - part)
             self.free = now + left * stretch
         return stretch
+
+
+def _part(rate: float, own: float) -> float:
+    """How much of a link is in use while bytes pass it at a rate; what passes where nothing can, to find out when it can
+    again, uses none."""
+    if own <= 0:
+        return 0.0
+    return 1.0 if rate == own else rate / own
 
 
 class Line:
@@ -173,9 +189,9 @@ class Downlink:
         if self._timer is None:
             self._serve()
 
-    def busy_seconds(self) -> float:
-        """For how long something has passed by now."""
-        return self._bucket.busy_seconds(self._loop.time())
+    def used_seconds(self) -> float:
+        """As :meth:`Bucket.used_seconds`."""
+        return self._bucket.used_seconds(self._loop.time())
 
     def change(self, rate: float) -> None:
         """Another rate from now on."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -109,9 +110,16 @@ class Shaper:
             return float(self._conditions.rates[source])
         return min(path.rate, *(float(self._conditions.rates[link]) for link in (source, *path.links[:-1])))
 
-    def carried_seconds(self) -> tuple[float, float]:
-        """For how long the uplink and the downlink have carried something by now."""
-        return self.uplink.busy_seconds(self._loop.time()), self.downlink.busy_seconds()
+    def carried_seconds(self) -> tuple[float | None, float | None]:
+        """Bytes that have passed the uplink, and the downlink, by now, by the rates that these had then; None of one that is
+        unlimited."""
+        up, down = (
+            math.isinf(self._conditions.rates[link]) for link in (self._rank, self._nodes + self._rank)
+        )
+        return (
+            None if up else self.uplink.used_seconds(self._loop.time()),
+            None if down else self.downlink.used_seconds(),
+        )
 
     # --- the sender's end
 
@@ -126,7 +134,8 @@ class Shaper:
     def _meter(self, path: Path | None) -> None:
         """Let the uplink have the rate of the message on it, which is for a path; what is lost takes the uplink alone."""
         self._lost = self._lost or path is None
-        self.uplink.change(self._rate(self._rank, None if self._lost else path), self._loop.time())
+        rate, own = self._rate(self._rank, None if self._lost else path), self._rate(self._rank, None)
+        self.uplink.change(rate, self._loop.time(), own)
 
     def reaches(self, to: int) -> bool:
         """Whether there is a path to a node; a message that is leaving when it goes is lost."""

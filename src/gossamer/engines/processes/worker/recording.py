@@ -66,12 +66,13 @@ class Recording:
         if node.rank not in setup.judged and node.round == 0 and node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
+        links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
+        spent = Spent(self._computing.seconds(), *links)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         with self._clock.pause():
             if last and not (self._shaper and moment == "end"):
                 await self.flush()
-            links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
-            shares = self._usage.shares(time_s, Spent(self._computing.seconds(), *links))
+            shares = self._usage.shares(time_s, spent)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
                 judged = await self._computing.judge(model)

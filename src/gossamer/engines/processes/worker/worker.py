@@ -389,8 +389,8 @@ class Worker:
         row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
         return self._rows.store(tensor) if row else tensor
 
-    def _carried(self) -> tuple[float, float]:
-        """Seconds for which the links have carried something: since the process began, not the run."""
+    def _carried(self) -> tuple[float | None, float | None]:
+        """What the links have carried, see :class:`Spent`: since the process began, not the run."""
         return (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
 
     def _state(self) -> dict[str, Any]:
