@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import gossamer
+from gossamer import Experiment
+from gossamer.engines.setup import prepare
 from gossamer.errors import BadInput
 from gossamer.network import Conditions, Kollaps
 
@@ -194,3 +198,75 @@ def test_a_direction_that_is_not_there_has_no_rate(tmp_path: Path) -> None:
     join, change = text.format(1, 'action="join" latency="1"'), text.format(2, 'download="3Mbps"')
     with pytest.raises(BadInput, match="download: the link has no such direction; accepted: upload"):
         course(tmp_path, join, change)
+
+
+# --- what is lost on its way
+
+CIRCLE = """<experiment boot="kollaps:2.0">
+    <services> <service name="a"/> <service name="b"/> <service name="c"/> </services>
+    <bridges> <bridge name="s"/> <bridge name="t"/> </bridges>
+    <links>
+        <link origin="a" dest="s" latency="10" upload="1Mbps" download="1Mbps"/>
+        <link origin="b" dest="s" latency="10" upload="1Mbps" download="1Mbps"/>
+        <link origin="c" dest="t" latency="10" upload="1Mbps" download="1Mbps"/>
+        <link origin="s" dest="t" latency="10" upload="1Mbps" download="1Mbps"/>
+        <link origin="s" dest="t" latency="20" upload="1Mbps"/>
+        <link origin="t" dest="s" latency="20" upload="1Mbps"/>
+    </links>
+    <dynamic> <schedule time="0.05" {event}/> </dynamic>
+</experiment>"""
+
+
+def on_a_circle(path: Path, event: str, algorithm: str) -> Experiment:
+    """Three nodes, of which one is behind another bridge."""
+    path.write_text(CIRCLE.format(event=event))
+    described: dict[str, Any] = {
+        "nodes": 3,
+        "task": {"name": "least-squares", "features": 2, "samples": 12},
+        "topology": "complete",
+        "algorithm": algorithm,
+        "network": {"name": "kollaps", "path": str(path)},
+        "compute": {"name": "constant", "seconds_per_step": 0.02},
+        "stop": {"rounds": 4},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+    }
+    return Experiment.of(described)
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "sgp"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        'origin="a" dest="s" upload="6Mbps"',
+        'origin="c" dest="t" latency="30"',
+        'origin="a" dest="s" drop="0"',
+    ],
+)
+def test_a_network_on_which_nothing_is_lost_is_for_all_algorithms(
+    tmp_path: Path, event: str, algorithm: str
+) -> None:
+    """It changes, but every path stays."""
+    run = gossamer.run(on_a_circle(tmp_path / "circle.xml", event, algorithm), tmp_path)
+    assert run.status == "done"
+    assert run.metrics["messages_lost"].sum() == 0
+    assert run.metrics["time_s"].max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        'name="b" action="leave"',
+        'name="c" action="crash"',
+        'name="a" action="disconnect"',
+        'name="t" action="leave"',
+        'origin="a" dest="s" action="leave"',
+        'origin="s" dest="b" drop="0.001"',
+    ],
+)
+def test_a_network_that_loses_messages_later_is_refused_where_they_are_waited_for(
+    tmp_path: Path, event: str
+) -> None:
+    with pytest.raises(BadInput, match=r"gather\.timeout_s: null on a network that loses messages"):
+        prepare(on_a_circle(tmp_path / "circle.xml", event, "d-psgd"))
+    with pytest.raises(BadInput, match="network: one that loses messages, for sgp"):
+        prepare(on_a_circle(tmp_path / "circle.xml", event, "sgp"))

@@ -87,6 +87,10 @@ def test_a_star_of_equals_has_one_latency() -> None:
             {"name": "stragglers", "bandwidth_mbps": 1, "count": 1, "ranks": [0]},
             "exactly one of count, fraction and ranks",
         ),
+        (
+            {"name": "stragglers", "bandwidth_mbps": 1, "ranks": [2], "which": "first"},
+            'accepted: which "first" with count or fraction, not with ranks',
+        ),
         ({"name": "stragglers", "bandwidth_mbps": 1, "count": 1, "factor": 0}, r"network\.factor: got 0; "),
         ({"name": "stragglers", "bandwidth_mbps": 1, "fraction": 1.5}, r"network\.fraction: got 1\.5"),
         ({"name": "stragglers", "count": 1}, r"network\.bandwidth_mbps: null; accepted: "),

@@ -78,6 +78,10 @@ class DivShare(Algorithm):
         return super().data_ranks(nodes)
 
     def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+        if self.backlog is not None and self.queue == "drop":
+            raise BadInput(
+                f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or with queue "keep"'
+            )
         if topology.sampled and self.recipients_from == "all":
             raise BadInput(
                 f'algorithm.recipients_from: "all" on {topology.topology.name_of()}, which is there to be asked; accepted:'

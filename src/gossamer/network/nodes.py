@@ -23,7 +23,7 @@ class SomeNodes(Component):
         count: so many nodes.
         fraction: this share of the nodes, rounded to the nearest number.
         ranks: these nodes.
-        which: of ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks.
+        which: of ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks (with ``ranks`` refused).
     """
 
     count: NonNegativeInt | None = None
@@ -35,6 +35,9 @@ class SomeNodes(Component):
     def _one_of_three(self) -> SomeNodes:
         if [self.count, self.fraction, self.ranks].count(None) != 2:
             raise ValueError("exactly one of count, fraction and ranks")
+        # (The default stands beside ranks wherever an experiment was saved.)
+        if self.ranks is not None and self.which == "first":
+            raise ValueError('which "first" with count or fraction, not with ranks')
         return self
 
     def chosen(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:

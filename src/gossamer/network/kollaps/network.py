@@ -39,6 +39,9 @@ class Kollaps(Changing):
         course = list(self._course(nodes, seed))  # all of the schedule is looked at before anything starts
         return course[0][1]
 
+    def loses(self, nodes: int, seed: int) -> bool:
+        return any(conditions.loses(nodes) for _, conditions in self._course(nodes, seed))
+
     def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         description = read_description(self.path, "network.path")
         play = _Play(description, seed)
