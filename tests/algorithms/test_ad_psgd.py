@@ -21,6 +21,7 @@ from gossamer import BadInput, Experiment, Node, NodeWrapper
 from gossamer.algorithms import ADPSGD
 from gossamer.algorithms.ad_psgd import active_ranks
 from gossamer.messages import Message, Payload
+from gossamer.results.checkpoints import newest
 from gossamer.topology import Graph
 
 # Unlike each other, and never two things at one instant.
@@ -231,12 +232,27 @@ def test_averaging_keeps_the_sum_of_all_models_at_every_instant(tmp_path: Path) 
     assert run.parameters.std(dim=0).max() < 0.3 * start.std(axis=0).max()
 
 
-def test_at_the_end_of_its_rounds_a_node_waits_for_its_last_answer(tmp_path: Path) -> None:
-    slow = [[4 * seconds for seconds in row] for row in LATENCY]
+SLOW = [[4 * seconds for seconds in row] for row in LATENCY]
+
+
+@pytest.mark.parametrize("wait_free", [False, True])
+@pytest.mark.parametrize(
+    ("latency", "timeout_s", "kept"),
+    [
+        (SLOW, 30.0, True),
+        ([[0.3] * 5] * 5, 0.5, True),  # every answer is given up, and comes
+        ([[0.49] * 5] * 5, 0.5, True),
+        ([[0.51] * 5] * 5, 0.5, False),  # the last ones come after twice the time
+    ],
+    ids=["in time", "late", "just in time", "too late"],
+)
+def test_at_the_end_of_its_rounds_a_node_waits_for_the_answers_that_it_is_owed(
+    tmp_path: Path, latency: list[list[float]], timeout_s: float, kept: bool, wait_free: bool
+) -> None:
     described = experiment(
-        {"name": "ad-psgd", "wait_free": True},
+        {"name": "ad-psgd", "wait_free": wait_free, "timeout_s": timeout_s},
         SECONDS,
-        slow,
+        latency,
         topology=edges(tmp_path / "edges.txt", PATH),
         optimizer={"name": "sgd", "lr": 1e-30},
         stop={"rounds": 16},
@@ -244,9 +260,26 @@ def test_at_the_end_of_its_rounds_a_node_waits_for_its_last_answer(tmp_path: Pat
     start = World(described).X
     run, _ = play(described, tmp_path)
     assert run.parameters is not None
-    sums = run.parameters.double().sum(dim=0).numpy()
-    np.testing.assert_allclose(sums, start.sum(axis=0), atol=1e-6 * len(start) * np.abs(start).max())
+    missing = np.abs(run.parameters.double().sum(dim=0).numpy() - start.sum(axis=0)).max()
+    assert (missing < 1e-6 * len(start) * np.abs(start).max()) == kept
     assert run.parameters.std(dim=0).max() < 0.8 * start.std(axis=0).max()  # they did average
+
+
+def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(tmp_path: Path) -> None:
+    """Of answers that never come, those of the last 1.5 s are remembered: two rounds' of 0.75 s each."""
+    described = experiment(
+        {"name": "ad-psgd", "timeout_s": 0.75},
+        [[0.25]] * 4,
+        [[0.1] * 4] * 4,
+        wrappers=[Muffled(kind="answer")],
+        checkpoint={"every_rounds": 6},
+        stop={"rounds": 6},
+    )
+    with mock.patch("gc.collect"):
+        run = gossamer.run(described, tmp_path)
+    cut = newest(run.path / "checkpoints")
+    assert cut is not None
+    assert [list(cut.read(rank).state["owed"]) for rank in range(4)] == [[4, 5], [], [4, 5], []]
 
 
 # --- roles

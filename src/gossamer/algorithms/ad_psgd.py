@@ -12,7 +12,8 @@ ones answer. A request carries x_i; the passive node answers and averages in one
 
 The active side's model may have moved since it asked, by its own gradient: it takes the half difference, not the
 average, so that averaging leaves the sum of all models as it is; what one node has gained and the other not yet lost is
-on its way in the answer, for which a node waits even when its rounds are over. (The published protocol answers with
+on its way in the answer, for which a node waits even when its rounds are over, up to twice ``timeout_s`` after it asked.
+What is lost, or comes after that, the sum lacks. (The published protocol answers with
 x_j, from which the active side has to find the same half difference; the answer here says it, in as many bytes, and is
 right however late it comes.)
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -30,7 +31,7 @@ from torch import Tensor
 from gossamer.algorithms.algorithm import Algorithm, each, set_shared_model, shared_model
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
-from gossamer.messages import Model
+from gossamer.messages import Message, Model
 from gossamer.node import Node, PeerLost
 from gossamer.registry import register
 from gossamer.topology import Graph, TopologySchedule
@@ -51,7 +52,8 @@ class ADPSGD(Algorithm):
             the next averaging in the first round that finds this one over. Else a round ends when both are done, so
             that there is one averaging a round.
         timeout_s: seconds after which an active node gives an answer up for this round; one that comes later still
-            counts. A request that is lost costs this time.
+            counts. A request that is lost costs this time. When its rounds are over, a node waits for the answers that it
+            gave up as long again.
     """
 
     gathers: ClassVar[bool] = False
@@ -81,6 +83,7 @@ class ADPSGD(Algorithm):
         if node.rank not in active:
             node.spawn(self._answer(node))
         asks = sampled or node.rank in active
+        owed: dict[int, Any] = node.state.setdefault("owed", {})
         averaging = None
         async for r in node.rounds():
             if asks and (averaging is None or averaging.done()):
@@ -88,9 +91,10 @@ class ADPSGD(Algorithm):
             await node.train(self.local_steps)
             if averaging is not None and not self.wait_free:
                 await averaging
-        if averaging is not None:  # what the other side has taken over is still to be given
+        if averaging is not None:
             await averaging
-            self._take_late(node)
+        for asked, (partner, until) in list(owed.items()):  # what these have taken over is still to be given
+            await self._hear(node, partner, asked, max(until - node.now(), 0.0))
 
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
         """An active node's part of one averaging."""
@@ -100,14 +104,21 @@ class ADPSGD(Algorithm):
             return
         partner = passive[int(node.rng("partner", r).integers(len(passive)))]
         node.send(partner, shared_model(node), tag=("average", r))
+        node.state["owed"][r] = [partner, node.now() + 2 * self.timeout_s]
+        await self._hear(node, partner, r, self.timeout_s)
+
+    async def _hear(self, node: Node, partner: int, r: int, seconds: float) -> None:
+        """Wait for the answer of a round, for some seconds at most."""
         with suppress(TimeoutError, PeerLost):
-            answer = await node.receive(("answer", r), source=partner, timeout=self.timeout_s)
-            _move(node, answer.payload)
+            _take(node, await node.receive(("answer", r), source=partner, timeout=seconds))
 
     def _take_late(self, node: Node) -> None:
-        """Answers that had been given up."""
+        """Answers that had been given up. Those that nobody will wait for are no more owed."""
         for late in node.drain("answer"):
-            _move(node, late.payload)
+            _take(node, late)
+        owed, now = node.state["owed"], node.now()
+        for r in [r for r, (_, until) in owed.items() if until <= now]:
+            del owed[r]
 
     async def _answer(self, node: Node) -> None:
         """A passive node's part, as long as the run lasts."""
@@ -117,6 +128,11 @@ class ADPSGD(Algorithm):
             d = each(lambda theirs, own: (theirs - own) / 2, request.payload, shared_model(node))
             _move(node, d)
             node.send(request.source, each(torch.neg, d), tag=("answer", *request.tag[1:]))
+
+
+def _take(node: Node, answer: Message) -> None:
+    _move(node, answer.payload)
+    node.state["owed"].pop(answer.tag[1], None)
 
 
 def _move(node: Node, d: Tensor | Model) -> None:
