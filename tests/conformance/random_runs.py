@@ -1,0 +1,167 @@
+"""Random surroundings for every algorithm: graphs, step times, latencies, bandwidths, ways to share them, losses and paths
+that come and go; and short runs in them, in which nothing is learned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import networkx as nx
+
+from gossamer import Experiment, Message, Node, NodeWrapper
+from gossamer.api import Silent
+from gossamer.engines.outcome import Outcome
+from gossamer.engines.setup import prepare
+from gossamer.engines.simulate.simulation import Simulation
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
+from gossamer.network import ComputeProfile, Conditions, Uniform
+from gossamer.network import Path as Route
+from gossamer.registry import names
+from gossamer.results.segment import Segment
+
+ALGORITHMS: dict[str, Any] = dict(sorted(names("algorithm").items()))
+"""All of them, by name."""
+
+
+class Uneven(ComputeProfile):
+    """A time for each node."""
+
+    durations: list[float]
+
+    def step_seconds(self, seed: int, rank: int, step: int) -> float:
+        return self.durations[rank]
+
+
+class Broken(Conditions):
+    """A network without some of its paths, and with a fraction of its rates."""
+
+    def __init__(self, whole: Conditions, nodes: int, seed: int, turn: int, gone: float) -> None:
+        rng = random.Random(f"{seed} {turn}")
+        self._whole, self.rates = whole, whole.rates * rng.choice([0.1, 0.5, 1.0])
+        self._gone = {pair for pair in product(range(nodes), repeat=2) if rng.random() < gone}
+
+    def path(self, source: int, to: int) -> Route | None:
+        return None if (source, to) in self._gone else self._whole.path(source, to)
+
+
+class Flickering(Uniform):
+    """Paths vanish and return, and rates change, every ``period_s``; for ever."""
+
+    period_s: float
+    gone: float
+
+    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        whole = self.conditions(nodes, seed)
+        return ((turn * self.period_s, Broken(whole, nodes, seed, turn, self.gone)) for turn in count(1))
+
+
+class Lossy(NodeWrapper):
+    """Every message is lost with the same probability, on any network."""
+
+    loss: float
+
+    def incoming(self, node: Node, message: Message) -> Message | None:
+        rng = node.rng(
+            "loss",
+            message.source,
+            round(message.sent_at * 1e9),
+            *(k for k in message.tag if isinstance(k, int)),
+        )
+        return None if rng.random() < self.loss else message
+
+
+def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
+    """One of its forms."""
+    options: dict[str, dict[str, list[Any]]] = {
+        "ad-psgd": {"wait_free": [False, True], "timeout_s": [0.01, 0.1, 5.0], "local_steps": [1, 2]},
+        "ad-psgd-artifact": {"degree": [2, 5], "backlog": [1, None]},
+        "divshare": {
+            "fraction": [0.2, 0.5, 1.0],
+            "recipients": [None, 1],
+            "queue": ["drop", "keep"],
+            "recipients_from": ["all", "neighbors"],
+            "backlog": [1, None],
+        },
+        # (Without it, a ring of an even number of nodes is refused.)
+        "d2": {"exact_diffusion": [True]},
+        "epidemic-local": {"degree": [1, 2]},
+        "epidemic-oracle": {"degree": [2]},
+        "gossip-learning": {"merge": ["each", "all"], "period_s": [None, 0.05], "local_steps": [1, 2]},
+        "relay-sum": {"tree": ["spanning"]},
+        "swift": {"memory": ["stored", "fresh"], "average_every": [1, 3], "local_steps": [1, 2]},
+        "swift-artifact": {"recipients": [None, 1], "backlog": [1, None]},
+    }
+    chosen = {field: rng.choice(values) for field, values in options.get(name, {}).items()}
+    if chosen.get("queue") == "drop":
+        del chosen["backlog"]
+    return {"name": name, **chosen}
+
+
+def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: bool) -> dict[str, Any]:
+    """An experiment of so many nodes, without its stop rule.
+
+    Args:
+        name: the algorithm.
+        number: draws everything, with the name.
+        nodes: how many.
+        folder: where the graph is written.
+        lossless: nothing is lost, and who gathers waits as long as it takes; else the network may lose what an algorithm bears,
+            and every node a message whatever it bears.
+    """
+    rng = random.Random(f"{name} {number}")
+    graph = nx.random_labeled_tree(nodes, seed=number)
+    graph.add_edges_from(nx.gnp_random_graph(nodes, rng.choice([0.0, 0.3, 1.0]), seed=number).edges)
+    edges = folder / f"{name}-{number}.txt"
+    edges.write_text("".join(f"{i} {j}\n" for i, j in graph.edges))
+    links: dict[str, Any] = {
+        "sharing": rng.choice(["fifo", "fair", "rtt-fair"]),
+        "latency_s": rng.choice([0.0, 0.005, 0.2]),
+        "jitter_s": rng.choice([0.0, 0.01]),
+        "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),
+    }
+    network = Uniform(**links)
+    if ALGORITHMS[name].bears_loss and not lossless:
+        links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
+        period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
+        network = rng.choice([Uniform(**links), Flickering(**links, period_s=period_s, gone=gone)])
+    # Without a timeout, who gathers waits for ever for what is lost.
+    limited = ALGORITHMS[name].gathers and not lossless
+    return {
+        "seed": number,
+        "nodes": nodes,
+        "task": {"name": "least-squares", "features": 6, "samples": 2 * nodes, "test_samples": 1},
+        "topology": {"name": "edge-list", "path": str(edges)},
+        "algorithm": algorithm(name, rng, nodes),
+        "compute": Uneven(durations=[rng.choice([0.01, 0.015, 0.02, 0.1]) for _ in range(nodes)]),
+        "network": network,
+        "gather": {"timeout_s": rng.choice([0.02, 0.3]) if limited else None},
+        "wrappers": [] if lossless else rng.choice([[], [Lossy(loss=0.1)], [Lossy(loss=0.7)]]),
+        "engine": {"name": "simulate", "trainer": "sequential", "workers": 1},
+    }
+
+
+def unchanged(trainer: SequentialTrainer, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+    """What is learned does not matter here, and takes most of the time."""
+    return [TrainResult(job.start, job.state, 0.0) for job in jobs]
+
+
+def play(experiment: Experiment, folder: Path) -> Outcome:
+    """The run without judging what it learned; what it records lies in the folder, in place of the last one's."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    with (
+        mock.patch.object(SequentialTrainer, "train", unchanged),
+        mock.patch.object(Evaluator, "test", return_value={}),
+        mock.patch("gc.freeze"),
+        Segment(folder / "metrics") as metrics,
+        Segment(folder / "graphs") as graphs,
+        Segment(folder / "events") as events,
+    ):
+        setup = prepare(experiment)
+        return Simulation(setup, metrics, graphs, Silent(), None, None, None, events).run()
