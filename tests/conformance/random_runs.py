@@ -129,8 +129,6 @@ def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: 
         links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
         period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
         network = rng.choice([Uniform(**links), Flickering(**links, period_s=period_s, gone=gone)])
-    # Without a timeout, who gathers waits for ever for what is lost.
-    limited = ALGORITHMS[name].gathers and not lossless
     return {
         "seed": number,
         "nodes": nodes,
@@ -139,7 +137,7 @@ def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: 
         "algorithm": algorithm(name, rng, nodes),
         "compute": Uneven(durations=[rng.choice([0.01, 0.015, 0.02, 0.1]) for _ in range(nodes)]),
         "network": network,
-        "gather": {"timeout_s": rng.choice([0.02, 0.3]) if limited else None},
+        "gather": {"timeout_s": None if lossless else rng.choice([0.02, 0.3])},
         "wrappers": [] if lossless else rng.choice([[], [Lossy(loss=0.1)], [Lossy(loss=0.7)]]),
         "engine": {"name": "simulate", "trainer": "sequential", "workers": 1},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -318,6 +319,20 @@ class Played:
         }
         return Experiment.of({**settings, **self.case.settings}, self._folder)
 
+    def delayed(self) -> tuple[Run, list[list[int]]]:
+        """The run under delays, and (round, source, to) of the messages that came in before their receiver's round."""
+        early = self._folder / "early"
+        early.mkdir()
+        np.savetxt(self._folder / "latency.csv", LATENCY_MS, delimiter=",")
+        experiment = self.experiment().override(
+            wrappers=[{"name": "user_algorithms:Forerunners", "folder": str(early)}],
+            compute={"name": "per-node", "seconds_per_step": STEPS_S},
+            network={"name": "matrix", "latency_ms": str(self._folder / "latency.csv")},
+        )
+        run = gossamer.run(experiment, self._folder / "runs")
+        lines = [line for path in early.iterdir() for line in path.read_text().splitlines()]
+        return run, [json.loads(line) for line in lines]
+
     def parameters(self, engine: str) -> torch.Tensor:
         if engine not in self._runs:
             self._runs[engine] = gossamer.run(self.experiment(engine), self._folder / "runs")
@@ -356,6 +371,26 @@ def test_processes_end_where_numpy_does_and_with_the_simulators_bits(
     np.testing.assert_allclose(real.numpy(), played.expected("processes"), rtol=1e-4, atol=1e-5)
     assert torch.equal(real, played.parameters("sequential"))
     assert played.sent("processes") == played.sent("sequential")
+
+
+STEPS_S = [0.003, 0.008, 0.004, 0.017]
+LATENCY_MS = [[0, 3, 90, 11], [41, 0, 7, 6], [5, 29, 0, 97], [120, 2, 19, 0]]
+LED = {"fedavg", "local", "centralized"}
+"""Where no round's message comes before its receiver is in that round: a server begins them all, or nobody sends."""
+AHEAD = [
+    case.name for case in CASES if case.processes is not None and case.algorithm["name"] not in LED
+]  # each algorithm once
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_delays_change_nothing(all_played: dict[str, Played], name: str) -> None:
+    """The same bits where nodes are unlike in speed and in distance, and some are a round ahead of their neighbours."""
+    played = all_played[name]
+    run, early = played.delayed()
+    assert len(early) >= ROUNDS / 2
+    assert run.parameters is not None
+    np.testing.assert_allclose(run.parameters.numpy(), played.expected("sequential"), rtol=1e-4, atol=1e-5)
+    assert torch.equal(run.parameters, played.parameters("sequential"))
 
 
 def test_every_algorithm_that_waits_for_its_neighbours_is_a_case() -> None:

@@ -1,4 +1,4 @@
-"""Algorithms and a wrapper as a user writes them: outside the package, found by "user_algorithms:Class"."""
+"""Algorithms and wrappers as a user writes them: outside the package, found by "user_algorithms:Class"."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ def read_ledger(folder: Path) -> list[tuple[list[str | int], int, int]]:
     """Every message that was sent, by sender, oldest first."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     return [(tag, source, to) for tag, source, to in map(json.loads, lines)]
+
+
+class Forerunners(NodeWrapper):
+    """Writes down which messages of a round come in while their receiver is in an earlier one: a line (round, source, to) each,
+    a file a node."""
+
+    folder: str
+
+    def incoming(self, node: Node, message: Message) -> Message | None:
+        r = message.tag[-1]
+        if isinstance(r, int) and r > node.round:
+            with (Path(self.folder) / f"{node.rank}.jsonl").open("a") as file:
+                file.write(json.dumps([r, message.source, node.rank]) + "\n")
+        return message
 
 
 class Restless(DPSGD):
