@@ -255,6 +255,8 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], refer
     assert seen["mixed"] > 20
     assert (seen["dropped"] > 10) == drop
     assert seen["replaced"] > 0
+    # (Of whole models, what has left before the queue is dropped is there before that, too.)
+    assert (seen["late"] > 0) == (options["fraction"] < 1)
     other, _ = model(described, sent, 17.3, **{**reference, "drop": not drop})
     assert np.abs(expected - other).max() > 1e-3
 

@@ -23,6 +23,8 @@ CCS = np.array(
     [[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 4, 1 / 2, 1 / 4, 0], [1 / 4] * 4, [1 / 4, 0, 1 / 4, 1 / 2]]
 )
 UNIFORM = np.array([[1 / 4] * 4, [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4, [1 / 3, 0, 1 / 3, 1 / 3]])
+GIVEN = np.array([[0.1, 0.6, 0.2, 0.1], [0.3, 0.3, 0.4, 0], [0.05, 0.7, 0.05, 0.2], [0.5, 0, 0.3, 0.2]])
+"""Much for some neighbours: twice as much of them alone would be more than all."""
 SIZE = wire_bytes(("model",), torch.zeros(FEATURES))
 
 
@@ -34,6 +36,7 @@ def model(
     every: int = 1,
     fresh: bool = False,
     boost: bool = False,
+    capped: bool = True,
     rate: float = np.inf,
     steps: int = 1,
 ) -> tuple[Array, list[tuple[int, int]], list[float]]:
@@ -70,6 +73,9 @@ def model(
                 w = {j: W[i, j] for j in with_whom}
                 if boost:
                     w = {j: each * (1 + len(last[i])) / (1 + len(w)) for j, each in w.items()}
+                    own, least = 1 - sum(w.values()), 1 / (1 + len(w))
+                    if capped and own < least:
+                        w = {j: each * (1 - least) / (1 - own) for j, each in w.items()}
                 x = (1 - sum(w.values())) * x + sum(w[j] * with_whom[j] for j in w)
                 came[i] = {}
             world.X[i] = x + step
@@ -115,6 +121,24 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], refer
     assert ("mixed_staleness_s" in rows.columns) == (options.get("memory") != "fresh")
     if "mixed_staleness_s" in rows.columns:
         np.testing.assert_allclose(rows["mixed_staleness_s"], ages, rtol=1e-6)
+
+
+def test_who_is_boosted_leaves_something_to_oneself(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "weights.txt", GIVEN)
+    weights = {"name": "given", "path": str(tmp_path / "weights.txt")}
+    described = experiment(
+        {"name": "swift", "memory": "fresh", "boost": True, "weights": "topology"},
+        SECONDS,
+        LATENCY,
+        topology={**ring_with_chord(tmp_path / "edges.txt"), "weights": weights},
+        stop={"time_s": 4.3},
+    )
+    run, _ = play(described, tmp_path)
+    expected, _ = model(described, 4.3, W=GIVEN, fresh=True, boost=True)
+    assert run.parameters is not None
+    np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
+    other, _ = model(described, 4.3, W=GIVEN, fresh=True, boost=True, capped=False)
+    assert np.abs(expected - other).max() > 1e-3
 
 
 def test_the_references_differ() -> None:
