@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,32 @@ def play(out: Path, nodes: int = 5, rounds: int = 4, **algorithm: Any) -> Run:
 def sent(run: Run, rank: int) -> list[int]:
     """Messages that a node has sent by the end of each round."""
     return run.metrics.filter(node=rank).sort("round")["messages_sent"].to_list()
+
+
+def test_while_all_clients_are_away_the_servers_rounds_take_time(tmp_path: Path) -> None:
+    run = gossamer.run(
+        Experiment.of(
+            {
+                "nodes": 3,
+                "task": {"name": "least-squares", "features": 2, "samples": 30, "test_samples": 5},
+                "algorithm": {"name": "fedavg", "idle_s": 0.5},
+                "compute": {"name": "constant", "seconds_per_step": 0.1},
+                "faults": [{"name": "crash", "nodes": [1, 2], "at_s": 0.25, "restart_after_s": 3.0}],
+                "failures": {"detection_s": 0.4},
+                "gather": {"lost_peer": "skip"},
+                "evaluation": {"every_rounds": 1},
+                "stop": {"time_s": 5.0},
+                "engine": {"name": "simulate", "trainer": "sequential"},
+            }
+        ),
+        tmp_path,
+    )
+    assert run.status == "done"
+    ends = run.metrics.filter(node=0).sort("round")["time_s"].to_list()
+    alone = [end for end in ends if 0.7 < end < 3.2]
+    assert len(alone) in (4, 5)
+    assert [b - a for a, b in pairwise(alone)] == pytest.approx([0.5] * (len(alone) - 1))
+    assert len([end for end in ends if end > 4.0]) > 8  # they are back
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,11 @@ from random_runs import ALGORITHMS, play, surroundings
 from gossamer import Experiment
 from gossamer.results.segment import read_segment
 
-TRUSTING = {"fedavg"}
-"""A client waits for its server's model as long as it takes: lost, it doesn't come."""
-
 
 def scenario(name: str, number: int, folder: Path) -> Experiment:
     rng = random.Random(f"{name} {number} stop")
     stop = rng.choice([{"rounds": rng.randint(1, 4)}, {"time_s": 0.07}, {"rounds": 3, "time_s": 0.05}])
-    lossless = name in TRUSTING or rng.random() < 0.2
+    lossless = rng.random() < 0.2
     described = surroundings(name, number, rng.randint(3, 8), folder, lossless=lossless)
     return Experiment.of({**described, "evaluation": {"every_rounds": None}, "stop": stop})
 
@@ -105,7 +102,7 @@ def fault(ranks: list[int], *, losing: bool) -> st.SearchStrategy[dict[str, Any]
 def troubles(draw: st.DrawFn, at_most: int) -> dict[str, Any]:
     """What :func:`check_any` takes."""
     name, nodes = draw(st.sampled_from(BEARING)), draw(st.integers(3, 8))
-    lossless = name in TRUSTING or draw(st.booleans())
+    lossless = draw(st.booleans())
     ranks = [rank for rank in range(nodes) if rank not in NEEDED[name]]
     return {
         "name": name,

@@ -5,6 +5,9 @@ Algorithm 1: each round the server sends x to a set S of max(C K, 1) of the K cl
 from it and sends the result x_k back;
 
     x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
+
+A client whose model did not come, since it was lost or the client away, is passed over: it goes on with the next one that
+does.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
 from gossamer.errors import BadInput
-from gossamer.messages import Model
+from gossamer.messages import Model, Payload
 from gossamer.node import Node
 from gossamer.registry import register
 
@@ -32,12 +35,15 @@ class FedAvg(Algorithm):
         weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's
             plain mean.
         server: rank of the server.
+        idle_s: seconds that a round lasts at least which no client answers. (Else, while all are away, rounds would follow
+            each other in no time.) As often the server, its rounds over, tells those that still wait for a model.
     """
 
     local_steps: int = Field(default=1, ge=1)
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     weighting: Literal["data", "uniform"] = "data"
     server: int = Field(default=0, ge=0)
+    idle_s: float = Field(default=1.0, gt=0)
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         if nodes < 2:
@@ -64,6 +70,8 @@ class FedAvg(Algorithm):
                 await self._serve(node, r, clients)
             elif node.rank in clients:
                 await self._work(node, r)
+        if node.rank == self.server:
+            node.spawn(self._dismiss(node))
 
     def _clients(self, node: Node, r: int) -> list[int]:
         # Drawn from a shared generator, so that a client knows without a message that a round passes it by.
@@ -73,15 +81,20 @@ class FedAvg(Algorithm):
         return sorted(int(rank) for rank in chosen)
 
     async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
+        began = node.now()
         node.broadcast(clients, shared_model(node), tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
         size = {k: reply["samples"] if self.weighting == "data" else 1 for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
         if models:
             await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
+        else:
+            await node.sleep(max(began + self.idle_s - node.now(), 0.0))
 
     async def _work(self, node: Node, r: int) -> None:
-        model = (await node.receive(("model", r), source=self.server)).payload
+        model = await self._model(node, r)
+        if model is None:
+            return
         if isinstance(model, Model):
             node.model = model
         else:
@@ -89,3 +102,16 @@ class FedAvg(Algorithm):
         node.reset_optimizer()
         await node.train(self.local_steps)
         node.send(self.server, {"model": shared_model(node), "samples": node.samples}, tag=("update", r))
+
+    async def _model(self, node: Node, r: int) -> Payload:
+        """The server's model of a round; None where that of a later one came in its place."""
+        while node.state.get("round", -1) < r:
+            message = await node.receive("model", source=self.server)
+            node.state["round"], node.state["model"] = message.tag[1], message.payload
+        return node.state.pop("model") if node.state["round"] == r else None
+
+    async def _dismiss(self, node: Node) -> None:
+        """Clients that still wait for a model learn that none will come, until all have heard it."""
+        while True:
+            await node.sleep(self.idle_s)
+            node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))
