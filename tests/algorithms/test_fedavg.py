@@ -63,6 +63,32 @@ def test_while_all_clients_are_away_the_servers_rounds_take_time(tmp_path: Path)
     assert len([end for end in ends if end > 4.0]) > 8  # they are back
 
 
+def test_a_client_whose_model_is_lost_goes_on_with_the_next_one(tmp_path: Path) -> None:
+    """Of two clients one hears nothing in the first second; the last thing that it hears is that it was the last round."""
+    run = gossamer.run(
+        Experiment.of(
+            {
+                "nodes": 3,
+                "task": {"name": "least-squares", "features": 2, "samples": 30, "test_samples": 5},
+                "algorithm": "fedavg",
+                "compute": {"name": "constant", "seconds_per_step": 0.1},
+                "faults": [
+                    {"name": "loss", "probability": 1, "nodes": [1], "to_s": 1.05},
+                    {"name": "loss", "probability": 1, "nodes": [1], "from_s": 2.05, "to_s": 3.2},
+                ],
+                "gather": {"timeout_s": 0.25},
+                "stop": {"rounds": 16},
+                "engine": {"name": "simulate", "trainer": "sequential"},
+            }
+        ),
+        tmp_path,
+    )
+    assert run.status == "done"
+    replies = dict(run.metrics.filter(round=16).select("node", "messages_sent").iter_rows())
+    assert replies[2] == 16
+    assert 4 <= replies[1] <= 10
+
+
 @pytest.mark.parametrize(
     ("nodes", "fraction", "clients"),
     [
