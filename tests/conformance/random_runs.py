@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import networkx as nx
@@ -21,6 +21,7 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.network import ComputeProfile, Conditions, Uniform
 from gossamer.network import Path as Route
+from gossamer.network.network import Sharing
 from gossamer.registry import names
 from gossamer.results.segment import Segment
 
@@ -120,7 +121,7 @@ def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: 
     edges = folder / f"{name}-{number}.txt"
     edges.write_text("".join(f"{i} {j}\n" for i, j in graph.edges))
     links: dict[str, Any] = {
-        "sharing": rng.choice(["fifo", "fair", "rtt-fair"]),
+        "sharing": rng.choice(get_args(Sharing)),
         "latency_s": rng.choice([0.0, 0.005, 0.2]),
         "jitter_s": rng.choice([0.0, 0.01]),
         "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),
