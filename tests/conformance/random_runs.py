@@ -104,7 +104,9 @@ def algorithm(name: str, rng: random.Random, nodes: int) -> dict[str, Any]:
     return {"name": name, **chosen}
 
 
-def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: bool) -> dict[str, Any]:
+def surroundings(
+    name: str, number: int, nodes: int, folder: Path, *, lossless: bool, flickers: bool = True
+) -> dict[str, Any]:
     """An experiment of so many nodes, without its stop rule.
 
     Args:
@@ -114,6 +116,7 @@ def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: 
         folder: where the graph is written.
         lossless: nothing is lost, and who gathers waits as long as it takes; else the network may lose what an algorithm bears,
             and every node a message whatever it bears.
+        flickers: whether it may be a network that lets nothing through that takes long: who has to hear from somebody doesn't.
     """
     rng = random.Random(f"{name} {number}")
     graph = nx.random_labeled_tree(nodes, seed=number)
@@ -130,7 +133,12 @@ def surroundings(name: str, number: int, nodes: int, folder: Path, *, lossless: 
     if ALGORITHMS[name].bears_loss and not lossless:
         links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
         period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
-        network = rng.choice([Uniform(**links), Flickering(**links, period_s=period_s, gone=gone)])
+        network = rng.choice(
+            [
+                Uniform(**links),
+                Uniform(**links) if not flickers else Flickering(**links, period_s=period_s, gone=gone),
+            ]
+        )
     return {
         "seed": number,
         "nodes": nodes,

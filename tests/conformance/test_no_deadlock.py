@@ -20,7 +20,9 @@ def scenario(name: str, number: int, folder: Path) -> Experiment:
     rng = random.Random(f"{name} {number} stop")
     stop = rng.choice([{"rounds": rng.randint(1, 4)}, {"time_s": 0.07}, {"rounds": 3, "time_s": 0.05}])
     lossless = rng.random() < 0.2
-    described = surroundings(name, number, rng.randint(3, 8), folder, lossless=lossless)
+    # (A client of fedavg has to hear from its server, even that the rounds are over.)
+    flickers, nodes = name != "fedavg", rng.randint(3, 8)
+    described = surroundings(name, number, nodes, folder, lossless=lossless, flickers=flickers)
     return Experiment.of({**described, "evaluation": {"every_rounds": None}, "stop": stop})
 
 
@@ -128,7 +130,8 @@ def check_any(
     every_rounds: int | None,
     by_rounds: bool,
 ) -> None:
-    described = surroundings(name, number, nodes, folder, lossless=lossless)
+    # (Who begins with a neighbour's model has to hear from one.)
+    described = surroundings(name, number, nodes, folder, lossless=lossless, flickers=False)
     experiment = Experiment.of(
         {
             **described,
