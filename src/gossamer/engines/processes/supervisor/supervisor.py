@@ -78,6 +78,7 @@ class Supervisor:
         self._suspects: list[tuple[float, int, int, str]] = []
         self._said = 0.0
         self._start: float | None = None
+        self._due: str | None = None  # why the run is to end in order
         self._ending = False
         self._heard = 0.0
 
@@ -136,6 +137,7 @@ class Supervisor:
                     message=f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}",
                 )
             self._poll(0.5)
+            self._end_if_due()
         self._start = time.monotonic()
         for rank in self._fates.away:
             self._tell_all("lost", rank, "not there yet", None)
@@ -152,6 +154,7 @@ class Supervisor:
         while True:
             self._poll(self._fates.timeout(0.2))
             self._fates.look()
+            self._end_if_due()
             awaited = self._awaited()
             if awaited and all(self.children[rank].done for rank in awaited):
                 raise Ended("rounds")
@@ -159,6 +162,13 @@ class Supervisor:
                 raise Ended("failed", message=f"no node is left: {self._record.events.summary()}")
             self._look_at_suspects()
             self._look_for_deadlock()
+
+    def _end_if_due(self) -> None:
+        """An end in order waits until all that has come in is taken: none of it is lost."""
+        if self._record.target_reached:
+            raise Ended("target")
+        if self._due is not None:
+            raise Ended(self._due)
 
     def _awaited(self) -> list[int]:
         """Whose rounds the run waits for: who is there, or will be again. One that stands still, and not by the schedule,
@@ -193,7 +203,7 @@ class Supervisor:
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
-            raise Ended("stopped")
+            self._due = self._due or "stopped"
 
     def _hear(self, child: Child, message: list[Any]) -> None:
         what, *rest = message
@@ -208,8 +218,8 @@ class Supervisor:
         elif what == "progress":
             child.round = rest[0]
             self._record.clock.hear(rest[1])
-        elif what == "time" and not self._ending:
-            raise Ended("time")
+        elif what == "time":
+            self._due = self._due or "time"
         elif what == "row":
             child.traffic = {name: rest[1][name] for name in TRAFFIC}
             self._record.row(child.rank, *rest)
@@ -362,7 +372,7 @@ class Supervisor:
     # --- ending
 
     def _finish(self, end: Ended) -> Ended:
-        """Have every node write its last row and its model; gives how it went."""
+        """Have every node write its last row and its model; gives how it went. Only a failure ends that early."""
         self._ending = True
         self._fates.thaw_all()
         self._tell_all("finish", end.reason, self._assembly.last())
@@ -376,9 +386,8 @@ class Supervisor:
             for rank in sorted(self.alive):
                 if not self.children[rank].final:
                     self._give_up(rank)
-        except Ended as other:
-            if other.failure is not None:
-                return other
+        except Ended as failure:
+            return failure
         if (away := self._record.events.summary()) is not None:
             self._say(away)
         return end
