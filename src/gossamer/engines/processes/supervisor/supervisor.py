@@ -181,8 +181,12 @@ class Supervisor:
         ]
 
     def _poll(self, timeout: float) -> None:
-        for key, _ in self._selector.select(timeout):
+        for key, events in self._selector.select(timeout):
             child: Child | None = key.data
+            if child is not None and events & selectors.EVENT_WRITE:
+                self._nursery.send_on(child)
+            if not events & selectors.EVENT_READ:
+                continue
             channel = self._launcher if child is None else child.channel
             messages = channel.read()
             if messages is None:
@@ -198,8 +202,16 @@ class Supervisor:
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
+            self._look_at_stopped()
             rounds = sum(child.round for child in self.children.values())
             self._launcher.send("progress", rounds, self._record.clock.now())
+
+    def _look_at_stopped(self) -> None:
+        before = self._nursery.places
+        for child, stopped in self._nursery.stopped():
+            self._fates.stands(child, still=stopped)
+        if self._nursery.places != before:
+            self._tell_all("places", self._nursery.places)
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
@@ -337,7 +349,7 @@ class Supervisor:
 
     def tell(self, rank: int, *message: Any) -> None:
         """Send a node a message; one that is gone is noticed by its closed channel."""
-        self.children[rank].channel.send(*message)
+        self._nursery.tell(rank, *message)
 
     def _look_at_suspects(self) -> None:
         """A peer that could not be reached is dead, which its channel says, or is given up after a while."""

@@ -352,6 +352,8 @@ class Worker:
         elif what == "met":
             self._meet(rest[1])
             self._node.rejoin(rest[0])
+        elif what == "places":
+            self._computing.places.count = rest[0]
         elif what == "consumed":
             self._recording.consumed()
 
