@@ -167,8 +167,7 @@ class Nursery:
     def stopped(self) -> Iterator[tuple[Child, bool]]:
         """Whose processes were stopped (True), or go on (False), since the last call; nobody's where the system doesn't say
         (Linux does)."""
-        asked = os.WSTOPPED | os.WCONTINUED | os.WNOHANG if hasattr(os, "waitid") else 0
-        while asked and self.alive and (seen := os.waitid(os.P_ALL, 0, asked)) is not None:
+        while (seen := _seen()) is not None:
             for child in [self.children[rank] for rank in self.alive]:
                 if child.pid == seen.si_pid:
                     stopped = seen.si_code == os.CLD_STOPPED
@@ -197,6 +196,16 @@ class Nursery:
         for rank in self.alive:
             os.waitpid(self.children[rank].pid, 0)
         self.alive.clear()
+
+
+def _seen() -> os.waitid_result | None:
+    """A child of this process that was stopped or goes on, and has not been seen before."""
+    if not hasattr(os, "waitid"):
+        return None
+    try:
+        return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:  # none is alive
+        return None
 
 
 def _forget_sockets(others: list[socket.socket]) -> None:
