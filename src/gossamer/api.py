@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polars.exceptions import PolarsError
+
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
@@ -257,7 +259,7 @@ def _close(
     try:
         write_outcome()
         compact(folder)
-    except (OSError, BadInput) as trouble:
+    except (OSError, BadInput, PolarsError) as trouble:  # (of a full disk, polars has its own)
         unwritten = f"the record can't be written: {trouble}"
         status, error = "failed", error or unwritten
     try:
