@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from polars.exceptions import PolarsError
 
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
-from gossamer.errors import BadInput, cause
+from gossamer.errors import BadInput, RunFailed, cause
 from gossamer.experiment import Experiment, Simulate
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, Status, environment, write_text
@@ -194,16 +196,16 @@ def _carry_out(
     engine: Engine, experiment: Experiment, folder: RunFolder, observer: Observer, cut: Cut | None = None
 ) -> Run:
     try:
-        outcome = engine.run(folder, observer, cut)
+        with engine:  # which is over before its record is put in order: nobody writes to it any more
+            outcome = engine.run(folder, observer, cut)
     except BaseException as error:
         status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        folder.write_status(status, error=cause(error))
-        compact(folder)
+        if (unwritten := _close(folder, status, cause(error))) is not None:
+            log.warning(unwritten)
         raise
-    _finish(folder, experiment, outcome)
-    if outcome.failure is not None:
-        outcome.failure.folder = folder.path
-        raise outcome.failure
+    if (failure := _finish(folder, experiment, outcome)) is not None:
+        failure.folder = folder.path
+        raise failure
     return load_run(folder.path)
 
 
@@ -218,23 +220,50 @@ def _engine(experiment: Experiment, server: ForkServer | None) -> Engine:
     return ProcessesEngine(experiment, server)
 
 
-def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> None:
-    """Models, tables and the status: a status is there when all else is."""
-    if outcome.parameters is not None:
-        folder.write_models(outcome.parameters, outcome.buffers)
-    if experiment.engine.trainer == "auto":
-        # What "auto" chose depends on the machine's mood; the record says what ran.
-        chosen = experiment.override(engine={**experiment.engine.model_dump(), "trainer": outcome.trainer})
-        write_text(folder.path / "experiment.yaml", chosen.to_yaml())
-    compact(folder)
+def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunFailed | None:
+    """Models, tables and the status; gives how the run failed, if it did."""
+
+    def write_outcome() -> None:
+        if outcome.parameters is not None:
+            folder.write_models(outcome.parameters, outcome.buffers)
+        if experiment.engine.trainer == "auto":
+            # What "auto" chose depends on the machine's mood; the record says what ran.
+            engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
+            write_text(folder.path / "experiment.yaml", experiment.override(engine=engine).to_yaml())
+
     status: Status = {"failed": "failed", "stopped": "stopped"}.get(outcome.reason, "done")  # type: ignore[assignment]
-    error = None if outcome.failure is None else str(outcome.failure)
-    folder.write_status(
+    unwritten = _close(
+        folder,
         status,
-        error=error,
+        None if outcome.failure is None else str(outcome.failure),
+        write_outcome,
         wall_s=outcome.wall_s,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
         link_shares=outcome.link_shares,
     )
+    return outcome.failure or (None if unwritten is None else RunFailed(unwritten))
+
+
+def _close(
+    folder: RunFolder,
+    status: Status,
+    error: str | None,
+    write_outcome: Callable[[], None] = lambda: None,
+    **figures: Any,
+) -> str | None:
+    """What is left to write, tables, and the status, which is there when all else is, or when it can't be (a full disk, ...);
+    gives what kept it from being written, in one line."""
+    unwritten = None
+    try:
+        write_outcome()
+        compact(folder)
+    except (OSError, BadInput, PolarsError) as trouble:  # (of a full disk, polars has its own)
+        unwritten = f"the record can't be written: {trouble}"
+        status, error = "failed", error or unwritten
+    try:
+        folder.write_status(status, error=error, **figures)
+    except OSError as trouble:
+        unwritten = unwritten or f"the record can't be written: {trouble}"
+    return unwritten

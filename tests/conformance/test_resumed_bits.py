@@ -72,7 +72,7 @@ REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s",
 @pytest.fixture(autouse=True)
 def quick_disk() -> Iterator[None]:
     """What is flushed to disk, and when, is tested elsewhere; here it only takes time, as does clearing the heap."""
-    with mock.patch("gossamer.results.folder._sync"), mock.patch("gc.collect"):
+    with mock.patch("gossamer.results.folder.sync"), mock.patch("gc.collect"):
         yield
 
 

@@ -65,7 +65,8 @@ def killed_at(step: int) -> Iterator[list[str]]:
         return counted
 
     with (
-        mock.patch("gossamer.results.folder._sync", count("flush", lambda path: None)),
+        mock.patch("gossamer.results.folder.sync", count("flush", lambda path: None)),
+        mock.patch("gossamer.results.checkpoints.sync", count("flush the folders", lambda path: None)),
         mock.patch.object(Path, "replace", count("rename", Path.replace)),
         mock.patch.object(Path, "write_text", count("write", Path.write_text)),
         mock.patch("gossamer.checkpoint.zlib.crc32", count("write", lambda data, before=0: 7)),
@@ -80,7 +81,7 @@ def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> No
     while not whole:
         step += 1
         path = tmp_path / str(step)
-        with mock.patch("gossamer.results.folder._sync"):
+        with mock.patch("gossamer.results.folder.sync"):
             for number in (1, 2):
                 make(path, number)
         with killed_at(step) as steps:
@@ -98,6 +99,17 @@ def test_a_kill_at_any_step_leaves_the_newest_complete_one(tmp_path: Path) -> No
             assert "drop" not in steps  # the old ones go last
     assert found.number == 3
     assert step > 15
+    # Before the old ones go it's on disk that there is a new one.
+    assert steps.index("flush the folders") < steps.index("drop")
+
+
+def test_one_that_no_node_has_a_part_in_is_none_to_go_on_from(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    (tmp_path / "2").mkdir()
+    CheckpointFolder(tmp_path, experiment()).complete(2, {}, {}, 2.5)
+    found = newest(tmp_path)
+    assert found is not None
+    assert found.number == 1
 
 
 def test_the_newest_ones_are_kept(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import compact, read_metrics
-from gossamer.results.rewind import drop_rounds
+from gossamer.results.rewind import NETWORK, drop_rounds, rewind
 
 
 def row(round: int, moment: str = "round") -> dict[str, Any]:
@@ -50,3 +51,19 @@ def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> No
     drop_rounds(folder, 1)
     assert path.read_bytes() == whole[: whole.index(b"\n") + 1]
     assert read_metrics(folder.path)["place"].to_list() == ["Genève"]
+
+
+def test_where_all_judged_nodes_were_lost_the_networks_rows_stay(tmp_path: Path) -> None:
+    """They are from before."""
+    cut = Cut(tmp_path, 1, {0: 4, 1: 3}, {0: 4.0, 1: 3.0}, 5.0, {}, None)
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
+    with folder.segment("metrics", 9) as segment:
+        for round in range(3):
+            segment.append({**row(round), "node": NETWORK})
+    with folder.segment("metrics", 1) as segment:
+        for round in range(5):
+            segment.append(row(round))
+    rewind(folder, cut, judged=[2])
+    kept = read_metrics(folder.path)
+    assert kept.filter(node=NETWORK)["round"].to_list() == [0, 1, 2]
+    assert kept.filter(node=1)["round"].to_list() == [0, 1, 2, 3]

@@ -341,7 +341,7 @@ def resume_rows(
         target: the watch over the target.
     """
     judged = {rank: r for rank, r in cut.rounds.items() if rank in setup.judged}
-    least = min(judged.values())
+    least = min(judged.values(), default=0)  # (all judged nodes may be lost)
     ahead = {rank: r for rank, r in judged.items() if r > least}
     for rank, last in ahead.items():
         for moment in (r for r in range(least + 1, last) if is_due(setup, r)):

@@ -21,7 +21,7 @@ from gossamer import checkpoint
 from gossamer.checkpoint import Checkpoint, Place
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment
-from gossamer.results.folder import atomic, write_json
+from gossamer.results.folder import atomic, sync, write_json
 from gossamer.results.run import flat
 
 _FREE = ("name", "stop", "checkpoint", "data_root")
@@ -121,6 +121,8 @@ class CheckpointFolder:
             "experiment": self._experiment,
         }
         write_json(self._path / str(number) / "manifest.json", manifest)
+        for folder in (self._path, self._path.parent):  # before older ones go, this one's folder is on disk
+            sync(folder)
         kept = set(sorted(_complete(self._path))[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
@@ -128,7 +130,7 @@ class CheckpointFolder:
 
 
 def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint of a run; None where there is none.
+    """The newest complete checkpoint of a run that some node has a part in; None where there is none.
 
     Args:
         path: the run's folder of checkpoints.
@@ -136,8 +138,8 @@ def newest(path: Path) -> Cut | None:
     Raises:
         BadInput: for a manifest that can't be read.
     """
-    numbers = _complete(path)
-    return _read_manifest(path / str(max(numbers))) if numbers else None
+    cuts = (_read_manifest(path / str(number)) for number in sorted(_complete(path), reverse=True))
+    return next((cut for cut in cuts if cut.rounds), None)
 
 
 def highest(path: Path) -> int:

@@ -244,12 +244,12 @@ def atomic(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     # The rename itself is only on disk once its folder is.
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -263,7 +263,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or which names a folder has, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

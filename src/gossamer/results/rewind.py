@@ -52,9 +52,12 @@ class _Keep:
 
     def __init__(self, cut: Cut, judged: Iterable[int]) -> None:
         those = [rank for rank in judged if rank in cut.rounds]
-        self._rounds = {**cut.rounds, NETWORK: min(cut.rounds[rank] for rank in those)}
-        self._times_s = {**cut.times_s, NETWORK: min(cut.times_s[rank] for rank in those)}
         self._latest, self._last_s = max(cut.rounds.values()), max(cut.times_s.values())
+        # (Of judged nodes that are all lost, the network's rows have been complete before.)
+        common = min((cut.rounds[rank] for rank in those), default=self._latest)
+        common_s = min((cut.times_s[rank] for rank in those), default=self._last_s)
+        self._rounds = {**cut.rounds, NETWORK: common}
+        self._times_s = {**cut.times_s, NETWORK: common_s}
 
     def metrics(self, row: dict[str, Any]) -> bool:
         node, moments = row["node"], (row.get("moment") or "round").split(", ")

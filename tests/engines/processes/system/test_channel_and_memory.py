@@ -1,9 +1,8 @@
-"""Channels between the processes of a run, and the memory and locks they share."""
+"""Channels between the processes of a run, and the memory they share."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 
@@ -12,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.engines.processes.system.channel import Channel, Unpacker, pack
-from gossamer.engines.processes.system.death import describe_exit
-from gossamer.engines.processes.system.memory import FINAL, SharedModels, one_of
+from gossamer.engines.processes.system.channel import Channel, PatientChannel, Unpacker, pack
+from gossamer.engines.processes.system.memory import FINAL, SharedModels
 from gossamer.engines.processes.system.shared_file import shared_file
 from gossamer.messages import Model
 
@@ -47,6 +45,28 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
     ours.close()
 
 
+def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
+    """As where a process was stopped: more than its socket takes."""
+    ends = socket.socketpair()
+    ours, theirs = PatientChannel(ends[0]), Channel(ends[1])
+    sent = 0
+    while not ours.waiting:
+        assert ours.send("lost", sent, "x" * 1000)
+        sent += 1
+    for number in range(sent, sent + 10):
+        ours.send("lost", number, "x" * 1000)
+    came: list[int] = []
+    while len(came) < sent + 10:
+        came += [number for _, number, _ in theirs.read() or []]
+        ours.flush()
+    assert came == list(range(sent + 10))
+    assert not ours.waiting
+    theirs.close()
+    assert not ours.send("anyone?")
+    assert not ours.waiting
+    ours.close()
+
+
 @pytest.fixture
 def file() -> Iterator[int]:
     descriptor = shared_file()
@@ -67,29 +87,3 @@ def test_models_written_in_a_child_are_read_by_its_parent(file: int) -> None:
     assert buffers is not None
     assert buffers[1].tolist() == [7, 8]
     assert SharedModels(file, 3, 4, 2).read(0, 1).parameters.tolist() == [0, 0, 0, 0]
-
-
-def test_places_are_limited_and_freed_by_death(file: int) -> None:
-    """A child takes the only place and is killed in it: the place is free again, and not before."""
-    inside, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with one_of(file, 1, 0):
-            os.write(tell, b"!")
-            signal.pause()
-        os._exit(0)
-    assert os.read(inside, 1) == b"!"
-    second = os.fork()
-    if second == 0:
-        with one_of(file, 1, 0):
-            os.write(tell, b"?")
-        os._exit(0)
-    os.set_blocking(inside, False)
-    with pytest.raises(BlockingIOError):
-        os.read(inside, 1)
-    os.kill(child, signal.SIGKILL)
-    assert describe_exit(os.waitpid(child, 0)[1]) == "killed by SIGKILL"
-    assert describe_exit(os.waitpid(second, 0)[1]) == "exit code 0"
-    assert os.read(inside, 1) == b"?"
-    os.close(inside)
-    os.close(tell)

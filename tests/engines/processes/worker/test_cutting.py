@@ -204,6 +204,17 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
         assert len(run.said) == 1
 
 
+def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
+    assembly = Assembly(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
+    assembly.begin([0, 1], 0.0)
+    assembly.marked(0, 1, [])
+    (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
+    for rank in (1, 0):
+        assembly.lost(rank)
+    assert not list((folder.checkpoints / "1").iterdir())
+
+
 pairs = st.permutations(range(NODES)).map(lambda ranks: ranks[:2])
 steps = st.one_of(
     st.tuples(st.just("send"), pairs),

@@ -139,6 +139,8 @@ class Assembly:
 
     def _look(self, number: int) -> None:
         cut = self._open[number]
+        if not self._alive:
+            return  # it would be one of no node
         if not cut.asked and self._alive <= cut.told.keys():
             cut.asked = True
             for rank in sorted(self._alive):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.channel import PatientChannel
 from gossamer.faults import StartFrom
 
 
@@ -17,6 +17,7 @@ class Child:
         rank: the node.
         pid: the process.
         channel: the supervisor's end of the channel to it.
+        behind: whether the channel has something that it does not read yet.
         ready: whether it can be told to go.
         done: whether its protocol has returned.
         final: whether it has handed in its last model.
@@ -36,7 +37,8 @@ class Child:
 
     rank: int
     pid: int
-    channel: Channel
+    channel: PatientChannel
+    behind: bool = False
     ready: bool = False
     done: bool = False
     final: bool = False

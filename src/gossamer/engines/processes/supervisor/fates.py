@@ -17,11 +17,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from gossamer.engines.newcomer import meeting
 from gossamer.engines.processes.supervisor.child import Child
+from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.setup import Setup
 from gossamer.faults import Event, RoundCrash, Spell, StartFrom
 
 REBIND_S = 10.0
 """Seconds in which a node's port has to be free again when it is started anew."""
+STEP_S = 1.0
+"""Seconds that count at most between two looks at one that stands still: a supervisor that was itself stopped, perhaps with
+all of its nodes, blames nobody."""
 
 
 @dataclass(eq=False)
@@ -98,6 +102,8 @@ class Fates:
         self._queue: deque[tuple[Child, bool]] = deque()  # who is to be introduced
         self._introduction: _Introduction | None = None
         self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
+        self._stopped: set[Child] = set()  # from outside
+        self._looked = math.inf
         self._early: list[Event] = []
 
     def crash_rounds(self, rank: int) -> tuple[int, ...]:
@@ -136,10 +142,7 @@ class Fates:
         now = time.monotonic()
         for event in self._agenda.due(now - self._start):
             self._happens(event)
-        for rank in [rank for rank, due in self._noticed.items() if due <= now]:
-            del self._noticed[rank]
-            if rank in self._hands.alive:
-                self._lose(rank, f"node {rank} stands still", keep=True)
+        self._look_at_still(now)
         for rank, start_from in list(self._coming.items()):
             if rank not in self._hands.alive:
                 self._begin_anew(rank, start_from)
@@ -147,6 +150,20 @@ class Fates:
             for rank in sorted(self._introduction.awaited):
                 self._lose(rank, f"node {rank} is silent", keep=True)
             self._go_on()
+
+    def _look_at_still(self, now: float) -> None:
+        passed, self._looked = now - self._looked, now
+        for rank, due in list(self._noticed.items()):
+            self._noticed[rank] = due = due + max(passed - STEP_S, 0.0)
+            if due > now:
+                continue
+            del self._noticed[rank]
+            if rank not in self._hands.alive:
+                continue
+            child, text = self._hands.children[rank], f"node {rank} stands still"
+            if child in self._stopped and self._setup.experiment.gather.lost_peer == "fail":
+                raise Ended("failed", message=f"{text}: it was stopped", node=rank, round=child.round)
+            self._lose(rank, text, keep=True)
 
     def expects(self) -> bool:
         """Whether somebody will come, or come back."""
@@ -190,6 +207,17 @@ class Fates:
         os.kill(child.pid, signal.SIGCONT)
         self._hands.say(child.rank, "thawed", f"node {child.rank} goes on")
 
+    def stands(self, child: Child, *, still: bool) -> None:
+        """A node's process was stopped, or goes on; what the schedule does is known."""
+        if still and not child.frozen:
+            self._stopped.add(child)
+            self._noticed[child.rank] = time.monotonic() + self._detection_s
+            self._hands.say(child.rank, "frozen", f"node {child.rank} stands still: it was stopped")
+        elif not still and child in self._stopped:
+            self._stopped.discard(child)
+            self._noticed.pop(child.rank, None)
+            self._hands.say(child.rank, "thawed", f"node {child.rank} goes on")
+
     def thaw_all(self) -> None:
         """The run ends: nobody stands still any more."""
         for rank in sorted(self._hands.alive):
@@ -231,6 +259,7 @@ class Fates:
     def died(self, child: Child, why: str) -> None:
         """A node's process is gone, and not as it should."""
         self._noticed.pop(child.rank, None)
+        self._stopped.discard(child)
         self._queue = deque(each for each in self._queue if each[0] is not child)
         if self._introduction is not None and self._introduction.child is child:
             self._introduction = None

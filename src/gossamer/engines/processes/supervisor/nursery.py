@@ -10,14 +10,16 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from gossamer.cores import cores
 from gossamer.engines.processes.supervisor.child import Child
 from gossamer.engines.processes.supervisor.ended import Ended
-from gossamer.engines.processes.system.channel import Channel
+from gossamer.engines.processes.system.channel import Channel, PatientChannel
 from gossamer.engines.processes.system.death import describe_exit, die_with
 from gossamer.engines.processes.system.descriptors import close_all_but
+from gossamer.engines.processes.system.places import holds, news
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage
@@ -43,6 +45,7 @@ class Nursery:
     Attributes:
         children: the newest process of each node, by rank.
         alive: the ranks of those that have not ended.
+        places: how many may compute at once: as many as the experiment says, and one for each that was stopped while it did.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class Nursery:
         assert isinstance(setup.experiment.engine, Processes)
         self._setup, self._folder, self._memory, self._stage = setup, folder, memory, stage
         self._cut, self._selector, self._crashes = cut, selector, crashes
-        self._at_once = setup.experiment.engine.train_at_once or cores()
+        self._at_once = self.places = setup.experiment.engine.train_at_once or cores()
+        self._news = news()
+        self._stopped_inside: set[Child] = set()
         self.children: dict[int, Child] = {}
         self.alive: set[int] = set()
         self._addresses: list[tuple[str, int]] = []
@@ -104,7 +109,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            keep = {listener.fileno(), theirs.fileno(), self._memory}
+            keep = {listener.fileno(), theirs.fileno(), self._memory, *self._news}
             _forget_sockets(list(others))
             close_all_but(keep)
             place = Place(
@@ -113,14 +118,15 @@ class Nursery:
                 self._addresses,
                 self._token,
                 self._memory,
-                self._at_once,
+                self.places,
                 self._stage.trims(),
                 life,
                 self._crashes(rank),
+                news=self._news,
             )
             self._become_node(rank, parent, place)
         theirs.close()
-        child = self.children[rank] = Child(rank, pid, Channel(ours), life=life)
+        child = self.children[rank] = Child(rank, pid, PatientChannel(ours), life=life)
         self.alive.add(rank)
         self._selector.register(child.channel, selectors.EVENT_READ, child)
         return child
@@ -140,8 +146,43 @@ class Nursery:
             sys.stderr.flush()
             os._exit(code)
 
+    def tell(self, rank: int, *message: Any) -> None:
+        """Send a node a message. What one that was stopped does not read is sent when it does, by :meth:`send_on`."""
+        child = self.children[rank]
+        child.channel.send(*message)
+        self._mind(child)
+
+    def send_on(self, child: Child) -> None:
+        """A node that was behind with its messages takes some again."""
+        child.channel.flush()
+        self._mind(child)
+
+    def _mind(self, child: Child) -> None:
+        behind = bool(child.channel.waiting)
+        if behind != child.behind:
+            child.behind = behind
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if behind else 0)
+            self._selector.modify(child.channel, events, child)
+
+    def stopped(self) -> Iterator[tuple[Child, bool]]:
+        """Whose processes were stopped (True), or go on (False), since the last call; nobody's where the system doesn't say
+        (Linux does)."""
+        while (seen := _seen()) is not None:
+            for child in [self.children[rank] for rank in self.alive]:
+                if child.pid == seen.si_pid:
+                    stopped = seen.si_code == os.CLD_STOPPED
+                    self._find_place(child, stopped=stopped)
+                    yield child, stopped
+
+    def _find_place(self, child: Child, *, stopped: bool) -> None:
+        self._stopped_inside.discard(child)
+        if stopped and holds(self._memory, self.places, child.pid):
+            self._stopped_inside.add(child)
+        self.places = self._at_once + len(self._stopped_inside)
+
     def bury(self, child: Child) -> str:
         """A node's process is gone; gives how it ended."""
+        self._find_place(child, stopped=False)
         self._selector.unregister(child.channel)
         child.channel.close()
         _, status = os.waitpid(child.pid, 0)
@@ -155,6 +196,16 @@ class Nursery:
         for rank in self.alive:
             os.waitpid(self.children[rank].pid, 0)
         self.alive.clear()
+
+
+def _seen() -> os.waitid_result | None:
+    """A child of this process that was stopped or goes on, and has not been seen before."""
+    if not hasattr(os, "waitid"):
+        return None
+    try:
+        return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:  # none is alive
+        return None
 
 
 def _forget_sockets(others: list[socket.socket]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from gossamer.engines.events import EventLog, HeardClock
 from gossamer.engines.muster import Moment
-from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.system.memory import SharedModels
 from gossamer.engines.recording import GraphLog, NetworkRows, TargetWatch, ViewLog, reporters, resume_rows
 from gossamer.engines.setup import Setup
@@ -33,6 +32,7 @@ class Record:
     Attributes:
         events: what happens.
         clock: the nodes'.
+        target_reached: whether ``stop.target`` is; all that has come in is recorded nevertheless.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Record:
         graphs = folder.segment("graphs")
         self._graphs = GraphLog(setup.topology, graphs)
         self._views = ViewLog(nodes, graphs)
+        self.target_reached = False
         self._skips = 0
         self._start: float | None = None
         self._wall_before_s = 0.0
@@ -78,11 +79,7 @@ class Record:
         return now_s + self._wall_before_s
 
     def row(self, rank: int, said: Any, row: dict[str, Any], slot: int | None) -> None:
-        """Take a node's row, of a moment, and its snapshot; None is no snapshot.
-
-        Raises:
-            Ended: if the target is reached.
-        """
+        """Take a node's row, of a moment, and its snapshot; None is no snapshot."""
         moment = _moment(said)
         self._graphs.completed(row["round"])
         self._show(row)
@@ -101,11 +98,7 @@ class Record:
         self._views.add(_moment(said), rank, rounds, view)
 
     def without(self, rank: int, *, keep: bool) -> None:
-        """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept.
-
-        Raises:
-            Ended: if the target is reached.
-        """
+        """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
         self._target.without(rank, keep=keep)
         self._views.without(rank, keep=keep)
         for moment, row in self._rows.without(rank, keep=keep).items():
@@ -136,7 +129,7 @@ class Record:
 
     def _look(self, moment: Moment, row: dict[str, Any]) -> None:
         if self._target.reached(moment, row):
-            raise Ended("target")
+            self.target_reached = True
 
 
 def _moment(said: Any) -> Moment:

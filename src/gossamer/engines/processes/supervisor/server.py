@@ -11,6 +11,7 @@ import socket
 
 import torch
 
+from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.supervisor.supervisor import Supervisor
 from gossamer.engines.processes.system.channel import Channel
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
@@ -52,6 +53,9 @@ def serve(channel: int, memory: int) -> None:
     folder = RunFolder.open(answer[1])
     cut = newest(folder.checkpoints) if answer[2] else None
     supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
-    end = supervisor.run()
+    try:
+        end = supervisor.run()
+    except OSError as error:  # a full disk, ...: a run that isn't recorded is none
+        end = Ended("failed", message=f"the record can't be written: {error}")
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)

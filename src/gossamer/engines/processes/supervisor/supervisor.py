@@ -78,6 +78,7 @@ class Supervisor:
         self._suspects: list[tuple[float, int, int, str]] = []
         self._said = 0.0
         self._start: float | None = None
+        self._due: str | None = None  # why the run is to end in order
         self._ending = False
         self._heard = 0.0
 
@@ -136,6 +137,7 @@ class Supervisor:
                     message=f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}",
                 )
             self._poll(0.5)
+            self._end_if_due()
         self._start = time.monotonic()
         for rank in self._fates.away:
             self._tell_all("lost", rank, "not there yet", None)
@@ -152,6 +154,7 @@ class Supervisor:
         while True:
             self._poll(self._fates.timeout(0.2))
             self._fates.look()
+            self._end_if_due()
             awaited = self._awaited()
             if awaited and all(self.children[rank].done for rank in awaited):
                 raise Ended("rounds")
@@ -159,6 +162,13 @@ class Supervisor:
                 raise Ended("failed", message=f"no node is left: {self._record.events.summary()}")
             self._look_at_suspects()
             self._look_for_deadlock()
+
+    def _end_if_due(self) -> None:
+        """An end in order waits until all that has come in is taken: none of it is lost."""
+        if self._record.target_reached:
+            raise Ended("target")
+        if self._due is not None:
+            raise Ended(self._due)
 
     def _awaited(self) -> list[int]:
         """Whose rounds the run waits for: who is there, or will be again. One that stands still, and not by the schedule,
@@ -171,8 +181,12 @@ class Supervisor:
         ]
 
     def _poll(self, timeout: float) -> None:
-        for key, _ in self._selector.select(timeout):
+        for key, events in self._selector.select(timeout):
             child: Child | None = key.data
+            if child is not None and events & selectors.EVENT_WRITE:
+                self._nursery.send_on(child)
+            if not events & selectors.EVENT_READ:
+                continue
             channel = self._launcher if child is None else child.channel
             messages = channel.read()
             if messages is None:
@@ -188,12 +202,20 @@ class Supervisor:
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
+            self._look_at_stopped()
             rounds = sum(child.round for child in self.children.values())
             self._launcher.send("progress", rounds, self._record.clock.now())
 
+    def _look_at_stopped(self) -> None:
+        before = self._nursery.places
+        for child, stopped in self._nursery.stopped():
+            self._fates.stands(child, still=stopped)
+        if self._nursery.places != before:
+            self._tell_all("places", self._nursery.places)
+
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":
-            raise Ended("stopped")
+            self._due = self._due or "stopped"
 
     def _hear(self, child: Child, message: list[Any]) -> None:
         what, *rest = message
@@ -208,8 +230,8 @@ class Supervisor:
         elif what == "progress":
             child.round = rest[0]
             self._record.clock.hear(rest[1])
-        elif what == "time" and not self._ending:
-            raise Ended("time")
+        elif what == "time":
+            self._due = self._due or "time"
         elif what == "row":
             child.traffic = {name: rest[1][name] for name in TRAFFIC}
             self._record.row(child.rank, *rest)
@@ -327,7 +349,7 @@ class Supervisor:
 
     def tell(self, rank: int, *message: Any) -> None:
         """Send a node a message; one that is gone is noticed by its closed channel."""
-        self.children[rank].channel.send(*message)
+        self._nursery.tell(rank, *message)
 
     def _look_at_suspects(self) -> None:
         """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
@@ -362,7 +384,7 @@ class Supervisor:
     # --- ending
 
     def _finish(self, end: Ended) -> Ended:
-        """Have every node write its last row and its model; gives how it went."""
+        """Have every node write its last row and its model; gives how it went. Only a failure ends that early."""
         self._ending = True
         self._fates.thaw_all()
         self._tell_all("finish", end.reason, self._assembly.last())
@@ -376,9 +398,8 @@ class Supervisor:
             for rank in sorted(self.alive):
                 if not self.children[rank].final:
                     self._give_up(rank)
-        except Ended as other:
-            if other.failure is not None:
-                return other
+        except Ended as failure:
+            return failure
         if (away := self._record.events.summary()) is not None:
             self._say(away)
         return end

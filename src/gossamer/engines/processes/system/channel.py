@@ -89,6 +89,36 @@ class Channel:
         self._socket.close()
 
 
+class PatientChannel(Channel):
+    """One end, for who has others to care for: what the other end does not read, since its process was stopped, waits here,
+    and nobody waits for that.
+
+    Attributes:
+        waiting: bytes that are to be written; whoever has them calls :meth:`flush` when the socket takes some again.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__(end)
+        self.waiting = bytearray()
+
+    def send(self, *message: Any) -> bool:
+        """Write a message, as much of it as there is room for; False if the other end is gone."""
+        self.waiting += pack(*message)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Write what waits, as far as there is room; False if the other end is gone."""
+        try:
+            while self.waiting:
+                del self.waiting[: self._socket.send(self.waiting, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return True
+        except (BrokenPipeError, ConnectionResetError):
+            self.waiting.clear()
+            return False
+        return True
+
+
 class AsyncChannel:
     """One end, for a node's event loop.
 

@@ -1,13 +1,10 @@
-"""Memory of a run's processes: snapshots of models that all share, locks that end with their holder, and how much a
-process has to itself."""
+"""Memory of a run's processes: snapshots of models that all share, and how much a process has to itself."""
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -128,35 +125,3 @@ def private_bytes(pid: int | None = None) -> int | None:
         return None
     # "Private_Dirty:     12345 kB"
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
-
-
-@contextmanager
-def one_of(descriptor: int, places: int, first: int) -> Iterator[None]:
-    """Hold one of some places; waits until one is free.
-
-    A place is a record lock on one byte of a file that all share. The system frees it when its holder dies,
-    however it dies.
-
-    Args:
-        descriptor: the shared file.
-        places: how many processes may be inside at once.
-        first: which place to wait for when all are taken.
-    """
-    place = _free_place(descriptor, places)
-    if place is None:
-        place = first % places
-        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, place)
-    try:
-        yield
-    finally:
-        fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, place)
-
-
-def _free_place(descriptor: int, places: int) -> int | None:
-    for place in range(places):
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except BlockingIOError:
-            continue
-        return place
-    return None

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from gossamer.engines.processes.system.memory import one_of
+from gossamer.engines.processes.system.places import Places
 from gossamer.engines.processes.worker.clock import Clock
 from gossamer.engines.processes.worker.place import Place
 from gossamer.engines.processes.worker.rehearsal import Stage
@@ -60,6 +60,7 @@ class Computing:
         timeline: told of each computation; None is nobody.
 
     Attributes:
+        places: where it computes, of those that all nodes of its machine share.
         under_way: computations that were asked for, and are not over.
         slow: those that took longer than the compute profile says, of all that keep its pace.
     """
@@ -78,6 +79,7 @@ class Computing:
         self._rank, self._setup, self._place = rank, setup, place
         self._trainer, self._evaluator = stage.trainer, stage.evaluator
         self._clock, self._timeline = clock, timeline
+        self.places = Places(place.memory, place.at_once, place.news)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         self._busy = Busy(monotonic)  # the thread
@@ -106,7 +108,7 @@ class Computing:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, model)
 
     def _judge(self, model: Model) -> dict[str, float]:
-        with one_of(self._place.memory, self._place.at_once, self._rank):
+        with self.places.one():
             values = self._evaluator.test(model)
         trim()  # it takes more memory than a step, and seldom
         return values
@@ -167,7 +169,7 @@ class Computing:
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
         """In the node's thread; gives the result and the seconds that it took."""
         before_s = self._busy.seconds()
-        with one_of(self._place.memory, self._place.at_once, self._rank), self._busy:
+        with self.places.one(), self._busy:
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
         if self._place.trims:
             trim()

@@ -201,6 +201,7 @@ class Worker:
         if life.done() and not life.cancelled():
             life.result()  # its failure
         reason = await self._finish
+        await self._node.end()  # what is recorded and saved of its end is how it ends
         stop = self._setup.experiment.stop.rounds
         if reason in ("time", "target") and (stop is None or self._node.round < stop):
             alive = asyncio.ensure_future(self._say_alive())
@@ -352,6 +353,8 @@ class Worker:
         elif what == "met":
             self._meet(rest[1])
             self._node.rejoin(rest[0])
+        elif what == "places":
+            self._computing.places.count = rest[0]
         elif what == "consumed":
             self._recording.consumed()
 
