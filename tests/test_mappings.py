@@ -20,6 +20,8 @@ def test_what_is_merged_may_be_said_again() -> None:
     text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*a, *b], 1: u, '1': v}"
     assert parse_mapping(text, "there")["b"] == {"x": 3, "y": 2}
     assert parse_mapping(text, "there")["c"] == {"x": 1, "y": 2, 1: "u", "1": "v"}
+    text = "a: &a {x: 1}\nbase:\n  b: &b {<<: *a, x: 2}\nc: {<<: *b}"  # c is read before b
+    assert parse_mapping(text, "there") == {"a": {"x": 1}, "base": {"b": {"x": 2}}, "c": {"x": 2}}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,7 @@ def test_what_is_merged_may_be_said_again() -> None:
         ("a: !!python/object/apply:os.getcwd []", "there: not YAML: could not determine a constructor"),
         ("a: {b: 1, c: 2,\n b: 3}", "there: not YAML: 'b' a second time in"),
         ("a: 1\na: 1", "there: not YAML: 'a' a second time in"),
+        ("a: !!map [1, 2]", "there: not YAML: expected a mapping node"),
         ("- a", "there: a list; accepted: a mapping with 'a'"),
         ("", "there: a NoneType; accepted: a mapping with 'a'"),
     ],

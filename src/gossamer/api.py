@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
@@ -259,7 +260,7 @@ def _close(
     try:
         write_outcome()
         compact(folder)
-    except (OSError, BadInput, PolarsError) as trouble:  # (of a full disk, polars has its own)
+    except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # (of a full disk, each has its own)
         unwritten = f"the record can't be written: {trouble}"
         status, error = "failed", error or unwritten
     try:

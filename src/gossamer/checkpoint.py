@@ -25,7 +25,7 @@ from gossamer.errors import BadInput
 from gossamer.messages import Message, Model, Payload
 from gossamer.payload import BufferSpec, FrameError, decode, describe, encode, raw
 
-VERSION = "1"
+VERSION = "2"
 """Of the file format; a file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"

@@ -96,4 +96,6 @@ _NOT_OWN = tuple(
 
 def _is_own(file: str) -> bool:
     """Whether a file with code is the user's: no part of gossamer, of Python or of an installed library."""
-    return not file.startswith(("<frozen", *_NOT_OWN))
+    if file.startswith("<"):  # generated code, but for what is typed at a prompt
+        return file.startswith(("<stdin", "<ipython", "<python-input"))
+    return not file.startswith(_NOT_OWN)

@@ -13,19 +13,32 @@ from gossamer.errors import BadInput
 class _Once(yaml.constructor.SafeConstructor):
     """Takes a key once: of two, YAML itself would keep the last and say nothing."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                if (key.tag, key.value) in seen:
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
+        _check_keys(node)
+        return node
+
+
+def _check_keys(root: yaml.Node | None) -> None:
+    """Before keys are merged: what is merged may be said again."""
+    to_do, seen = [root], set()
+    while to_do:
+        node = to_do.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            to_do += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            said = set()
+            for key in keys:
+                if (key.tag, key.value) in said:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"{key.value!r} a second time", key.start_mark
                     )
-                seen.add((key.tag, key.value))
-        return super().construct_mapping(node, deep)
-
-
-_MERGE = "tag:yaml.org,2002:merge"
+                said.add((key.tag, key.value))
+            to_do += [each for pair in node.value for each in pair]
 
 
 class _Loader(_Once, yaml.SafeLoader):

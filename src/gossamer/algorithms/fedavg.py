@@ -22,6 +22,9 @@ from gossamer.messages import Model, Payload
 from gossamer.node import Node
 from gossamer.registry import register
 
+DISMISSALS = 100
+"""How often a server, its rounds over, tells those that wait that no model will come."""
+
 
 @register("algorithm", "fedavg")
 class FedAvg(Algorithm):
@@ -111,7 +114,7 @@ class FedAvg(Algorithm):
         return node.state.pop("model") if node.state["round"] == r else None
 
     async def _dismiss(self, node: Node) -> None:
-        """Clients that still wait for a model learn that none will come, until all have heard it."""
-        while True:
+        """Clients that still wait for a model learn that none will come. (Who has not heard it by then is cut off.)"""
+        for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))

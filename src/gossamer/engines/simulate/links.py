@@ -249,8 +249,7 @@ class Links(ABC):
     def _finish(self, transfer: Transfer) -> None:
         """A message's last bit arrives, or the last that had left when it was cancelled."""
         to, message = transfer.to, transfer.message
-        if (rate := self._rates[self._nodes + to]) > 0:
-            self._receiving_s[to] += transfer.carried / rate
+        self._receive(to, transfer.carried)
         if to not in self._open_since or not self._misses(to, message, transfer.cancelled):
             traffic = self._traffic[to]
             traffic.bytes_received += transfer.carried
@@ -262,6 +261,11 @@ class Links(ABC):
             self._under_way[message.source] -= 1
             if self._farewells:
                 self._see_off(message.source)
+
+    def _receive(self, to: int, nbytes: int) -> None:
+        """Let the use of a downlink have what came in over it."""
+        if (rate := self._rates[self._nodes + to]) > 0:
+            self._receiving_s[to] += nbytes / rate
 
     # --- nodes that go and come back
 
@@ -382,7 +386,12 @@ class Links(ABC):
         """A message that left before the run was resumed arrives at an instant."""
         if self.flights is not None:
             self.flights.take_off(message, to, due_ns)
-        arrived = partial(self._arrived, message, (to,), wire_bytes(message.tag, message.payload))
+        size = wire_bytes(message.tag, message.payload)
+
+        def arrived() -> None:
+            self._receive(to, size)
+            self._arrived(message, (to,), size)
+
         self._clock.at(due_ns, Order.DELIVERY, message.source, arrived)
 
     def take_back(self, rank: int, message: Message) -> None:

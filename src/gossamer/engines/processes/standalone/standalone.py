@@ -321,6 +321,7 @@ class Standalone:
 
     def _take_for_found(self, rank: int) -> None:
         before = self._away.pop(rank)
+        self._not_there.pop(rank, None)
         self._record.note(rank, "found", f"node {rank} is back")
         self._hear(["found", rank])
         if self._waits and self._start is not None and self._life(rank) == before:

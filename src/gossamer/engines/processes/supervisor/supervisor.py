@@ -77,6 +77,7 @@ class Supervisor:
         self._wiped = False  # whether messages may have been lost with a node
         self._suspects: list[tuple[float, int, int, str]] = []
         self._said = 0.0
+        self._places_told = self._nursery.places
         self._start: float | None = None
         self._due: str | None = None  # why the run is to end in order
         self._ending = False
@@ -207,11 +208,11 @@ class Supervisor:
             self._launcher.send("progress", rounds, self._record.clock.now())
 
     def _look_at_stopped(self) -> None:
-        before = self._nursery.places
         for child, stopped in self._nursery.stopped():
             self._fates.stands(child, still=stopped)
-        if self._nursery.places != before:
-            self._tell_all("places", self._nursery.places)
+        if self._places_told != self._nursery.places:
+            self._places_told = self._nursery.places
+            self._tell_all("places", self._places_told)
 
     def _hear_launcher(self, message: list[Any]) -> None:
         if message[0] == "stop":

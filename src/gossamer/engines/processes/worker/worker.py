@@ -9,6 +9,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -45,6 +46,8 @@ ALIVE_S = 1.0
 """Seconds between two signs of life of a node that waits, or judges its last model."""
 NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may say so in a second."""
+TASKS_END_S = 5.0
+"""Seconds that a node waits at its end for tasks that were cancelled."""
 LAST_CUT_S = 20.0
 """Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
 
@@ -201,7 +204,10 @@ class Worker:
         if life.done() and not life.cancelled():
             life.result()  # its failure
         reason = await self._finish
-        await self._node.end()  # what is recorded and saved of its end is how it ends
+        # What is recorded and saved of its end is how it ends. (A task that does not let itself be cancelled is not awaited.)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TASKS_END_S):
+                await self._node.end()
         stop = self._setup.experiment.stop.rounds
         if reason in ("time", "target") and (stop is None or self._node.round < stop):
             alive = asyncio.ensure_future(self._say_alive())
