@@ -10,7 +10,7 @@ import yaml
 from gossamer.errors import BadInput
 
 
-class _Once(yaml.constructor.SafeConstructor):
+class _Once:
     """Takes a key once: of two, YAML itself would keep the last and say nothing."""
 
     def get_single_node(self) -> yaml.Node | None:

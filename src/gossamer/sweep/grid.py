@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, assign
 from gossamer.registry import FromCommandLine, FromFolder
+from gossamer.results.groups import part
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that a cell leaves to the sweep, and why."""
@@ -140,10 +141,9 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
         check_not_own(f"cells.{name}", overrides or {})
     found = []
     for (name, overrides), point in product(named.items(), product(*axes)):
-        parts = ([name] if name else []) + [f"{key}={label}" for key, label, _ in point]
         labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
         ordered = _in_order(overrides or {}) + _in_order({key: value for key, _, value in point})
-        found.append(Cell(", ".join(parts), labels, ordered))
+        found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered))
     return found
 
 
