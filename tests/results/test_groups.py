@@ -11,7 +11,7 @@ from synthetic_run import timed
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import Group, group_curve, groups, several
-from gossamer.results.run import Run
+from gossamer.results.run import Run, labels
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]
 
@@ -127,6 +127,11 @@ def test_what_all_cells_have_in_common_is_in_no_name(tmp_path: Path) -> None:
         "a, no flush, batch_size=16",
     ]
     assert [group.label for group in groups([small])] == ["a, no flush"]
+    assert labels([small, large]) == [
+        "a, no flush, batch_size=8, seed 1",
+        "a, no flush, batch_size=16, seed 1",
+    ]
+    assert labels([small]) == ["a, no flush, seed 1"]
 
 
 def test_a_curve_is_the_mean_over_the_runs_with_their_interval(tmp_path: Path) -> None:

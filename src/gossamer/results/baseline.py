@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import BadInput, suggest
-from gossamer.results.groups import Group, part
+from gossamer.results.groups import Group
+from gossamer.results.run import part
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import polars as pl
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.confidence import LEVEL, student_t
 from gossamer.results.frames import AXES, assigned, complete, metric_names, summary
-from gossamer.results.run import Run, flat
+from gossamer.results.run import Run, cell_names, flat
 from gossamer.results.words import NOTHING
 
 _NOT_THE_EXPERIMENT = (
@@ -82,7 +82,7 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     for index, setting in enumerate(kept):
         cell = None if by else runs[index].cell
         cells.setdefault((cell, json.dumps(setting, sort_keys=True, default=str)), []).append(index)
-    names = [] if by else _short([runs[indices[0]] for indices in cells.values()])
+    names = [] if by else cell_names([runs[indices[0]] for indices in cells.values()])
     if len(set(names)) < len(cells):
         firsts = [kept[indices[0]] for indices in cells.values()]
         names = _apart(firsts) if len(firsts) > 1 else [_shared_name(runs)]
@@ -94,22 +94,6 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         )
         for name, indices in zip(names, cells.values(), strict=True)
     ]
-
-
-def _short(firsts: Sequence[Run]) -> list[str]:
-    """The names of cells without the points of the grid that all are at; none of runs that belong to no cell."""
-    named = [run for run in firsts if run.cell is not None]
-    at = [{part(*each) for each in run.labels.items() if each[0] != "cell"} for run in named]
-    common = set.intersection(*at) if at else set()
-    return [
-        ", ".join(each for each in str(run.cell).split(", ") if each not in common) or str(run.cell)
-        for run in named
-    ]
-
-
-def part(key: str, value: Any) -> str:
-    """A part of a cell's name, as the name has it: an entry of ``cells``, or a value of the grid."""
-    return str(value) if key == "cell" else f"{key}={value}"
 
 
 def several(among: Sequence[Group]) -> bool:

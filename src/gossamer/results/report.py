@@ -19,7 +19,7 @@ from gossamer.results.groups import Group, several
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.page_data import page_data
 from gossamer.results.plots import write_pngs
-from gossamer.results.run import Run, labels
+from gossamer.results.run import Run, cell_names, labels
 from gossamer.results.time_to import TimeTo, time_to_frame
 from gossamer.results.time_to_text import note, tables
 from gossamer.results.window import Window
@@ -89,7 +89,9 @@ def render(
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. All that comes from an experiment is escaped."""
     names = labels(runs)
-    title = names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(run.name for run in runs))
+    cells = cell_names(runs)
+    called = cells if len(cells) == len(runs) else [run.name for run in runs]
+    title = names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(called))
     return Template(_read("report.html")).substitute(
         title=escape(title),
         kicker=_kicker(runs),

@@ -290,6 +290,22 @@ def _swept(folder: Path) -> list[Run]:
     return runs
 
 
+def part(key: str, value: Any) -> str:
+    """A part of a cell's name: an entry of ``cells``, or a value of the grid."""
+    return str(value) if key == "cell" else f"{key}={value}"
+
+
+def cell_names(runs: Sequence[Run]) -> list[str]:
+    """The names of runs' cells without the points of the grid that all are at; none of runs that belong to no cell."""
+    named = [run for run in runs if run.cell is not None]
+    at = [{part(*each) for each in run.labels.items() if each[0] != "cell"} for run in named]
+    common = set.intersection(*at) if at else set()
+    return [
+        ", ".join(each for each in str(run.cell).split(", ") if each not in common) or str(run.cell)
+        for run in named
+    ]
+
+
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs shown together.
 
@@ -298,7 +314,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
     by cell and seed.
     """
     if all(run.cell is not None for run in runs):
-        cells = [f"{run.cell}, seed {run.experiment.get('seed')}" for run in runs]
+        seeds = [run.experiment.get("seed") for run in runs]
+        cells = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
         if len(set(cells)) == len(cells):
             return cells
     names = [run.name for run in runs]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from gossamer.errors import BadInput
 from gossamer.experiment import Experiment, assign
 from gossamer.registry import FromCommandLine, FromFolder
-from gossamer.results.groups import part
+from gossamer.results.run import part
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that a cell leaves to the sweep, and why."""
