@@ -91,6 +91,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         expected.append(combine(held[rank], inbox, weights))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing_rows, "CACHE_BYTES", cache)
+        patch.setattr(mixing_rows, "LEAST_COLUMNS", 64)
         patch.setattr(mixing_rows, "REACH", reach)
         if kernel != "fastest":
             wanted = getattr(mixing_rows, kernel)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import polars as pl
 import torch
-from torch import Tensor
 
 from gossamer.engines.muster import Moment, Muster
 from gossamer.engines.setup import Setup, edges
@@ -167,9 +166,8 @@ class NetworkRows:
 
     def __init__(self, setup: Setup, judge: Callable[[Model], dict[str, float]]) -> None:
         self._average = setup.experiment.evaluation.nodes == "average"
-        self._judge = judge
+        self._judge, self._judged = judge, setup.judged
         self._snapshots: Muster[tuple[Mapping[str, Any], Model]] = Muster(setup.judged, MOST_PENDING)
-        self._judged = frozenset(setup.judged)
 
     def add(self, moment: Moment, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         """Take a node's row and snapshot; gives the network's row when it is the last one."""
@@ -325,7 +323,7 @@ def reporters(setup: Setup) -> list[int]:
     target = setup.experiment.stop.target
     if target is not None and target.metric == "train_loss":
         return [rank for rank, part in enumerate(setup.parts) if part.size]
-    return list(setup.evaluated)
+    return sorted(setup.evaluated)
 
 
 def resume_rows(
@@ -351,13 +349,6 @@ def resume_rows(
         for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
             target.reached(last, row)
             rows.add(last, row, cut.read(rank).model)
-
-
-def stacked(models: list[Model]) -> tuple[Tensor, Tensor | None]:
-    """All nodes' parameters [nodes, P], and buffers [nodes, B] where there are any."""
-    parameters = torch.stack([model.parameters for model in models])
-    buffers = torch.stack([model.buffers for model in models])
-    return parameters, buffers if buffers.shape[1] else None
 
 
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:

@@ -54,8 +54,8 @@ class Setup:
     network: Network
     compute: ComputeProfile
     layout: Layout
-    judged: tuple[int, ...]
-    evaluated: tuple[int, ...]
+    judged: frozenset[int]
+    evaluated: frozenset[int]
     message_limit: int
     hospitable: bool = False
 
@@ -99,7 +99,7 @@ class Setup:
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
-            "judged": list(self.judged),
+            "judged": sorted(self.judged),
             "graphs": {"0": edges(graph)},
         }
 
@@ -155,8 +155,8 @@ def prepare(experiment: Experiment) -> Setup:
         network=network,
         compute=compute,
         layout=layout,
-        judged=judged,
-        evaluated=_evaluated(experiment, judged),
+        judged=frozenset(judged),
+        evaluated=frozenset(_evaluated(experiment, judged)),
         message_limit=algorithm.message_limit(layout.size, nodes),
     )
 

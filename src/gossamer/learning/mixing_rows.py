@@ -23,6 +23,8 @@ from gossamer.learning.workers import Workers
 CACHE_BYTES = 16 << 20
 """A block of columns of all rows that are read or written takes about this much: a core's share of the last cache,
 and long pieces of each row, since short ones are slow to fetch."""
+LEAST_COLUMNS = 512
+"""Pieces of rows shorter than that take longer to fetch than the cache saves: with 10,000 rows and more."""
 SHARE_BYTES = 4 << 20
 """Less than this is not worth another thread."""
 REACH = 2**31 - 1
@@ -103,7 +105,8 @@ def mix_rows(
 
     size = 4 * columns * (len(set(numbers.tolist())) + len(sums))
     units = max(1, columns // _COLUMNS)
-    blocks = min(units, max(1, size // CACHE_BYTES, min(workers.count, size // SHARE_BYTES)))
+    cached = min(size // CACHE_BYTES, columns // LEAST_COLUMNS)
+    blocks = min(units, max(1, cached, min(workers.count, size // SHARE_BYTES)))
     edges = [units * block // blocks * _COLUMNS for block in range(blocks)] + [columns]
 
     def block(number: int) -> None:

@@ -162,6 +162,22 @@ class Rows:
             return self.matrix[which]
         return torch.stack(list(vectors), out=self._beside(len(vectors)))
 
+    def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
+        """Vectors as a matrix of its own, in one piece: over free rows where enough of them lie together, which are not free
+        again then."""
+        if self._device.type != "cpu":
+            return torch.stack(list(vectors))
+        count = len(vectors)
+        with self._lock:
+            self._collect()
+            numbers = self._together(count) if len(self._free) >= count else []
+            if not numbers or numbers[-1] - numbers[0] != count - 1:
+                self._free += numbers
+                heapq.heapify(self._free)
+                return torch.stack(list(vectors))
+        values = self._array[numbers[0] : numbers[-1] + 1].reshape(-1)[: count * self.length]
+        return torch.stack(list(vectors), out=torch.from_numpy(values.reshape(count, self.length)))
+
     def _beside(self, count: int) -> Float[Tensor, "count length"]:
         """A matrix beside the store whose rows are as far apart."""
         return torch.empty(count, self._stride, device=self._device)[:, : self.length]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
+import torch
+from torch import Tensor
 
 from gossamer.engines.muster import Moment
 from gossamer.engines.outcome import describe_failure
@@ -26,6 +28,7 @@ from gossamer.engines.recording import (
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Clock
 from gossamer.learning.evaluate import Found
+from gossamer.learning.rows import Rows
 from gossamer.messages import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
@@ -148,3 +151,10 @@ def model_of(node: Node) -> Model:
         return node.model
     except RuntimeError as error:
         raise describe_failure(error, node.rank, node.round) from error
+
+
+def stacked(models: list[Model], rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """All nodes' parameters [nodes, P], and buffers [nodes, B] where there are any."""
+    parameters = rows.gather([model.parameters for model in models])
+    buffers = torch.stack([model.buffers for model in models])
+    return parameters, buffers if buffers.shape[1] else None

@@ -15,7 +15,7 @@ from gossamer.engines.events import EventLog
 from gossamer.engines.newcomer import newcomer
 from gossamer.engines.outcome import Outcome, describe_waits
 from gossamer.engines.profile import Profile
-from gossamer.engines.recording import Observer, stacked
+from gossamer.engines.recording import Observer
 from gossamer.engines.setup import Setup
 from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.checkpoints import RunCheckpoints
@@ -31,7 +31,7 @@ from gossamer.engines.simulate.lives import Lives
 from gossamer.engines.simulate.machinery import Machinery
 from gossamer.engines.simulate.mixing import Mixing
 from gossamer.engines.simulate.moments import Moments
-from gossamer.engines.simulate.recording import Recording, model_of
+from gossamer.engines.simulate.recording import Recording, model_of, stacked
 from gossamer.engines.simulate.settings import calm_collector, torch_settings
 from gossamer.engines.simulate.store import store_device
 from gossamer.engines.timeline import TimelineLog
@@ -176,7 +176,7 @@ class Simulation:
                     self._observer.say(said)
                 if (said := self._profile.remark(self._recording.wall())) is not None:
                     self._observer.say(said)
-                parameters, buffers = stacked([self._last_model(node) for node in self.nodes])
+                parameters, buffers = stacked([self._last_model(node) for node in self.nodes], self._rows)
             except RunFailed as error:
                 failure, reason = error, "failed"
                 self._keep_what_was_recorded()
