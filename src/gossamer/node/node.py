@@ -536,6 +536,10 @@ class Node:
         """What this node's tasks wait for, in words."""
         return self._reception.mailbox.waiting()
 
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """For engines: whether a task is one of this node's."""
+        return self._life.owns(task)
+
     def fail(self, error: BaseException) -> None:
         """For engines: something of this node has failed; only the first failure counts."""
         self._life.fail(error)
