@@ -122,12 +122,12 @@ def report(
 
 
 def _print_time_to(rows: list[TimeTo], baseline: str | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from gossamer.results.console import table_console
     from gossamer.results.time_to_text import note, tables
 
-    console = Console(markup=False, highlight=False)
+    console = table_console()
     for title, head, lines in tables(rows, baseline):
         table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
         for column, heading in enumerate(head):
