@@ -27,7 +27,13 @@ def report(
             " a part of a timeline, in the working directory."
         ),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for the charts as PNG files: every metric against round, time, wall time and bytes, as"
+            " <metric>-vs-<axis>.png."
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
     time_to: Annotated[
         list[str] | None,
