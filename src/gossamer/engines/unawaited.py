@@ -24,7 +24,7 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
     Args:
         nodes: those that live meanwhile, in the life that each is in.
     """
-    failed = False
+    failed: set[tuple[str, int]] = set()  # in these lines; that other nodes do the same need not be said
 
     def show(
         message: Warning | str,
@@ -34,15 +34,16 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        nonlocal failed
         found = re.match(_UNAWAITED, str(message)) if issubclass(category, RuntimeWarning) else None
-        node = None if found is None or failed else _at_work(nodes)
-        if found is not None and node is not None:
-            failed = True
-            error = RuntimeError(f"{found[1]} was called without await, and so did nothing")
-            node.fail(error.with_traceback(_at(filename, lineno)))
-        elif found is None or not failed:  # (other nodes do the same, which need not be said)
+        if found is not None and (filename, lineno) in failed:
+            return
+        node = None if found is None else _at_work(nodes)
+        if found is None or node is None:
             shown(message, category, filename, lineno, file, line)
+            return
+        failed.add((filename, lineno))
+        error = RuntimeError(f"{found[1]} was called without await, and so did nothing")
+        node.fail(error.with_traceback(_at(filename, lineno)))
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
