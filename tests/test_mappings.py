@@ -27,13 +27,28 @@ def test_what_is_merged_may_be_said_again() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "there: not YAML: "),
-        ("a: !!python/object/apply:os.getcwd []", "there: not YAML: could not determine a constructor"),
-        ("a: {b: 1, c: 2,\n b: 3}", "there: not YAML: 'b' a second time in"),
-        ("a: 1\na: 1", "there: not YAML: 'a' a second time in"),
-        ("a: !!map [1, 2]", "there: not YAML: expected a mapping node"),
+        ("a: [", "there, line 1, column 5: not YAML: while parsing a flow node, expected the node content"),
+        (
+            "a: [1,\n 2\nb: 3",
+            "there, line 3, column 2: not YAML: while parsing a flow sequence that begins in line 1, ",
+        ),
+        ("a: 1\n b: 2", "there, line 2, column 3: not YAML: mapping values are not allowed here"),
+        (
+            '{"a": 1,\n "b" 2}',
+            "there, line 2, column 6: not YAML: while parsing a flow mapping that begins in line 1, ",
+        ),
+        ("a: 1\nb: \a", "there, line 2, column 4: not YAML: special characters are not allowed: '\\x07'"),
+        (
+            "a: !!python/object/apply:os.getcwd []",
+            "there, line 1, column 4: not YAML: could not determine a constructor",
+        ),
+        ("a: {b: 1, c: 2,\n b: 3}", "there, line 2, column 2: not YAML: 'b' a second time"),
+        ("a: 1\na: 1", "there, line 2, column 1: not YAML: 'a' a second time"),
+        ("a: !!map [1, 2]", "there, line 1, column 4: not YAML: expected a mapping node"),
+        ("a: 2026-13-01", "there: a value that YAML can't read: month must be in 1..12"),
         ("- a", "there: a list; accepted: a mapping with 'a'"),
-        ("", "there: a NoneType; accepted: a mapping with 'a'"),
+        ("", "there: empty; accepted: a mapping with 'a'"),
+        ("# nothing\n", "there: empty; accepted: a mapping with 'a'"),
     ],
 )
 def test_anything_else_is_one_line(text: str, said: str) -> None:
@@ -42,6 +57,8 @@ def test_anything_else_is_one_line(text: str, said: str) -> None:
     [problem] = refused.value.problems
     assert problem.startswith(said)
     assert "\n" not in problem
+    assert "unicode string" not in problem
+    assert "^" not in problem
 
 
 def test_a_file_that_cannot_be_read_says_what_it_should_be(tmp_path: Path) -> None:

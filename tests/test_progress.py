@@ -16,7 +16,7 @@ def tally(stop: dict[str, float]) -> Tally:
             | {"optimizer": {"name": "sgd", "lr": 0.1}, "topology": "ring"}
         )
     )
-    said.wall = lambda: 30.0
+    said.wall_s = 30.0
     return said
 
 
@@ -42,6 +42,7 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
         "round": round,
         "moment": moment,
         "time_s": 2.0,
+        "wall_s": 40.0,
         "bytes_sent": 500_000 * round,
         **values,
     }
@@ -58,5 +59,5 @@ def test_a_line_is_of_all_nodes_at_one_moment_whatever_their_rounds(moment: str,
     line = said.add(row(NETWORK, 5, moment, consensus_distance=0.25))
     assert line is not None
     assert line.startswith(
-        "round 5  virtual time 2 s  wall time 30.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
+        "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
     )

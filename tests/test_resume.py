@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -250,9 +251,19 @@ def test_a_killed_program_is_started_again_and_goes_on(tmp_path: Path, engine: s
 
 def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     run = gossamer.run(small(), tmp_path, observer=Stopper(6))
-    code, out, _ = cli("resume", str(run.path), "--no-report")
+    cut = newest(run.path / "checkpoints")
+    assert cut is not None
+    code, out, err = cli("resume", str(run.path), "--no-report")
     assert code == 0
     assert str(run.path) in out
+    first, _, *evaluations = err.splitlines()
+    begins = f"goes on from checkpoint {cut.number}, round 2, virtual time {max(cut.times_s.values()):.4g} s, after "
+    assert first == f"{begins}{cut.wall_s:.1f} s of wall time"
+    # The wall time is the record's: with what was spent before.
+    walls = load_run(run.path).metrics.filter(pl.col("node") == -1, pl.col("round") > 2)["wall_s"]
+    assert [re.search(r"wall time (\S+ s)", line)[1] for line in evaluations] == [
+        f"{each:.1f} s" for each in walls
+    ]  # type: ignore[index]
     code, _, err = cli("resume", str(run.path))
     assert code == 2
     assert (

@@ -153,6 +153,7 @@ def resume(
             rewind(folder, cut, engine.description["judged"])
             with folder.segment("events") as events:
                 events.append(_resumed(cut))
+            observer.say(_goes_on(cut, experiment))
             return _carry_out(engine, trained, folder, observer, cut)
 
 
@@ -181,15 +182,24 @@ def _same(found: Mapping[str, Any], experiment: Experiment) -> bool:
     return found == said
 
 
-def _resumed(cut: Cut) -> dict[str, Any]:
+def _goes_on(cut: Cut, experiment: Experiment) -> str:
+    clock = "virtual time" if isinstance(experiment.engine, Simulate) else "time"
+    return f"goes on {_origin(cut)}, {clock} {min(cut.times_s.values()):.4g} s, after {cut.wall_s:.1f} s of wall time"
+
+
+def _origin(cut: Cut) -> str:
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
     rounds = f"round {most}" if least == most else f"rounds {least} to {most}"
+    return f"from checkpoint {cut.number}, {rounds}"
+
+
+def _resumed(cut: Cut) -> dict[str, Any]:
     return {
         "time_s": min(cut.times_s.values()),
         "wall_s": cut.wall_s,
         "node": NETWORK,
         "event": "resumed",
-        "detail": f"from checkpoint {cut.number}, {rounds}",
+        "detail": _origin(cut),
     }
 
 

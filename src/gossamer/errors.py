@@ -73,6 +73,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(sorted(names))
 
 
+def shown(value: object) -> str:
+    """A value as messages show it: of what a file leaves empty, it says so."""
+    return "null (empty)" if value is None else repr(value)
+
+
 def cause(error: BaseException) -> str:
     """An error in one line: type, message, and the line of code that raised it: of the user's own, where that called the
     rest."""

@@ -82,10 +82,31 @@ def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -
     try:
         raw = _load(text)
     except yaml.YAMLError as error:
-        raise BadInput(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+        raise BadInput(_broken(error, text, source)) from None
+    except ValueError as error:  # a date that there is not, and its like
+        raise BadInput(f"{source}: a value that YAML can't read: {error}") from None
     if not isinstance(raw, dict):
-        raise BadInput(f"{source}: a {type(raw).__name__}; accepted: {fields}")
+        found = "empty" if raw is None else f"a {type(raw).__name__}"
+        raise BadInput(f"{source}: {found}; accepted: {fields}")
     return raw
+
+
+def _broken(error: yaml.YAMLError, text: str, source: str) -> str:
+    """A parser's error in one line that begins with where it is."""
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        since = error.context_mark
+        line, column = mark.line + 1, mark.column + 1
+        context = f"{error.context}, " if error.context else ""
+        if context and since is not None and since.line != mark.line:
+            context = f"{error.context} that begins in line {since.line + 1}, "
+        said = f"{context}{error.problem}"
+    elif isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        said = f"{error.reason}: {chr(error.character)!r}"
+    else:
+        return f"{source}: not YAML: {' '.join(str(error).split())}"
+    return f"{source}, line {line}, column {column}: not YAML: {said}"
 
 
 def _load(text: str) -> Any:

@@ -46,7 +46,7 @@ class Tally:
         self.rounds = experiment.stop.rounds
         self.time_s = experiment.stop.time_s
         self.clock = "virtual time" if experiment.engine.name == "simulate" else "time"
-        self.wall = stopwatch()
+        self.wall_s = 0.0  # the record's, at that evaluation: with what a resumed run had spent before
         self.bytes = dict.fromkeys(range(experiment.nodes), 0)
         self.values: dict[Any, dict[str, list[float]]] = {}
         self.latest = ""
@@ -64,10 +64,10 @@ class Tally:
             self.bytes[node] = row["bytes_sent"]
             return None
         del self.values[moment]
-        self.latest = spread(values)
+        self.latest, self.wall_s = spread(values), row["wall_s"]
         distance = row["consensus_distance"]
         return (
-            f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall():.1f} s  {self.latest}"
+            f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self.latest}"
             f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
         )
 
@@ -79,7 +79,7 @@ class Tally:
 
     def left(self, share: float) -> str:
         """Estimated seconds that are left, in words; none while so little is done that its start-up counts for most."""
-        return f"{self.wall() * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
+        return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
 
 def spread(values: Mapping[str, list[float]]) -> str:
@@ -118,10 +118,6 @@ class Watcher(Silent):
     def __init__(self, experiment: Experiment) -> None:
         self._tally = Tally(experiment)
 
-    def start(self, description: Mapping[str, Any]) -> None:
-        """The wall time is that of the engine's run: loading the data is before it."""
-        self._tally.wall = stopwatch()
-
     def progress(self, rounds: int, time_s: float) -> None:
         """Keep the round."""
         self.round = rounds // self._tally.nodes
@@ -134,7 +130,6 @@ class Lines(Watcher):
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
-        super().start(description)
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
@@ -183,19 +178,18 @@ class _Bar(Watcher):
         super().__init__(experiment)
         self._bar, self._figures = bar, figures
         self._task = bar.add_task("", total=1.0, start=False, name=experiment.name, rounds="")
-        self._shown = -1.0
+        self._wall, self._shown = stopwatch(), -1.0
         self._evaluation = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
-        super().start(description)
         self._bar.start_task(self._task)
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
         """Move the bar, some ten times a second at most: a simulation reports every round of every node."""
         super().progress(rounds, time_s)
-        share, wall = self._tally.share(rounds, time_s), self._tally.wall()
+        share, wall = self._tally.share(rounds, time_s), self._wall()
         if wall - self._shown < 0.1 and share < 1.0:
             return
         self._shown = wall

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput, listed, shown, suggest
 from gossamer.validation import bad_input
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -137,7 +137,7 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         value = {"name": value}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise BadInput(
-            f"{field}: got {value!r}; accepted: a name, or a mapping with 'name' and its parameters"
+            f"{field}: got {shown(value)}; accepted: a name, or a mapping with 'name' and its parameters"
         )
     parameters = {key: item for key, item in value.items() if key != "name"}
     cls = find(kind, value["name"], field)

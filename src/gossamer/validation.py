@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput, listed, shown, suggest
 
 
 def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") -> BadInput:
@@ -31,7 +31,7 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         elif problem["type"] == "missing":
             text = "missing; a value is required"
         else:
-            text = f"got {problem['input']!r}; accepted: {accepted(problem)}"
+            text = f"got {shown(problem['input'])}; accepted: {accepted(problem)}"
         lines.setdefault(name, []).append(text)
     _forget_mistyped(lines)
     _forget_other_branches(lines)

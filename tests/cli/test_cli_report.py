@@ -99,7 +99,7 @@ def test_a_report_of_a_run_that_diverged_is_json(cli: Cli, tmp_path: Path) -> No
         ),
         (
             ("--time-to", "test_loss=1", "--baseline", "x"),
-            "--baseline x: 0 groups are called that; accepted: small",
+            "--baseline x: no group is called that; accepted: small",
         ),
         (("--timeline", "t.svg"), "no timeline was recorded"),
         (("--window", "1:2"), "no timeline was recorded"),

@@ -85,6 +85,18 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
     assert not (run.path / "segments").exists()
 
 
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "forgotten"}
+    with pytest.raises(RunFailed) as caught:
+        play(tmp_path, algorithm=algorithm, engine={"name": engine})
+    assert (caught.value.node, caught.value.round) == (VICTIM, AT)
+    assert "RuntimeError: Node.train was called without await, and so did nothing" in str(caught.value)
+    assert "user_algorithms.py, line" in str(caught.value)
+    assert "    node.train()" in caught.value.traceback
+    recorded(caught.value)
+
+
 def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": 1, "at": 0}
     with pytest.raises(RunFailed, match="node 1 failed in round 0: ArithmeticError") as caught:

@@ -96,7 +96,7 @@ class Fragile(Algorithm):
 
     victim: int = 2
     at: int = 3
-    by: Literal["exception", "spawned", "sigkill"] = "exception"
+    by: Literal["exception", "spawned", "forgotten", "sigkill"] = "exception"
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -113,6 +113,8 @@ class Fragile(Algorithm):
         if self.by == "spawned":
             # Nobody awaits the task: its failure is the node's all the same.
             node.spawn(self._raise())
+        elif self.by == "forgotten":
+            node.train()  # type: ignore[unused-coroutine]
         else:
             await self._raise()
 

@@ -37,8 +37,17 @@ def test_the_experiments_own_name_can_be_overridden() -> None:
     assert experiment == Experiment.parse(DESIGN).override(name="other")
 
 
-def test_the_last_of_several_overrides_counts() -> None:
-    assert Experiment.parse(DESIGN, ["nodes=8", "nodes=20"]).nodes == 20
+def test_an_override_that_would_undo_another_one_is_refused() -> None:
+    accepted = "accepted: every field once, a whole one before its parts"
+    assert refused(DESIGN, "nodes=8", "nodes=20") == (f"--set nodes=20: nodes is set already; {accepted}",)
+    assert refused(DESIGN, "topology.name=ring", "nodes=8", "topology.name=star") == (
+        f"--set topology.name=star: topology.name is set already; {accepted}",
+    )
+    assert refused(DESIGN, "stop.rounds=3", "stop={time_s: 2}") == (
+        f"--set stop={{time_s: 2}}: stop.rounds is set already; {accepted}",
+    )
+    stop = Experiment.parse(DESIGN, ["stop={time_s: 2}", "stop.rounds=3"]).stop
+    assert (stop.time_s, stop.rounds) == (2, 3)
 
 
 def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:
@@ -57,10 +66,6 @@ def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order
         topology = Experiment.parse(source, overrides).topology
         assert (topology.name_of(), topology.spec()["degree"]) == ("random-regular", 3)
         assert Experiment.parse(DESIGN, overrides).topology.spec()["degree"] == 3
-    # Among overrides of one field, the last one still counts.
-    twice = ["topology.degree=2", "topology.name=random-regular", "topology.degree=3", "nodes=8", "nodes=6"]
-    experiment = Experiment.parse(source, twice)
-    assert (experiment.topology.spec()["degree"], experiment.nodes) == (3, 6)
 
 
 def test_a_parameter_of_a_component_that_is_only_named() -> None:
@@ -90,6 +95,10 @@ def test_an_override_that_is_no_assignment(override: str) -> None:
 
 def test_an_override_that_leads_nowhere() -> None:
     assert refused(text(), "nodes=[") == ("--set nodes=[: '[' is not a YAML value",)
+    assert refused(text(), "seed=2026-13-01") == ("--set seed=2026-13-01: '2026-13-01' is not a YAML value",)
+    assert refused(text(gather=None), "gather.timeout_s=3") == (
+        "--set gather.timeout_s=3: gather is null (empty), which has no fields",
+    )
     assert refused(text(), "nodes.x=3") == ("--set nodes.x=3: nodes is 4, which has no fields",)
     (problem,) = refused(text(), "stop.round=3")
     assert problem.startswith("stop.round: unknown field (did you mean 'rounds'?)")

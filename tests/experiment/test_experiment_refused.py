@@ -42,6 +42,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"nodes": 0}, "nodes: got 0; accepted: greater than or equal to 1"),
     ({"nodes": "four"}, "nodes: got 'four'; accepted: a valid integer"),
     ({"nodes": True}, "nodes: got True; accepted: "),
+    ({"nodes": None}, "nodes: got null (empty); accepted: a valid integer"),
+    ({"task": None}, "task: got null (empty); accepted: a name, or a mapping with 'name'"),
+    ({"stop": None}, "stop: got null (empty); accepted: a mapping of fields"),
+    ({"engine": {"name": None}}, "engine.name: got null (empty); accepted: simulate, processes"),
     ({"seed": -1}, "seed: got -1; accepted: greater than or equal to 0"),
     ({"nodes": ...}, "nodes: missing"),
     ({"task": ...}, "task: missing"),
@@ -140,8 +144,8 @@ def test_a_path_is_no_experiment() -> None:
 @pytest.mark.parametrize("source", ["nodes: [", "a: b: c", "\t- x"])
 def test_broken_yaml_says_where(source: str) -> None:
     (problem,) = refused(source)
-    assert problem.startswith("experiment: not YAML: ")
-    assert "line 1" in problem
+    assert problem.startswith("experiment, line 1, column ")
+    assert ": not YAML: " in problem
     assert "\n" not in problem
 
 

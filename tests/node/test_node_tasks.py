@@ -254,6 +254,57 @@ def test_a_task_that_raises_when_it_is_cancelled_at_the_end_is_passed_over(
     assert caplog.text == ""
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_authors_own_coroutine_without_await_fails_its_node_in_every_run(tmp_path: Path) -> None:
+    """Python would say so once a process, and not at all where warnings are ignored."""
+
+    async def script(node: Node) -> None:
+        async def exchange() -> None: ...
+
+        await node.sleep(1)
+        if node.rank == 1:
+            call = node.spawn(exchange())
+            exchange()
+            await call
+
+    for _ in range(2):
+        with pytest.raises(
+            RunFailed, match=r"node 1 .*exchange was called without await.*\(test_node_tasks.py, line \d+\)"
+        ):
+            play(tmp_path, script)
+
+
+def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        node.spawn(node.sleep(1)).cancel()
+        await node.sleep(1)
+        return node.now()
+
+    assert play(tmp_path, script, 1).values[0] == 1.0
+
+
+def test_of_a_coroutine_that_is_no_nodes_python_goes_on_to_warn(tmp_path: Path) -> None:
+    class Host:
+        """An observer with a coroutine that it drops."""
+
+        async def forgotten(self) -> None: ...
+
+        def start(self, description: Mapping[str, Any]) -> None:
+            self.forgotten()
+
+        def progress(self, rounds: int, time_s: float) -> None: ...
+
+        def row(self, row: Mapping[str, Any]) -> None: ...
+
+        def say(self, text: str) -> None: ...
+
+    async def script(node: Node) -> None:
+        await node.sleep(1)
+
+    with pytest.warns(RuntimeWarning, match="forgotten' was never awaited"):
+        assert play(tmp_path, script, observer=Host()).run.status == "done"
+
+
 def test_when_one_node_fails_the_tasks_of_all_end(tmp_path: Path) -> None:
     ended: list[tuple[int, float]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
     assert err.startswith("error: --baseline slo: 2 groups are called that; accepted: slow, batch_size=2; ")
 
 
+def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Path) -> None:
+    """A cell is one line, though a terminal would have no room for its name beside the figures."""
+    long = "fast, under a name that takes up almost all of the eighty columns of a terminal"
+    cells = {"slow": {"optimizer.lr": 0.01}, long: None}
+    (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "cells": cells}))
+    assert cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet")[0] == 0
+    out = cli("report", "runs/tiny", "--time-to", "test_loss=1000000")[1]
+    assert re.search(rf"^{long} +1/1 +0 +", out, re.MULTILINE), out
+
+
 def test_json_is_one_object(cli: Cli) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "fast", "--json")
     assert (code, err) == (0, "")
@@ -101,6 +112,11 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     [
         ({"cells": {"x": {"optimizer.lr": -1}}}, [], "error: cell x: optimizer.lr: got -1; accepted: "),
         ({}, ["--only", "fsat"], "error: --only fsat: no such cell (did you mean 'fast'?); accepted: "),
+        (
+            {},
+            ["--only", "slow,fast"],
+            "error: --only slow,fast: no such cell (did you mean --only slow --only fast?); accepted: fast; slow",
+        ),
         ({}, ["--set", "nodes=none"], "error: cells slow; fast: nodes: got 'none'; accepted: "),
         ({"cells": {"x": {"topology": {"name": "random-regular", "degree": 9}}}}, [], "error: cell x: "),
     ],

@@ -295,7 +295,7 @@ def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) 
     assert len(found.chosen()) == 4
     assert [each.cell.name for each in found.chosen(["b"])] == ["b, batch_size=4", "b, batch_size=8"]
     assert [each.cell.name for each in found.chosen(["a, batch_size=8"])] == ["a, batch_size=8"]
-    with pytest.raises(BadInput, match="--only c: no such cell.*accepted: a, "):
+    with pytest.raises(BadInput, match="--only c: no such cell.*accepted: a; a, batch_size=4; "):
         found.chosen(["c"])
 
 

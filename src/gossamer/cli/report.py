@@ -27,7 +27,13 @@ def report(
             " a part of a timeline, in the working directory."
         ),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="A folder for the charts as PNG files.")] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for the charts as PNG files: every metric against round, time, wall time and bytes, as"
+            " <metric>-vs-<axis>.png."
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
     time_to: Annotated[
         list[str] | None,
@@ -122,12 +128,12 @@ def report(
 
 
 def _print_time_to(rows: list[TimeTo], baseline: str | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from gossamer.results.console import table_console
     from gossamer.results.time_to_text import note, tables
 
-    console = Console(markup=False, highlight=False)
+    console = table_console()
     for title, head, lines in tables(rows, baseline):
         table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
         for column, heading in enumerate(head):

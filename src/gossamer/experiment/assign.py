@@ -9,14 +9,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, shown
 from gossamer.registry import FromCommandLine
 
 _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
 def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
-    """Carry out assignments of the command line, ``"a.b=value"``; arguments and errors as for :func:`assign`."""
+    """Carry out assignments of the command line, ``"a.b=value"``; arguments and errors as for :func:`assign`. One that would
+    undo another is refused."""
+    done: list[str] = []
     # Another component is named before its parameters are given, whatever the order of the arguments.
     for override in sorted(overrides, key=lambda item: not item.partition("=")[0].endswith(".name")):
         path, separator, text = override.partition("=")
@@ -24,8 +26,14 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
             raise BadInput(f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05")
         try:
             value = _from_command_line(yaml.safe_load(text))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise BadInput(f"--set {override}: {text!r} is not a YAML value") from None
+        for each in done:
+            if each == path or each.startswith(f"{path}."):
+                raise BadInput(
+                    f"--set {override}: {each} is set already; accepted: every field once, a whole one before its parts"
+                )
+        done.append(path)
         assign(raw, path, value, f"--set {override}", model)
 
 
@@ -51,7 +59,7 @@ def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[Ba
         if isinstance(inner, str) and depth == 0:
             inner = {"name": inner}  # a bare name stands for a component with default parameters
         if not isinstance(inner, dict):
-            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {inner!r}, which has no fields")
+            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {shown(inner)}, which has no fields")
         place[name] = inner
         place = inner
     if parents and last == "name" and "name" in place and place["name"] != value:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gossamer.errors import BadInput, suggest
+from gossamer.errors import BadInput, shown, suggest
 from gossamer.experiment.sections import Count, Section
 from gossamer.validation import bad_input
 
@@ -76,7 +76,7 @@ def read_engine(value: Any) -> Any:
     name = value.get("name", "simulate")
     if not isinstance(name, str) or name not in ENGINES:
         raise BadInput(
-            f"engine.name: got {name!r}{suggest(str(name), ENGINES)}; accepted: {', '.join(ENGINES)}"
+            f"engine.name: got {shown(name)}{suggest(str(name), ENGINES)}; accepted: {', '.join(ENGINES)}"
         )
     try:
         return ENGINES[name].model_validate(dict(value))

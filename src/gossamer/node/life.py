@@ -39,6 +39,10 @@ class Life:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one of the node's."""
+        return task in self._tasks
+
     def fail(self, error: BaseException) -> None:
         """Something of this node has failed; only the first failure counts."""
         if self._failed is None:

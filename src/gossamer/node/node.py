@@ -175,7 +175,8 @@ class Node:
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`. What stands for who is missing, the experiment's ``gather.missing`` says
-        where ``missing`` doesn't."""
+        where ``missing`` doesn't. ``self_weight`` None is one minus the sum of ``weights``; where it is given, nobody checks
+        what all sum to."""
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
         mix = Mix(own, inbox, weights, self_weight, stands_in, self._index_sets)
         return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
@@ -190,8 +191,8 @@ class Node:
     ) -> None:
         """Read the parameters, combine them with the inbox and write the result, indivisibly.
 
-        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only. ``missing`` is as for
-        :meth:`combine`.
+        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only. ``missing`` and
+        ``self_weight`` are as for :meth:`combine`.
         """
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
         whole = any(isinstance(payload, Model) for payload in inbox.values())
@@ -535,6 +536,10 @@ class Node:
     def waiting(self) -> list[str]:
         """What this node's tasks wait for, in words."""
         return self._reception.mailbox.waiting()
+
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """For engines: whether a task is one of this node's."""
+        return self._life.owns(task)
 
     def fail(self, error: BaseException) -> None:
         """For engines: something of this node has failed; only the first failure counts."""

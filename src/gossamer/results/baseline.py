@@ -55,8 +55,8 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
         dict.fromkeys([*labels, *(part(key, group.labels[key]) for group in among for key in group.labels)])
     )
     raise BadInput(
-        f"--baseline {name}: {len(found)} groups are called that{'' if found else suggest(name, known)}; accepted: "
-        + "; ".join(known)
+        f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
+        f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
     )
 
 

@@ -13,13 +13,12 @@ import polars as pl
 
 from gossamer.engines.recording import stopwatch
 from gossamer.results.confidence import confidence
+from gossamer.results.console import table_console
 from gossamer.results.frames import finite
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.state import State
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import label_columns, metric_columns, summary
-
-_WIDE = 400
 
 
 @contextmanager
@@ -115,7 +114,6 @@ def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
 
 def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:
     """Each cell's means with their confidence intervals, what failed and why, and where it all is."""
-    from rich.console import Console
     from rich.table import Table
 
     labels = label_columns(table)
@@ -131,8 +129,7 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
         sent = confidence(done["bytes_sent"].drop_nulls().to_list())
         figures.append("–" if sent is None else f"{sent.mean / 1e6:.4g}")
         shown.add_row(*map(str, cell), f"{len(done)}/{len(group)}", *figures)
-    # A file has lines as long as they need to be.
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(shown)
+    table_console().print(shown)
     if len(sweep.seeds) > 1:
         print("mean ± half of the 95 % confidence interval over the seeds (Student's t)")
     for planned, state in outcome.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from gossamer.errors import BadInput, listed, suggest
+from gossamer.errors import BadInput, suggest
 from gossamer.experiment import Experiment, assign_all
 from gossamer.mappings import read_mapping
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
@@ -131,9 +132,11 @@ class Sweep:
         known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
         for name in only:
             if name not in known:
-                raise BadInput(
-                    f"--only {name}: no such cell{suggest(name, known)}; accepted: {listed(known)}"
-                )
+                parts = [part.strip() for part in name.split(",")]
+                one_each = " ".join(f"--only {shlex.quote(part)}" for part in parts)
+                meant = f" (did you mean {one_each}?)" if set(parts) <= set(known) else suggest(name, known)
+                # (A name may have commas in it.)
+                raise BadInput(f"--only {name}: no such cell{meant}; accepted: {'; '.join(sorted(known))}")
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:

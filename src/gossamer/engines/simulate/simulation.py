@@ -35,6 +35,7 @@ from gossamer.engines.simulate.recording import Recording, model_of, stacked
 from gossamer.engines.simulate.settings import calm_collector, torch_settings
 from gossamer.engines.simulate.store import store_device
 from gossamer.engines.timeline import TimelineLog
+from gossamer.engines.unawaited import unawaited_calls_fail
 from gossamer.errors import RunFailed
 from gossamer.experiment import Simulate
 from gossamer.host import Host
@@ -157,6 +158,7 @@ class Simulation:
             torch_settings(self._options.threads),
             calm_collector(self._setup.experiment.nodes),
             ending_signals(lambda: self._lives.finish("stopped")),
+            unawaited_calls_fail(self.nodes),
         ):
             try:
                 self._build()

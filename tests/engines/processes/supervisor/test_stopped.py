@@ -36,7 +36,7 @@ def experiment(lost_peer: str = "skip") -> Experiment:
             "task": {"name": "least-squares", "samples": 16},
             "algorithm": "d-psgd",
             "topology": "complete",
-            "gather": {"lost_peer": lost_peer},
+            "gather": {"lost_peer": lost_peer, "timeout_s": 5.0},
             "failures": {"detection_s": DETECTION_S},
             "stop": {"rounds": 1},
             "engine": {"name": "processes", "train_at_once": 1},
@@ -127,10 +127,14 @@ class Hands:
         self.children = {rank: Child(rank, -1, mock.Mock()) for rank in range(2)}
         self.alive = set(self.children)
         self.said: list[str] = []
+        self.shown: list[str] = []
         self.lost: list[int] = []
 
     def say(self, rank: int | None, event: str, text: str) -> None:
         self.said.append(event)
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
 
     def without(self, rank: int, *, keep: bool) -> None:
         self.lost.append(rank)
@@ -177,6 +181,33 @@ def test_a_run_that_needs_all_nodes_ends_and_names_it(clock: mock.Mock) -> None:
     with pytest.raises(Ended) as ended:
         pass_time(made, clock, DETECTION_S)
     assert ended.value.failure == {"message": "node 1 stands still: it was stopped", "node": 1, "round": 0}
+
+
+def test_it_is_said_for_whom_the_others_wait_ever_more_rarely_until_it_is_back(clock: mock.Mock) -> None:
+    made, hands = begun("wait")
+    hands.children[0].round = 7
+    pass_time(made, clock, 20)
+    assert hands.shown == []
+    made.died(hands.children[1], "node 1 died")
+    pass_time(made, clock, 65)
+    assert hands.shown == [
+        f"waiting for node 1 (away for {seconds} s); the others are in round 7 or later"
+        for seconds in (10, 20, 40)
+    ]
+    hands.shown.clear()
+    made.away.clear()
+    pass_time(made, clock, 20)
+    assert hands.shown == []
+    made.away[1] = "node 1 is silent"
+    pass_time(made, clock, 11)
+    assert len(hands.shown) == 1
+
+
+def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(clock: mock.Mock) -> None:
+    made, hands = begun("skip")
+    made.died(hands.children[1], "node 1 died")
+    pass_time(made, clock, 30)
+    assert hands.shown == []
 
 
 def test_a_supervisor_that_was_itself_stopped_blames_nobody(clock: mock.Mock) -> None:

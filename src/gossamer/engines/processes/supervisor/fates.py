@@ -21,6 +21,9 @@ from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.setup import Setup
 from gossamer.faults import Event, RoundCrash, Spell, StartFrom
 
+SAID_S = 10.0
+"""Seconds after which it's said for whom the others wait; then after twice as many, and so on."""
+MOST_NAMED = 5
 REBIND_S = 10.0
 """Seconds in which a node's port has to be free again when it is started anew."""
 STEP_S = 1.0
@@ -64,6 +67,9 @@ class Hands(Protocol):
     def say(self, rank: int | None, event: str, text: str) -> None:
         """Write an event down, and show it."""
 
+    def show(self, text: str) -> None:
+        """Show what is no event."""
+
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
 
@@ -104,6 +110,8 @@ class Fates:
         self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
         self._stopped: set[Child] = set()  # from outside
         self._looked = math.inf
+        self._since: dict[int, float] = {}  # when those that are away were first seen to be
+        self._say_after_s = SAID_S
         self._early: list[Event] = []
 
     def crash_rounds(self, rank: int) -> tuple[int, ...]:
@@ -143,6 +151,8 @@ class Fates:
         for event in self._agenda.due(now - self._start):
             self._happens(event)
         self._look_at_still(now)
+        if self._setup.experiment.gather.lost_peer == "wait":
+            self._look_at_away(now)
         for rank, start_from in list(self._coming.items()):
             if rank not in self._hands.alive:
                 self._begin_anew(rank, start_from)
@@ -164,6 +174,21 @@ class Fates:
             if child in self._stopped and self._setup.experiment.gather.lost_peer == "fail":
                 raise Ended("failed", message=f"{text}: it was stopped", node=rank, round=child.round)
             self._lose(rank, text, keep=True)
+
+    def _look_at_away(self, now: float) -> None:
+        """Those who wait say nothing, perhaps for long."""
+        gone_s = {rank: now - self._since.get(rank, now) for rank in sorted(self.away)}
+        self._since = {rank: now - seconds for rank, seconds in gone_s.items()}
+        if not gone_s:
+            self._say_after_s = SAID_S
+        elif max(gone_s.values()) >= self._say_after_s:
+            self._say_after_s = 2 * max(gone_s.values())
+            named = [f"node {rank} (away for {seconds:.0f} s)" for rank, seconds in gone_s.items()]
+            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            least = min((self._hands.children[rank].round for rank in self._present()), default=0)
+            self._hands.show(
+                f"waiting for {', '.join(named[:MOST_NAMED])}{more}; the others are in round {least} or later"
+            )
 
     def expects(self) -> bool:
         """Whether somebody will come, or come back."""

@@ -318,6 +318,10 @@ class Supervisor:
         self._record.events.append(rank, event, text)
         self._say(text or event)
 
+    def show(self, text: str) -> None:
+        """Show what is no event."""
+        self._say(text)
+
     def fork(self, rank: int) -> Child:
         """Start a node anew, on the port that it had.
 

@@ -36,6 +36,7 @@ from gossamer.engines.processes.worker.restart import RestartFile
 from gossamer.engines.recording import Spent, Usage, is_due
 from gossamer.engines.setup import Setup
 from gossamer.engines.timeline import timeline_log
+from gossamer.engines.unawaited import unawaited_calls_fail
 from gossamer.errors import cause
 from gossamer.messages import Traffic
 from gossamer.node import Node
@@ -172,7 +173,8 @@ class Worker:
             self._tell("ready")
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                await self._protocol()
+                with unawaited_calls_fail((self._node,)):
+                    await self._protocol()
             self._leave()
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the supervisor is told
             text = "".join(traceback.format_exception(error))
