@@ -10,14 +10,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from polars.exceptions import PolarsError
-from safetensors import SafetensorError
 
 from gossamer import checkpoint
 from gossamer.api import Silent
@@ -37,12 +35,13 @@ from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
-from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.errors import BadInput, RunFailed
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Traffic
+from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment
-from gossamer.results.recorder import compact, read_metrics
+from gossamer.results.recorder import read_metrics
 from gossamer.results.run import Run, load_run
 
 log = logging.getLogger(__name__)
@@ -307,26 +306,24 @@ def _record(process: _Process, folder: RunFolder) -> Run:
         process.run()
     except BaseException as error:
         standalone.close()
-        with suppress(OSError):  # the error is what is to be said, not that it can't be written
-            folder.write_status(
-                "stopped" if isinstance(error, KeyboardInterrupt) else "failed",
-                error=cause(error),
-                wall_s=wall(),
-            )
+        close_after(error, folder, wall_s=wall())
         raise
     standalone.close()
     failure = standalone.failure
-    status = {"failed": "failed", "stopped": "stopped"}.get(standalone.reason, "done")
-    try:
-        if failure is None:
-            process.write_model()
-        compact(folder)
-        folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
-    except (OSError, SafetensorError, PolarsError) as error:
-        # (A full disk, ...) Rows stay in their segments.
-        if failure is None:
-            failure = RunFailed(f"node {process.rank}: its record can't be completed: {cause(error)}")
+    unwritten = close_record(
+        folder,
+        status_of(standalone.reason),
+        None if failure is None else str(failure),
+        process.write_model if failure is None else _nothing,
+        wall_s=wall(),
+    )
+    if unwritten is not None:
+        failure = failure or RunFailed(f"node {process.rank}: {unwritten}")
     if failure is not None:
         failure.folder = folder.path
         raise failure
     return load_run(folder.path)
+
+
+def _nothing() -> None:
+    """No model is written of a node that failed."""
