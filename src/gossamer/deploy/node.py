@@ -59,6 +59,7 @@ def run_node(
     attached: bool = False,
     run: str = "",
     resume: bool = False,
+    down_since: float | None = None,
     observer: Observer | None = None,
 ) -> Run:
     """Be one node of a run, to its end, and record it.
@@ -77,6 +78,8 @@ def run_node(
             others are refused.
         resume: go on with this node's newest record of this run in ``out`` that is not done and has a checkpoint, in its
             folder; begin one where there is none.
+        down_since: since when no node of the run has lived, seconds since 1970: what has passed since then is none of the
+            run's time. The same for all nodes, which are all started again. None: the others may live, and time goes on.
         observer: told of what happens.
 
     Returns:
@@ -113,7 +116,7 @@ def run_node(
         past = None
         if folder is not None:
             locks.enter_context(folder.locked())
-            record, past = _reopen(folder, record)
+            record, past = reopen(folder, record, down_since)
         else:
             folder = RunFolder.create(
                 Path(out),
@@ -173,8 +176,9 @@ def _goes_on(folder: RunFolder, record: NodeRecord) -> bool:
     )
 
 
-def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
-    """The record of a node that goes on in its folder, and what is to be known of what was before.
+def reopen(folder: RunFolder, record: NodeRecord, down_since: float | None = None) -> tuple[NodeRecord, Past]:
+    """The record of a node that goes on in its folder, and what is to be known of what was before; its start moves on by the
+    time in which the run was down, but nothing that is on record comes to lie in the future.
 
     Raises:
         BadInput: for a checkpoint that is damaged; before anything is changed.
@@ -187,9 +191,14 @@ def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
     traffic = rows.select(counters).tail(1).to_dicts()[0] if len(rows) else {}
     for name in ("status.json", "models.safetensors"):
         (folder.path / name).unlink(missing_ok=True)
+    start_unix_s = before.start_unix_s
+    if down_since is not None:
+        now = time.time()
+        latest = now - max(rows["time_s"], default=0.0)
+        start_unix_s = max(start_unix_s, min(start_unix_s + now - down_since, latest))
     incarnation = max(record.incarnation, before.incarnation + 1)
-    record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": before.start_unix_s})
-    return record, Past(before.start_unix_s, traffic)
+    record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": start_unix_s})
+    return record, Past(start_unix_s, traffic)
 
 
 def token_of(peers: Peers, said: bytes, run: str = "") -> bytes:
