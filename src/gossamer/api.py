@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from polars.exceptions import PolarsError
-from safetensors import SafetensorError
 
 from gossamer.engines.engine import Engine
 from gossamer.engines.outcome import Outcome
 from gossamer.engines.recording import Observer
-from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.errors import BadInput, RunFailed
 from gossamer.experiment import Experiment, Simulate
 from gossamer.results.checkpoints import Cut, newest
-from gossamer.results.folder import RunFolder, Status, environment, write_text
-from gossamer.results.recorder import compact
+from gossamer.results.closing import close_after, close_record, status_of
+from gossamer.results.folder import RunFolder, environment, write_text
 from gossamer.results.rewind import NETWORK, rewind
 from gossamer.results.run import Run, load_run
 
@@ -210,9 +207,7 @@ def _carry_out(
         with engine:  # which is over before its record is put in order: nobody writes to it any more
             outcome = engine.run(folder, observer, cut)
     except BaseException as error:
-        status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-        if (unwritten := _close(folder, status, cause(error))) is not None:
-            log.warning(unwritten)
+        close_after(error, folder)
         raise
     if (failure := _finish(folder, experiment, outcome)) is not None:
         failure.folder = folder.path
@@ -242,10 +237,9 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
             engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
             write_text(folder.path / "experiment.yaml", experiment.override(engine=engine).to_yaml())
 
-    status: Status = {"failed": "failed", "stopped": "stopped"}.get(outcome.reason, "done")  # type: ignore[assignment]
-    unwritten = _close(
+    unwritten = close_record(
         folder,
-        status,
+        status_of(outcome.reason),
         None if outcome.failure is None else str(outcome.failure),
         write_outcome,
         wall_s=outcome.wall_s,
@@ -255,26 +249,3 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         link_shares=outcome.link_shares,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))
-
-
-def _close(
-    folder: RunFolder,
-    status: Status,
-    error: str | None,
-    write_outcome: Callable[[], None] = lambda: None,
-    **figures: Any,
-) -> str | None:
-    """What is left to write, tables, and the status, which is there when all else is, or when it can't be (a full disk, ...);
-    gives what kept it from being written, in one line."""
-    unwritten = None
-    try:
-        write_outcome()
-        compact(folder)
-    except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # (of a full disk, each has its own)
-        unwritten = f"the record can't be written: {trouble}"
-        status, error = "failed", error or unwritten
-    try:
-        folder.write_status(status, error=error, **figures)
-    except OSError as trouble:
-        unwritten = unwritten or f"the record can't be written: {trouble}"
-    return unwritten

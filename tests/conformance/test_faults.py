@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import signal
+from asyncio import CancelledError
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,8 @@ import torch
 
 import gossamer
 from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
+from gossamer.engines import events
+from gossamer.engines.simulate import fates
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -291,6 +298,66 @@ def test_all_may_be_away_for_a_while(tmp_path: Path) -> None:
     assert all(rounds_of(run, rank)[-1] == ROUNDS for rank in range(NODES))
 
 
+CHURN: dict[str, Any] = {
+    "name": "churn",
+    "mean_up_s": 0.05,
+    "mean_down_s": 0.05,
+    "restart_from": "neighbor",
+}
+"""Nodes that never stay long enough for a round, nor to ask a second neighbour."""
+SILENCE: dict[str, Any] = {"name": "loss", "probability": 1.0}
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+def test_newcomers_that_ask_for_ever_in_vain_end_the_run(
+    tmp_path: Path, sharing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network that lets nothing through: one line, with who asks whom, and since when."""
+    monkeypatch.setattr(fates, "MOST_IDLE", 300)
+    network = {"name": "uniform", "bandwidth_mbps": 0.1, "sharing": sharing}
+    with pytest.raises(
+        RunFailed,
+        match=r"^all nodes wait, whoever comes and goes: node 0 for the model of node [15], asked for in vain since 0\.\d+ s;",
+    ) as caught:
+        play(tmp_path, CHURN, SILENCE, network=network, gather={"lost_peer": "skip", "timeout_s": 1.0})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("faults", "stop"),
+    [
+        ([CHURN, SILENCE], {"time_s": 20.0}),
+        ([CHURN | {"to_s": 20.0}, SILENCE], {"rounds": 3}),
+        ([CHURN, SILENCE | {"to_s": 20.0}], {"rounds": 3}),
+    ],
+    ids=["time", "churn that ends", "silence that ends"],
+)
+def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[dict[str, Any]], stop: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(fates, "MOST_IDLE", 300)
+    gather = {"lost_peer": "skip", "timeout_s": 1.0}
+    run = play(tmp_path, *faults, gather=gather, stop=stop)
+    assert run.status == "done"
+    assert run.events.filter(event="returned").height > 300
+
+
+def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = count()
+
+    def begins(*said: Any) -> str:
+        if next(number) == 200:
+            signal.raise_signal(signal.SIGTERM)
+        return events.begins(*said)
+
+    monkeypatch.setattr(fates, "begins", begins)
+    run = play(tmp_path, CHURN, SILENCE, gather={"lost_peer": "skip", "timeout_s": 1.0})
+    assert run.status == "stopped"
+    assert next(number) < 210
+
+
 class Stubborn(Algorithm):
     """Its tasks don't want to end, and go on talking while they do."""
 
@@ -309,6 +376,26 @@ class Stubborn(Algorithm):
         finally:
             for peer in node.peers():
                 node.send(peer, "I am not dead", tag="cry")
+
+
+class Sleepless(Algorithm):
+    """Does not end when it is told to."""
+
+    async def run(self, node: Node) -> None:
+        while True:
+            try:
+                await node.sleep(0.01)
+            except CancelledError:
+                node.record(told=1)
+
+
+def test_a_task_that_goes_on_in_spite_of_the_end_does_not_hold_it_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.CRITICAL, "asyncio"):  # which says that tasks were left behind
+        run = play(tmp_path, nodes=3, algorithm=f"{__name__}:Sleepless", stop={"time_s": 1.0})
+        gc.collect()
+    assert run.status == "done"
 
 
 def test_the_dead_say_nothing(tmp_path: Path) -> None:

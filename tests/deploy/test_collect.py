@@ -16,8 +16,9 @@ from fleet import SETTINGS
 
 from gossamer import Experiment
 from gossamer.cli import main
+from gossamer.deploy import node as node_module
 from gossamer.deploy.collect import collect
-from gossamer.deploy.node import unfinished
+from gossamer.deploy.node import reopen, unfinished
 from gossamer.deploy.record import NodeRecord
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
@@ -481,3 +482,24 @@ def test_a_node_goes_on_though_a_newer_record_can_not_be_read(
     assert found.path == older
     lines = [entry.getMessage() for entry in caplog.records]
     assert [str(folder) in line for folder, line in zip((wrong, newer), lines, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("down_since", "start", "why"),
+    [
+        (None, 100.0, "the others may have lived: the clock went on"),
+        (110.0, 190.0, "ten seconds are the run's, and ninety the queue's"),
+        (102.0, 196.0, "its last row is of second 4"),
+        (250.0, 100.0, "by another machine's clock"),
+    ],
+)
+def test_time_in_which_no_node_lived_is_none_of_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down_since: float | None, start: float, why: str
+) -> None:
+    monkeypatch.setattr(node_module.time, "time", lambda: 200.0)
+    monkeypatch.setattr(node_module.checkpoint, "read", lambda path: None)
+    folder = RunFolder(record(tmp_path, 1, 4, status="stopped"))
+    own = NodeRecord(rank=1, nodes=3, incarnation=9, digest="ab")
+    reopened, past = reopen(folder, own, down_since)
+    assert (reopened.start_unix_s, past.start_unix_s) == (start, start), why
+    assert past.traffic["bytes_sent"] == 40

@@ -178,7 +178,7 @@ def test_a_full_disk_is_the_end_of_one_node_whose_rows_stay(
         while True:
             filler.write(bytes(4096))
     assert made.wait("node-1") == 1
-    assert re.search(r"error: node 1 failed in round \d+: OSError: .*No space left", made.said("node-1"))
+    assert re.search(r"error: node 1 failed in round \d+: RecordError: .*No space left", made.said("node-1"))
     assert [made.wait(f"node-{rank}") for rank in (0, 2, 3)] == [0] * 3, made.said("node-0")
     run = collect([tmp_path / "runs", small_disk], tmp_path / "whole").run
     assert (run.status, run.lost) == ("done", [1])

@@ -297,7 +297,7 @@ def test_a_batch_script_is_one_for_sbatch(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_queued_again_goes_on_where_there_are_checkpoints(tmp_path: Path) -> None:
-    """What stands in for the program says how it was called."""
+    """What stands in for the program says how it was called. Time in the queue is none of the run's."""
     environment = slurm_tools(tmp_path, 29_600)
     (tmp_path / "gossamer").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "gossamer").chmod(0o755)
@@ -309,6 +309,12 @@ def test_a_job_that_is_queued_again_goes_on_where_there_are_checkpoints(tmp_path
             command=str(tmp_path / "gossamer"),
         )
         for again in ("0", "1"):
+            if again == "1" and checkpoint:  # what the first attempt left
+                left = tmp_path / "runs" / "deployed" / "slurm-17" / "records" / "some" / "rows"
+                left.parent.mkdir(parents=True)
+                for number, when in enumerate((1500.0, 1600.5)):
+                    left.with_suffix(f".{number}").touch()
+                    os.utime(left.with_suffix(f".{number}"), (when, when))
             done = subprocess.run(
                 ["bash", "-c", script],
                 env={**environment, "SLURM_RESTART_COUNT": again},
@@ -318,7 +324,10 @@ def test_a_job_that_is_queued_again_goes_on_where_there_are_checkpoints(tmp_path
             )
             called.append([line for line in done.stdout.splitlines() if line.startswith("node ")])
     places = [
-        {re.search(r"--out (\S+) --run \w{32} (--resume )?--rank", line)[1] for line in each}
+        {
+            re.search(r"--out (\S+) --run \w{32} (--resume )?(--down-since=\S+ )?--rank", line)[1]
+            for line in each
+        }
         for each in called
     ]
     assert places == [
@@ -331,6 +340,8 @@ def test_a_job_that_is_queued_again_goes_on_where_there_are_checkpoints(tmp_path
     assert [len(each) for each in runs] == [1] * 4
     assert runs[0] != runs[1] != runs[2] == runs[3]
     assert ["--resume" in line for each in called for line in each] == [False] * 4 + [True] * 4
+    assert ["--down-since" in line for each in called for line in each] == [False] * 6 + [True] * 2
+    assert all("--down-since=1600.5000000000 " in line for line in called[3])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from gossamer.api import Silent
 from gossamer.deploy import launch as launching
 from gossamer.deploy.bundle import Bundle
 from gossamer.deploy.hosts import Host, Hosts
+from gossamer.engines.processes.transport.transport import listen
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.run import load_run
 
@@ -113,6 +114,21 @@ def test_a_node_that_can_not_start_ends_the_launch_and_says_why(tmp_path: Path) 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 1
     assert "error: node 1 (host-1) did not start: error: --set data_root={" in done.stderr
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_second_launch_on_ports_that_another_one_has_ends_with_one_line(tmp_path: Path) -> None:
+    command = settle(tmp_path)
+    port = Hosts.load(tmp_path / "hosts.yaml").hosts[1].port
+    with listen("127.0.0.1", port):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(
+        f"error: node 1 (host-1) did not start: error: node 1: 127.0.0.1:{port}: Address already in use; accepted: "
+    )
+    assert "Traceback" not in done.stderr
     assert left_behind(tmp_path) == []
 
 

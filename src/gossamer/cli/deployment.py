@@ -66,6 +66,14 @@ def node(
             "--resume", help="Go on with this node's newest unfinished record that has a checkpoint, if any."
         ),
     ] = False,
+    down_since: Annotated[
+        float | None,
+        typer.Option(
+            metavar="UNIX_S",
+            help="With --resume, of all nodes: none has lived since then (a job that was in the queue), which is none of the"
+            " run's time.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")] = False,
 ) -> None:
@@ -74,6 +82,8 @@ def node(
     log_errors_only(quiet)
     if insecure == (keys is not None):
         raise BadInput("--keys, --insecure: accepted: one of them")
+    if down_since is not None and not resume:
+        raise BadInput("--down-since: without --resume; accepted: with it")
     from gossamer.engines.processes.security.peers import Peers, parse_address
     from gossamer.experiment import Experiment
 
@@ -99,6 +109,7 @@ def node(
         attached=attached,
         run=run,
         resume=resume,
+        down_since=down_since,
         observer=observer,
     )
     if as_json:

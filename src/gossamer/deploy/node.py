@@ -10,14 +10,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from polars.exceptions import PolarsError
-from safetensors import SafetensorError
 
 from gossamer import checkpoint
 from gossamer.api import Silent
@@ -37,12 +35,13 @@ from gossamer.engines.processes.worker.rehearsal import Stage
 from gossamer.engines.processes.worker.worker import Worker
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.setup import Setup, prepare
-from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.errors import BadInput, RunFailed
 from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.messages import Traffic
+from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment
-from gossamer.results.recorder import compact, read_metrics
+from gossamer.results.recorder import read_metrics
 from gossamer.results.run import Run, load_run
 
 log = logging.getLogger(__name__)
@@ -60,6 +59,7 @@ def run_node(
     attached: bool = False,
     run: str = "",
     resume: bool = False,
+    down_since: float | None = None,
     observer: Observer | None = None,
 ) -> Run:
     """Be one node of a run, to its end, and record it.
@@ -78,6 +78,8 @@ def run_node(
             others are refused.
         resume: go on with this node's newest record of this run in ``out`` that is not done and has a checkpoint, in its
             folder; begin one where there is none.
+        down_since: since when no node of the run has lived, seconds since 1970: what has passed since then is none of the
+            run's time. The same for all nodes, which are all started again. None: the others may live, and time goes on.
         observer: told of what happens.
 
     Returns:
@@ -114,7 +116,7 @@ def run_node(
         past = None
         if folder is not None:
             locks.enter_context(folder.locked())
-            record, past = _reopen(folder, record)
+            record, past = reopen(folder, record, down_since)
         else:
             folder = RunFolder.create(
                 Path(out),
@@ -174,8 +176,9 @@ def _goes_on(folder: RunFolder, record: NodeRecord) -> bool:
     )
 
 
-def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
-    """The record of a node that goes on in its folder, and what is to be known of what was before.
+def reopen(folder: RunFolder, record: NodeRecord, down_since: float | None = None) -> tuple[NodeRecord, Past]:
+    """The record of a node that goes on in its folder, and what is to be known of what was before; its start moves on by the
+    time in which the run was down, but nothing that is on record comes to lie in the future.
 
     Raises:
         BadInput: for a checkpoint that is damaged; before anything is changed.
@@ -188,9 +191,14 @@ def _reopen(folder: RunFolder, record: NodeRecord) -> tuple[NodeRecord, Past]:
     traffic = rows.select(counters).tail(1).to_dicts()[0] if len(rows) else {}
     for name in ("status.json", "models.safetensors"):
         (folder.path / name).unlink(missing_ok=True)
+    start_unix_s = before.start_unix_s
+    if down_since is not None:
+        now = time.time()
+        latest = now - max(rows["time_s"], default=0.0)
+        start_unix_s = max(start_unix_s, min(start_unix_s + now - down_since, latest))
     incarnation = max(record.incarnation, before.incarnation + 1)
-    record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": before.start_unix_s})
-    return record, Past(before.start_unix_s, traffic)
+    record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": start_unix_s})
+    return record, Past(start_unix_s, traffic)
 
 
 def token_of(peers: Peers, said: bytes, run: str = "") -> bytes:
@@ -307,26 +315,24 @@ def _record(process: _Process, folder: RunFolder) -> Run:
         process.run()
     except BaseException as error:
         standalone.close()
-        with suppress(OSError):  # the error is what is to be said, not that it can't be written
-            folder.write_status(
-                "stopped" if isinstance(error, KeyboardInterrupt) else "failed",
-                error=cause(error),
-                wall_s=wall(),
-            )
+        close_after(error, folder, wall_s=wall())
         raise
     standalone.close()
     failure = standalone.failure
-    status = {"failed": "failed", "stopped": "stopped"}.get(standalone.reason, "done")
-    try:
-        if failure is None:
-            process.write_model()
-        compact(folder)
-        folder.write_status(status, error=None if failure is None else str(failure), wall_s=wall())  # type: ignore[arg-type]
-    except (OSError, SafetensorError, PolarsError) as error:
-        # (A full disk, ...) Rows stay in their segments.
-        if failure is None:
-            failure = RunFailed(f"node {process.rank}: its record can't be completed: {cause(error)}")
+    unwritten = close_record(
+        folder,
+        status_of(standalone.reason),
+        None if failure is None else str(failure),
+        process.write_model if failure is None else _nothing,
+        wall_s=wall(),
+    )
+    if unwritten is not None:
+        failure = failure or RunFailed(f"node {process.rank}: {unwritten}")
     if failure is not None:
         failure.folder = folder.path
         raise failure
     return load_run(folder.path)
+
+
+def _nothing() -> None:
+    """No model is written of a node that failed."""

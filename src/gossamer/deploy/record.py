@@ -23,7 +23,7 @@ class NodeRecord(BaseModel):
         incarnation: of its process; of two records of a rank, the one with the higher one is the newer.
         digest: of the experiment, in hexadecimal; records with the same one are parts of one run.
         start_unix_s: when the node went, by its machine's clock, seconds since 1970; None before. One that goes on from its
-            checkpoint keeps it.
+            checkpoint keeps it, but for time in which no node of the run lived (``gossamer node --down-since``).
         run: what tells the run from others of the same experiment (``gossamer node --run``).
     """
 

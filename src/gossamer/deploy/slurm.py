@@ -27,7 +27,7 @@ rm -rf "$job/keys" "$job/run"
 mkdir -p "$job"
 [ -s "$job/id" ] || od -A n -N 16 -t x1 /dev/urandom | tr -d " \n" > "$job/id"
 run=$(cat "$job/id")
-
+{down}
 # Where each task is: only now is that known. The keys are for this job alone.
 srun bash -c 'echo "$SLURM_PROCID $(hostname -f):$(({port} + SLURM_LOCALID))"' | sort -n > "$job/addresses"
 mapfile -t addresses < <(cut -d " " -f 2 "$job/addresses")
@@ -45,6 +45,10 @@ exit "$status"
 """
 
 
+_DOWN = r"""# The time in the queue is none of the run's: nobody has lived since the newest file of a record was written.
+mkdir -p "$job/records"
+down=$(find "$job/records" -type f -printf '%T@\n' | sort -n | tail -n 1)
+"""
 _GOES_ON = """\
 A job that is put into
 # the queue again goes on in its folder, from its nodes' checkpoints as far as there are any."""
@@ -79,7 +83,8 @@ def slurm_script(
         directives="".join(f"#SBATCH {each}\n" for each in directives),
         experiment=shlex.quote(str(file)),
         options="".join(f"--set {shlex.quote(each)} " for each in overrides)
-        + ("--resume " if resumes else ""),
+        + ('--resume ${down:+"--down-since=$down"} ' if resumes else ""),
+        down=_DOWN if resumes else "",
         again=_GOES_ON if resumes else _BEGINS_ANEW,
         job=f"runs/{experiment.name}/slurm-$SLURM_JOB_ID" + ("" if resumes else "-${SLURM_RESTART_COUNT:-0}"),
         command=command,

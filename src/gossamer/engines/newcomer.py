@@ -64,10 +64,14 @@ class Hospitality:
     Args:
         node: whose it is.
         host: the node's side of the engine.
+
+    Attributes:
+        asks: whom the node asks for the model that it is to begin with, and since when; None where it doesn't.
     """
 
     def __init__(self, node: Node, host: Host) -> None:
         self._node, self._host = node, host
+        self.asks: tuple[int, float] | None = None
         self._asked = 0
         self._questions: dict[int, Question] = {}  # the last one to each rank
         self._answers: dict[tuple[int, str], Sending] = {}  # the last one of each kind to each rank
@@ -249,7 +253,9 @@ async def _begin_as_neighbor(node: Node, timeout_s: float) -> None:
     hospitality = _hospitality(node)
     for peer in await node.neighbors(direction="in" if node.view is None else "out"):
         question = hospitality.question(peer, "give")
+        hospitality.asks = peer, node.now()
         await hospitality.ask(question, "ask", None, timeout_s)
+        hospitality.asks = None
         given = question.answer
         question.close()
         if _fits(given, node.model if len(node.buffers) else node.parameters):

@@ -57,6 +57,10 @@ class Churn(Fault):
             raise ValueError("mean_up_s and mean_down_s, or path")
         return self
 
+    @property
+    def endless(self) -> bool:
+        return self.path is None and self.to_s is None
+
     def spells(self, nodes: int, seed: int, field: str) -> Iterator[Spell]:
         if self.path is not None:
             return iter(self._given(nodes, field))

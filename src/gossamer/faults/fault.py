@@ -110,6 +110,11 @@ class Fault(Component):
 
     freezes: ClassVar[bool] = False
 
+    @property
+    def endless(self) -> bool:
+        """Whether its spells never end to come."""
+        return False
+
     @abstractmethod
     def spells(self, nodes: int, seed: int, field: str) -> Iterator[Spell]:
         """When something is wrong, by ``from_s``; may be endless.

@@ -56,6 +56,7 @@ class Schedule:
         hit: the nodes that may be away at some time.
         at_rounds: crashes of a node as soon as it has completed so many rounds, by node.
         asks_neighbors: whether a node may begin with a neighbour's model.
+        endless: whether there is always something to come.
 
     Raises:
         BadInput: for faults that don't fit so many nodes; names the field.
@@ -81,6 +82,7 @@ class Schedule:
             "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
             for fault, _ in self._described
         )
+        self.endless = any(fault.endless for fault in faults)
 
     def __bool__(self) -> bool:
         return bool(self._described)

@@ -133,7 +133,6 @@ class RunFolder:
         ``graphs`` are ``{"round": r, "edges": [[i, j], ...]}``: the graph from round r on, where it differs
         from the one before.
         """
-        self.segments.mkdir(exist_ok=True)
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
     @contextmanager

@@ -19,32 +19,51 @@ from gossamer.errors import BadInput
 log = logging.getLogger(__name__)
 
 
+class RecordError(OSError):
+    """Rows can't be written (a full disk, ...): what the system says, and the file."""
+
+    @classmethod
+    def of(cls, error: OSError, path: Path) -> RecordError:
+        """What the system said while it wrote to a file."""
+        return cls(error.errno, error.strerror or str(error), str(path))
+
+
 class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers
     and lists.
 
     A torn last line, left by a process that was killed, is cut off when the segment is opened again.
+
+    Raises:
+        RecordError: where it can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
-        _mend(path)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            _mend(path)
+        except OSError as error:
+            raise RecordError.of(error, path) from error
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row and hand it to the operating system.
 
         Raises:
             BadInput: for a value that is no number, text, truth value, None, or list or mapping of these.
-            OSError: where it can't be written (disk full, ...).
+            RecordError: where it can't be written (disk full, ...).
         """
         try:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise BadInput(f"recorded row with {', '.join(map(str, row))}: {error}") from None
         left = memoryview(line.encode() + b"\n")
-        while left:
-            left = left[self._file.write(left) :]
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise RecordError.of(error, self.path) from error
 
     def close(self) -> None:
         """Close the file; more can be appended by opening the segment again."""

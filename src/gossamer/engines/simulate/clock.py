@@ -26,6 +26,8 @@ from gossamer.errors import Deadlock, RunFailed
 NS = 1_000_000_000
 MAX_PASSES = 1_000_000
 """Passes through one instant after which a node is taken to be spinning."""
+LAST_INSTANTS = 10_000
+"""Instants that tasks have to end in, once they are to."""
 
 
 class Order(IntEnum):
@@ -73,6 +75,7 @@ class Clock:
         self._sequences: dict[int, int] = {}
         self._mixes: list[tuple[int, int, Callable[[], None]]] = []
         self._passes = self._turns = 0
+        self._instants = math.inf  # still to come
         self._pending = 0  # events that could wake a node
         self._cancelled = 0  # events in the heap that are taken back
 
@@ -130,7 +133,7 @@ class Clock:
 
         Raises:
             Deadlock: if nothing is left that could wake a node, while someone still waits.
-            RunFailed: if time does not move any more.
+            RunFailed: if time does not move any more, or is over.
         """
         event = self._heap[0] if self._heap else None
         of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.LOOK
@@ -142,6 +145,9 @@ class Clock:
             if event[0] > self.now_ns:
                 self.now_ns = event[0]
                 self.start_counting()
+                self._instants -= 1
+                if self._instants < 0:
+                    raise RunFailed(f"{LAST_INSTANTS} instants after the end of the run, some tasks go on")
             self._run_events()
 
     def _run_events(self) -> None:
@@ -167,6 +173,12 @@ class Clock:
     def start_counting(self) -> None:
         """Forget how long time has stood still."""
         self._passes = self._turns = 0
+
+    def end_soon(self) -> None:
+        """Let no more than some last instants come, however many events there are: tasks are about to end, and one that goes
+        on in spite of that must not hold the run up."""
+        self._instants = LAST_INSTANTS
+        self.start_counting()
 
     def turn(self) -> None:
         """The loop runs what is ready; it does so a limited number of times at one instant."""

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from gossamer.checkpoint import Checkpoint
 from gossamer.engines.events import EventLog, begins
-from gossamer.engines.newcomer import meeting
+from gossamer.engines.newcomer import Hospitality, meeting
 from gossamer.engines.outcome import describe_waits
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Clock, Order, to_ns
@@ -22,7 +22,7 @@ from gossamer.messages import Message
 from gossamer.node import Node
 
 MOST_IDLE = 10_000
-"""Events of the schedule in a row, with nothing else to wait for and no round completed, after which a run is given up."""
+"""Events of the schedule, with nothing else to wait for and no round completed, after which a run is given up."""
 
 
 @runtime_checkable
@@ -92,7 +92,9 @@ class Fates:
         self._kept: dict[int, Checkpoint] = {}
         self._made = [0] * nodes  # checkpoints, by node
         self._next: Due | None = None
-        self._idle = (0, 0)  # events in a row, and the rounds completed by then
+        self._idle = 0  # events with nothing else to wait for, since the last round that was completed
+        self._rounds = 0  # completed by then
+        self._asked: dict[int, tuple[int, float]] = {}  # who has asked whom for a model since, and since when
         self._last = ""  # who was last to go
 
     # --- the hosts
@@ -132,18 +134,35 @@ class Fates:
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _due(self) -> None:
-        # Its own next instants apart, is anything under way that could wake a node?
-        quiet = self._clock.pending <= len(self._noticing)
-        idle, rounds = self._idle
-        self._idle = (idle + 1 if quiet and rounds == self._stage.rounds else 0), self._stage.rounds
-        if idle > MOST_IDLE:
-            waits = {node.rank: node.waiting() for node in self._stage.nodes}
-            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
+        self._look_for_deadlock()
         now_s = max(self._clock.now(), self._agenda.next_s)  # which was rounded to nanoseconds
         for event in self._agenda.due(now_s):
             self._happens(event)
         self._anybody()  # nothing happens where a node that was to come is called off
         self._wait()
+
+    def _look_for_deadlock(self) -> None:
+        """Nothing is under way that could wake a node, whoever comes and goes, and no round is ever completed. (Who asks for
+        a model, and goes before all that it could ask have had their time, for ever, is woken only to ask the next one.)"""
+        if self._stage.rounds != self._rounds:
+            self._idle, self._rounds, self._asked = 0, self._stage.rounds, {}
+        asks = {rank: asked for rank in sorted(self.up) if (asked := self._asks(rank)) is not None}
+        for rank, (peer, since_s) in asks.items():
+            self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
+        in_vain = len(asks) if self._setup.faults.endless and self._links.lasting else 0
+        self._idle += self._clock.pending <= len(self._noticing) + in_vain
+        if self._idle > MOST_IDLE:
+            waits = {node.rank: node.waiting() for node in self._stage.nodes}
+            for rank, (peer, since_s) in self._asked.items():
+                waits[rank] = waits[rank] or [
+                    f"the model of node {peer}, asked for in vain since {since_s:.9g} s"
+                ]
+            raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
+
+    def _asks(self, rank: int) -> tuple[int, float] | None:
+        """Whom a node asks for the model that it is to begin with, and since when."""
+        companion = self._stage.nodes[rank].companion
+        return companion.asks if isinstance(companion, Hospitality) else None
 
     def _happens(self, event: Event) -> None:
         rank = event.node

@@ -52,6 +52,9 @@ class Links(ABC):
         limit: the largest message that receivers accept, bytes.
         deliver: by rank, what puts a message into that node's mailbox.
         watch: called for each transfer once it has left its sender or was cut; not always at that very instant.
+
+    Attributes:
+        lasting: whether they stay as they are from now on.
     """
 
     def __init__(
@@ -320,6 +323,7 @@ class Links(ABC):
                 yield to_ns(time_s), conditions
 
     def _expect(self, change: tuple[int, Conditions] | None) -> None:
+        self.lasting = change is None
         if change is not None:
             time_ns, conditions = change
             call = partial(self._change, conditions)

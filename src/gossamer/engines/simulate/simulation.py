@@ -183,8 +183,8 @@ class Simulation:
                 failure, reason = error, "failed"
                 self._keep_what_was_recorded()
             finally:
-                # A task that waits on in spite of its cancellation is left behind with the loop.
-                self._clock.start_counting()
+                # A task that waits or goes on in spite of its cancellation is left behind with the loop.
+                self._clock.end_soon()
                 with suppress(RunFailed):
                     loop.run_until_complete(self._lives.close())
                 self._links.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,13 @@ import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
 from gossamer.api import Silent
 from gossamer.engines.outcome import Outcome
+from gossamer.engines.processes.supervisor.ended import Ended
+from gossamer.engines.processes.supervisor.server import outcome_of
+from gossamer.results import closing
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import consensus_distance
+from gossamer.results.segment import RecordError
 
 NODES = 4
 EASY = 0.2
@@ -111,6 +116,31 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
     assert (run.status, run.error) == ("failed", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RecordError(28, "No space left on device", "metrics-0.jsonl"),
+            r"the record can't be written: \[Errno 28\] No space",
+        ),
+        (
+            OSError(24, "Too many open files"),
+            r"the supervisor of the nodes failed: OSError: \[Errno 24\] Too many open files \(",
+        ),
+    ],
+    ids=["record", "another"],
+)
+def test_what_failed_is_said_to_be_what_failed(error: OSError, said: str) -> None:
+    def run() -> Ended:
+        raise error
+
+    end = outcome_of(run)
+    assert end.reason == "failed"
+    assert end.failure is not None
+    assert re.match(said, end.failure["message"])
+    assert len(end.failure["message"].splitlines()) == 1
+
+
 def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the user interrupts a run that is asked to end."""
     did: list[str] = []
@@ -131,7 +161,7 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
         did.append("tables")
 
     monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
-    monkeypatch.setattr(api, "compact", compact)
+    monkeypatch.setattr(closing, "compact", compact)
     with pytest.raises(KeyboardInterrupt):
         gossamer.run(described(), tmp_path)
     assert did[:2] == ["closed", "tables"]

@@ -104,6 +104,12 @@ def _enter(shared: Places) -> bool:
         return True
 
 
+def test_a_process_with_places_of_its_own_tells_nobody(file: int) -> None:
+    own = Places(file, 1, None)
+    assert _enter(own)
+    assert _enter(own)
+
+
 def test_one_free_place_is_enough_where_another_holder_stands_still(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:

@@ -67,5 +67,6 @@ async def test_a_node_that_begins_later_has_the_learning_rate_of_its_first_round
         trims=False,
         oversee=lambda hear: Overseer(hear, 3),
     )
+    assert place.news is None  # alone in its process, it opens nothing to tell others
     assert await Worker(0, setup, place, Stage(setup), folder).live() == 0
     assert seen == [(3, LR * 0.5**3), (4, LR * 0.5**4)]

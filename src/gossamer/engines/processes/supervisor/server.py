@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import traceback
+from collections.abc import Callable
 
 import torch
 
@@ -17,11 +19,23 @@ from gossamer.engines.processes.system.channel import Channel
 from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
 from gossamer.engines.processes.worker.rehearsal import Stage, with_data_for_forks
 from gossamer.engines.setup import prepare
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, cause
 from gossamer.experiment import Experiment
 from gossamer.learning.memory import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
+from gossamer.results.segment import RecordError
+
+
+def outcome_of(run: Callable[[], Ended]) -> Ended:
+    """How a run ended, also where what supervises it did not get on."""
+    try:
+        return run()
+    except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
+        return Ended("failed", message=f"the record can't be written: {error}")
+    except OSError as error:  # no descriptor or process is left, ...
+        trace = traceback.format_exc()
+        return Ended("failed", message=f"the supervisor of the nodes failed: {cause(error)}", traceback=trace)
 
 
 def serve(channel: int, memory: int) -> None:
@@ -53,9 +67,6 @@ def serve(channel: int, memory: int) -> None:
     folder = RunFolder.open(answer[1])
     cut = newest(folder.checkpoints) if answer[2] else None
     supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
-    try:
-        end = supervisor.run()
-    except OSError as error:  # a full disk, ...: a run that isn't recorded is none
-        end = Ended("failed", message=f"the record can't be written: {error}")
+    end = outcome_of(supervisor.run)
     launcher.send("memory", supervisor.private_bytes())
     launcher.send("ended", end.reason, end.failure)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from gossamer.engines.outcome import describe_waits
 from gossamer.engines.processes.supervisor.assembly import Assembly
 from gossamer.engines.processes.supervisor.child import Child
 from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.supervisor.fates import Fates
+from gossamer.engines.processes.supervisor.impasse import Impasse
 from gossamer.engines.processes.supervisor.nursery import Nursery
 from gossamer.engines.processes.supervisor.record import Record
 from gossamer.engines.processes.system.channel import Channel
@@ -35,8 +35,6 @@ END_S = 30.0
 """Seconds without a sign of life after which nodes that should end are killed."""
 TRAFFIC = tuple(field.name for field in fields(Traffic))
 """The counters in a row."""
-UNREACHABLE_S = 5.0
-"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 PROGRESS_S = 0.1
 
 
@@ -74,8 +72,9 @@ class Supervisor:
         self.children, self.alive = self._nursery.children, self._nursery.alive
         self._assembly = Assembly(experiment, folder, cut, self.tell, partial(self.say, None, "checkpoint"))
         self._record: Record
-        self._wiped = False  # whether messages may have been lost with a node
-        self._suspects: list[tuple[float, int, int, str]] = []
+        self._impasse = Impasse(
+            experiment, self.children, self.alive, lambda *said: self._record.events.append(*said)
+        )
         self._said = 0.0
         self._places_told = self._nursery.places
         self._start: float | None = None
@@ -161,8 +160,7 @@ class Supervisor:
                 raise Ended("rounds")
             if not self.alive and not self._fates.expects():
                 raise Ended("failed", message=f"no node is left: {self._record.events.summary()}")
-            self._look_at_suspects()
-            self._look_for_deadlock()
+            self._impasse.look()
 
     def _end_if_due(self) -> None:
         """An end in order waits until all that has come in is taken: none of it is lost."""
@@ -265,10 +263,9 @@ class Supervisor:
         elif what == "unreachable" and not self._ending and self._setup.experiment.gather.lost_peer != "fail":
             self._fates.doubt(child, rest[0], rest[1])
         elif what == "unreachable" and not self._ending:
-            self._suspects.append((time.monotonic(), child.rank, rest[0], rest[1]))
+            self._impasse.unreachable(child.rank, rest[0], rest[1])
         elif what == "reachable":
-            told = child.rank, rest[0]
-            self._suspects = [suspect for suspect in self._suspects if suspect[1:3] != told]
+            self._impasse.reachable(child.rank, rest[0])
         elif what == "failed":
             text, round, trace = rest
             where = f"in round {round}" if self._start is not None else "at start"
@@ -337,7 +334,7 @@ class Supervisor:
 
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
-        self._wiped = True
+        self._impasse.wiped()
         if rank in self.alive and not self.children[rank].leaving:
             self._assembly.away(rank)
         else:
@@ -355,36 +352,6 @@ class Supervisor:
     def tell(self, rank: int, *message: Any) -> None:
         """Send a node a message; one that is gone is noticed by its closed channel."""
         self._nursery.tell(rank, *message)
-
-    def _look_at_suspects(self) -> None:
-        """A peer that could not be reached is dead, which its channel says, or is given up after a while."""
-        now = time.monotonic()
-        for since, reporter, rank, why in list(self._suspects):
-            if rank in self.alive and now - since < UNREACHABLE_S:
-                continue
-            self._suspects.remove((since, reporter, rank, why))
-            if rank in self.alive and reporter in self.alive:
-                text = f"node {reporter} can't reach node {rank}: {why}"
-                self._record.events.append(reporter, "unreachable", text)
-                raise Ended("failed", message=text, node=reporter)
-
-    def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever.
-
-        (Not while a peer is given up: that may be what they wait for, and is the better reason.)
-        """
-        if self._suspects:
-            return
-        if self._setup.experiment.stop.time_s is not None or len(self.alive) < self._nodes or self._wiped:
-            return
-        if any(child.idle is None or child.idle_reports < 2 for child in self.children.values()):
-            return
-        nodes = [child for _, child in sorted(self.children.items())]
-        states = [child.idle for child in nodes if child.idle is not None]
-        if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
-            return
-        waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
-        raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
 
     # --- ending
 

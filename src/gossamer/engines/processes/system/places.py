@@ -36,13 +36,12 @@ class Places:
     Args:
         descriptor: the shared file.
         count: how many processes may hold one at once; may be changed at any time.
-        ends: what :func:`news` gave, the same for all.
+        ends: what :func:`news` gave, the same for all; None where no other process shares them.
     """
 
-    def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
+    def __init__(self, descriptor: int, count: int, ends: tuple[int, int] | None) -> None:
         self.count = count
-        self._descriptor = descriptor
-        self._listen, self._tell = ends
+        self._descriptor, self._ends = descriptor, ends
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -65,14 +64,17 @@ class Places:
         return None
 
     def _wait(self) -> None:
+        assert self._ends is not None, "another process has taken a place that it does not share"
         try:
-            os.read(self._listen, 1)
+            os.read(self._ends[0], 1)
         except BlockingIOError:
             return  # nothing was said for so long
 
     def _wake(self) -> None:
+        if self._ends is None:
+            return
         try:
-            os.write(self._tell, b"!")
+            os.write(self._ends[1], b"!")
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 raise

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gossamer.engines.processes.system.places import news
 from gossamer.engines.processes.transport.transport import Transport
 from gossamer.faults import StartFrom
 
@@ -41,7 +40,8 @@ class Place:
         oversee: gives who is told in place of a supervisor; it tells the node what to do by calling a function.
         connect: makes the node's transport.
         progress_s: seconds between two reports of its progress.
-        news: where nodes of one machine tell each other that one of them has computed.
+        news: where nodes that share the places to compute in tell each other that one is free; None is a node that has its
+            own.
     """
 
     listener: socket.socket
@@ -56,7 +56,7 @@ class Place:
     oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
     connect: Callable[..., Transport] = Transport
     progress_s: float = PROGRESS_S
-    news: tuple[int, int] = field(default_factory=news)
+    news: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,115 @@
+"""How records are closed: whatever can't be written, there is a status that says so, and rows stay."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gossamer import Run, RunFailed, load_run
+from gossamer.deploy import node
+from gossamer.results import closing
+from gossamer.results.closing import close_after, close_record, status_of
+from gossamer.results.folder import RunFolder
+
+EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.create(tmp_path, "run", experiment=EXPERIMENT, environment={"command": ["test"]})
+    made.write_setup({"nodes": 1, "directed": False, "samples": [1], "labels": None, "graphs": {"0": []}})
+    with made.segment("metrics") as metrics:
+        metrics.append({"node": 0, "round": 0})
+    return made
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compact(folder: RunFolder) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(closing, "compact", compact)
+
+
+NO_SPACE = "the record can't be written: [Errno 28] No space left on device"
+
+
+def recorded(folder: RunFolder, status: str, error: str | None) -> bool:
+    """Whether that is on record; its rows are, in any case."""
+    run = load_run(folder.path)
+    assert run.metrics.height == 1
+    return (run.status, run.error) == (status, error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("rounds", "done"), ("time", "done"), ("target", "done"), ("failed", "failed"), ("stopped", "stopped")],
+)
+def test_a_record_is_closed_with_its_status(folder: RunFolder, reason: str, status: str) -> None:
+    assert close_record(folder, status_of(reason), None) is None
+    assert recorded(folder, status, None)
+    assert not folder.segments.exists()
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("error", [None, "it failed before"])
+def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error: str | None) -> None:
+    assert close_record(folder, status_of("rounds"), error) == NO_SPACE
+    assert recorded(folder, "failed", error or NO_SPACE)
+    assert folder.segments.exists()
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("error", "status"), [(ArithmeticError("the well is dry"), "failed"), (KeyboardInterrupt(), "stopped")]
+)
+def test_what_ended_a_run_is_on_record_rather_than_what_came_of_it(
+    folder: RunFolder, error: BaseException, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        close_after(error, folder)
+    assert caplog.messages == [NO_SPACE]
+    said = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
+    assert recorded(folder, "failed", said)  # (its tables are not there)
+
+
+def of_node(folder: RunFolder, failure: RunFailed | None) -> Run:
+    """The record of a standalone node, as its process closes it."""
+    wrote: list[int] = []
+    standalone: Any = SimpleNamespace(
+        failure=failure, reason="failed" if failure else "rounds", close=lambda: wrote.append(0)
+    )
+    process: Any = SimpleNamespace(
+        rank=0, standalone=standalone, run=lambda: None, write_model=lambda: wrote.append(1)
+    )
+    try:
+        return node._record(process, folder)
+    finally:
+        assert wrote == ([0, 1] if failure is None else [0])
+
+
+def test_a_node_closes_its_record_as_a_run_does(folder: RunFolder) -> None:
+    assert of_node(folder, None).status == "done"
+    assert not folder.segments.exists()
+
+
+def test_a_node_that_failed_has_its_tables(folder: RunFolder) -> None:
+    with pytest.raises(RunFailed, match="peers are gone") as caught:
+        of_node(folder, RunFailed("peers are gone"))
+    assert caught.value.folder == folder.path
+    assert recorded(folder, "failed", "peers are gone")
+    assert not folder.segments.exists()
+
+
+@pytest.mark.usefixtures("full")
+def test_a_node_whose_record_can_not_be_written_has_failed(folder: RunFolder) -> None:
+    with pytest.raises(
+        RunFailed, match="^node 0: the record can't be written: .Errno 28. No space"
+    ) as caught:
+        of_node(folder, None)
+    assert caught.value.folder == folder.path
+    assert recorded(folder, "failed", NO_SPACE)
