@@ -216,7 +216,7 @@ def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) 
         "time_s": last["time_s"].max(),
         "wall_s": last["wall_s"].max(),
         "moment": "end" if moments.str.contains("end").any() else "round",
-        "consensus_distance": consensus_distance(parameters[there]),
+        "consensus_distance": consensus_distance([parameters[rank] for rank in there]),
     }
     return pl.DataFrame([row]).cast({"node": pl.Int32})
 

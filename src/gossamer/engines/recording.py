@@ -18,7 +18,7 @@ from gossamer.messages import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
 from gossamer.results.frames import lower_is_better
-from gossamer.results.recorder import consensus_distance
+from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
 from gossamer.topology import TopologySchedule
 
@@ -195,18 +195,20 @@ class NetworkRows:
         self, moment: Moment, snapshots: Mapping[int, tuple[Mapping[str, Any], Model]]
     ) -> dict[str, Any]:
         rows, models = zip(*snapshots.values(), strict=True)
-        parameters = torch.stack([model.parameters for model in models])
+        parameters = [model.parameters for model in models]
+        mean = average(parameters)
         network: dict[str, Any] = {
             "node": NETWORK,
             "round": min(row["round"] for row in rows),
             "time_s": max(row["time_s"] for row in rows),
             "wall_s": max(row["wall_s"] for row in rows),
             "moment": moment_text(moment),
-            "consensus_distance": consensus_distance(parameters),
+            "consensus_distance": consensus_distance(parameters, mean),
         }
         if self._average:
-            average = Model(parameters.mean(0), torch.stack([model.buffers for model in models]).mean(0))
-            network |= {f"test_{name}": value for name, value in self._judge(average).items()}
+            buffers = torch.stack([model.buffers for model in models]).mean(0)
+            middle = Model(mean.to(parameters[0].dtype), buffers)
+            network |= {f"test_{name}": value for name, value in self._judge(middle).items()}
         return network
 
 

@@ -199,15 +199,21 @@ def compact(folder: RunFolder) -> None:
         folder.segments.rmdir()
 
 
-def consensus_distance(parameters: Float[Tensor, "nodes params"]) -> float:
-    """How far the models are apart: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section
-    3).
+def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
+    """The mean of some vectors, in float64; taken one after the other, since they may fill half of the memory."""
+    total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
+    for vector in vectors:
+        total += vector
+    return total / len(vectors)
 
-    Sums run in float64 over one row at a time, so neither precision nor memory grows with the number of
-    nodes.
-    """
-    mean = parameters.mean(dim=0, dtype=torch.float64)
-    total = math.fsum(float((row - mean).square().sum()) for row in parameters)
+
+def consensus_distance(
+    parameters: Sequence[Float[Tensor, " params"]], mean: Float[Tensor, " params"] | None = None
+) -> float:
+    """How far the models of n nodes are apart: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section
+    3). Sums run in float64; the :func:`average` may be given."""
+    mean = average(parameters) if mean is None else mean
+    total = math.fsum(float((vector - mean).square().sum()) for vector in parameters)
     return math.sqrt(total / len(parameters))
 
 

@@ -52,7 +52,7 @@ def check_end(run: Run, evaluated: int = NODES) -> None:
     assert bool((run.parameters != 0).any(dim=1).all())
     # What is on record of the end is how they ended, and nothing came after it.
     [distance] = ends.filter(node=-1)["consensus_distance"].to_list()
-    assert distance == pytest.approx(consensus_distance(run.parameters))
+    assert distance == pytest.approx(consensus_distance(list(run.parameters)))
     lasts = run.metrics.group_by("node").agg(pl.col("round").max()).sort("node")
     assert lasts.equals(ends.select("node", "round").sort("node"))
 
