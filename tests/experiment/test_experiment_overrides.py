@@ -8,7 +8,7 @@ from experiment_texts import DESIGN, refused, text
 from gossamer import BadInput, Experiment
 from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.learning.optimizer import SGD
-from gossamer.network import LogNormal, Uniform
+from gossamer.network import LogNormal, Slowdowns, Uniform
 
 
 def test_overrides_are_typed_and_reach_inside() -> None:
@@ -46,6 +46,9 @@ def test_an_override_that_would_undo_another_one_is_refused() -> None:
     assert refused(DESIGN, "stop.rounds=3", "stop={time_s: 2}") == (
         f"--set stop={{time_s: 2}}: stop.rounds is set already; {accepted}",
     )
+    assert refused(DESIGN, "topology=ring", "topology.degree=3", "topology.name=random-regular") == (
+        f"--set topology.name=random-regular: topology is set already; {accepted}",
+    )
     stop = Experiment.parse(DESIGN, ["stop={time_s: 2}", "stop.rounds=3"]).stop
     assert (stop.time_s, stop.rounds) == (2, 3)
 
@@ -66,6 +69,21 @@ def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order
         topology = Experiment.parse(source, overrides).topology
         assert (topology.name_of(), topology.spec()["degree"]) == ("random-regular", 3)
         assert Experiment.parse(DESIGN, overrides).topology.spec()["degree"] == 3
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["compute={name: slowdowns, base: {name: constant}}", "compute.base.sigma=0.2", "compute.base.name=log-normal"],
+        ["compute.base.sigma=0.2", "compute.base.name=log-normal", "compute.name=slowdowns"],
+    ],
+    ids=["all of it", "its name"],
+)
+def test_what_holds_a_component_is_there_before_the_component_is_named(overrides: list[str]) -> None:
+    overrides = [*overrides, "compute.random={per_hour: 1, mean_s: 1, factor: 2}"]
+    compute = Experiment.parse(DESIGN, overrides).compute
+    assert isinstance(compute, Slowdowns)
+    assert compute.base == LogNormal(sigma=0.2)
 
 
 def test_a_parameter_of_a_component_that_is_only_named() -> None:

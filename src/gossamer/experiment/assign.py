@@ -19,8 +19,7 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
     """Carry out assignments of the command line, ``"a.b=value"``; arguments and errors as for :func:`assign`. One that would
     undo another is refused."""
     done: list[str] = []
-    # Another component is named before its parameters are given, whatever the order of the arguments.
-    for override in sorted(overrides, key=lambda item: not item.partition("=")[0].endswith(".name")):
+    for override in _names_first(list(overrides)):
         path, separator, text = override.partition("=")
         if not separator or not _PATH.fullmatch(path):
             raise BadInput(f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05")
@@ -28,13 +27,29 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
             value = _from_command_line(yaml.safe_load(text))
         except (yaml.YAMLError, ValueError):
             raise BadInput(f"--set {override}: {text!r} is not a YAML value") from None
+        whole = path.removesuffix(".name")  # another name undoes all that was said of a component
         for each in done:
-            if each == path or each.startswith(f"{path}."):
+            if each in (path, whole) or each.startswith(f"{whole}."):
                 raise BadInput(
                     f"--set {override}: {each} is set already; accepted: every field once, a whole one before its parts"
                 )
         done.append(path)
         assign(raw, path, value, f"--set {override}", model)
+
+
+def _names_first(overrides: list[str]) -> list[str]:
+    """Another component is named before its parameters are given, whatever the order of the arguments: outer ones first, but
+    none before what it is a part of."""
+    paths = [override.partition("=")[0] for override in overrides]
+
+    def place(number: int) -> tuple[int, int]:
+        path = paths[number]
+        if not path.endswith(".name"):
+            return number, 0
+        wholes = [before for before in range(number) if path.startswith(f"{paths[before]}.")]
+        return max(wholes, default=-1), path.count(".")
+
+    return [overrides[number] for number in sorted(range(len(overrides)), key=place)]
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:

@@ -29,12 +29,12 @@ from gossamer.results.folder import RunFolder
 DETECTION_S = 4.0
 
 
-def experiment(lost_peer: str = "skip") -> Experiment:
+def experiment(lost_peer: str = "skip", algorithm: str = "d-psgd") -> Experiment:
     return Experiment.of(
         {
             "nodes": 2,
             "task": {"name": "least-squares", "samples": 16},
-            "algorithm": "d-psgd",
+            "algorithm": algorithm,
             "topology": "complete",
             "gather": {"lost_peer": lost_peer, "timeout_s": 5.0},
             "failures": {"detection_s": DETECTION_S},
@@ -150,9 +150,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
         yield time.monotonic
 
 
-def begun(lost_peer: str = "skip") -> tuple[Fates, Hands]:
+def begun(lost_peer: str = "skip", algorithm: str = "d-psgd") -> tuple[Fates, Hands]:
     hands = Hands()
-    made = Fates(prepare(experiment(lost_peer)), hands)  # type: ignore[arg-type]
+    made = Fates(prepare(experiment(lost_peer, algorithm)), hands)  # type: ignore[arg-type]
     made.begin(100.0)
     made.look()
     return made, hands
@@ -203,8 +203,11 @@ def test_it_is_said_for_whom_the_others_wait_ever_more_rarely_until_it_is_back(c
     assert len(hands.shown) == 1
 
 
-def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(clock: mock.Mock) -> None:
-    made, hands = begun("skip")
+@pytest.mark.parametrize(("lost_peer", "algorithm"), [("skip", "d-psgd"), ("wait", "gossip-learning")])
+def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(
+    clock: mock.Mock, lost_peer: str, algorithm: str
+) -> None:
+    made, hands = begun(lost_peer, algorithm)
     made.died(hands.children[1], "node 1 died")
     pass_time(made, clock, 30)
     assert hands.shown == []

@@ -151,7 +151,7 @@ class Fates:
         for event in self._agenda.due(now - self._start):
             self._happens(event)
         self._look_at_still(now)
-        if self._setup.experiment.gather.lost_peer == "wait":
+        if self._waits and self._setup.experiment.gather.lost_peer == "wait":
             self._look_at_away(now)
         for rank, start_from in list(self._coming.items()):
             if rank not in self._hands.alive:
