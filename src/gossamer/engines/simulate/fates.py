@@ -146,7 +146,8 @@ class Fates:
         a model, and goes before all that it could ask have had their time, for ever, is woken only to ask the next one.)"""
         if self._stage.rounds != self._rounds:
             self._idle, self._rounds, self._asked = 0, self._stage.rounds, {}
-        asks = {rank: asked for rank in sorted(self.up) if (asked := self._asks(rank)) is not None}
+        newcomers = sorted(self.up) if self._setup.faults.asks_neighbors else []
+        asks = {rank: asked for rank in newcomers if (asked := self._asks(rank)) is not None}
         for rank, (peer, since_s) in asks.items():
             self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
         in_vain = len(asks) if self._setup.faults.endless and self._links.lasting else 0
