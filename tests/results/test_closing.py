@@ -77,7 +77,7 @@ def test_what_ended_a_run_is_on_record_rather_than_what_came_of_it(
     assert recorded(folder, "failed", said)  # (its tables are not there)
 
 
-def of_node(folder: RunFolder, failure: RunFailed | None) -> Run:
+def of_node(folder: RunFolder, failure: RunFailed | None, before_s: float = 0.0) -> Run:
     """The record of a standalone node, as its process closes it."""
     wrote: list[int] = []
     standalone: Any = SimpleNamespace(
@@ -87,7 +87,7 @@ def of_node(folder: RunFolder, failure: RunFailed | None) -> Run:
         rank=0, standalone=standalone, run=lambda: None, write_model=lambda: wrote.append(1)
     )
     try:
-        return node._record(process, folder)
+        return node._record(process, folder, before_s)
     finally:
         assert wrote == ([0, 1] if failure is None else [0])
 
@@ -95,6 +95,13 @@ def of_node(folder: RunFolder, failure: RunFailed | None) -> Run:
 def test_a_node_closes_its_record_as_a_run_does(folder: RunFolder) -> None:
     assert of_node(folder, None).status == "done"
     assert not folder.segments.exists()
+
+
+def test_the_wall_time_of_a_node_that_went_on_counts_from_when_it_first_went(folder: RunFolder) -> None:
+    """Who was done when is told by that, and so whether records are of one run."""
+    wall_s = of_node(folder, None, before_s=3600.0).wall_s
+    assert wall_s is not None
+    assert wall_s >= 3600.0
 
 
 def test_a_node_that_failed_has_its_tables(folder: RunFolder) -> None:

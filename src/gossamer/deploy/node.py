@@ -145,7 +145,10 @@ def run_node(
             insecure=security is None,
         )
         token = token_of(peers, said, run)
-        return _record(_Process(rank, setup, standalone, folder, listener, peers, token, attached), folder)
+        before_s = 0.0 if past is None else max(time.time() - past.start_unix_s, 0.0)
+        return _record(
+            _Process(rank, setup, standalone, folder, listener, peers, token, attached), folder, before_s
+        )
 
 
 def unfinished(record: NodeRecord, folder: Path) -> RunFolder | None:
@@ -308,8 +311,9 @@ class _Process:
         self.folder.write_models(model.parameters[None], model.buffers[None] if len(model.buffers) else None)
 
 
-def _record(process: _Process, folder: RunFolder) -> Run:
-    wall = stopwatch()
+def _record(process: _Process, folder: RunFolder, before_s: float) -> Run:
+    """Be the node, and close its record: its wall time counts from when it first went, ``before_s`` seconds ago."""
+    wall = stopwatch(before_s)
     standalone = process.standalone
     try:
         process.run()
