@@ -485,21 +485,27 @@ def test_a_node_goes_on_though_a_newer_record_can_not_be_read(
 
 
 @pytest.mark.parametrize(
-    ("down_since", "start", "why"),
+    ("down_since", "spent_s", "why"),
     [
-        (None, 100.0, "the others may have lived: the clock went on"),
-        (110.0, 190.0, "ten seconds are the run's, and ninety the queue's"),
-        (102.0, 196.0, "its last row is of second 4"),
+        (None, 230.0, "the others may have lived: the clock went on"),
+        (110.0, 10.0, "ten seconds are the run's, the rest the queue's, or taken to start"),
+        (102.0, 4.0, "its last row is of second 4"),
+        (90.0, 4.0, "by another machine's clock"),
         (250.0, 100.0, "by another machine's clock"),
     ],
 )
 def test_time_in_which_no_node_lived_is_none_of_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down_since: float | None, start: float, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down_since: float | None, spent_s: float, why: str
 ) -> None:
-    monkeypatch.setattr(node_module.time, "time", lambda: 200.0)
+    """Nor is the time until all nodes are up: they go on at the same second, whoever was first to read its record."""
+    now = mock.Mock(return_value=200.0)
+    monkeypatch.setattr("time.time", now)
     monkeypatch.setattr(node_module.checkpoint, "read", lambda path: None)
     folder = RunFolder(record(tmp_path, 1, 4, status="stopped"))
     own = NodeRecord(rank=1, nodes=3, incarnation=9, digest="ab")
     reopened, past = reopen(folder, own, down_since)
-    assert (reopened.start_unix_s, past.start_unix_s) == (start, start), why
+    assert reopened.start_unix_s == 100.0, "one that never goes on has not changed it"
+    now.return_value = 330.0
+    assert past.spent_s() == spent_s, why
+    assert reopened.started(past.time_s).start_unix_s == 330.0 - spent_s
     assert past.traffic["bytes_sent"] == 40

@@ -74,7 +74,11 @@ def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["compute={name: slowdowns, base: {name: constant}}", "compute.base.sigma=0.2", "compute.base.name=log-normal"],
+        [
+            "compute={name: slowdowns, base: {name: constant}}",
+            "compute.base.sigma=0.2",
+            "compute.base.name=log-normal",
+        ],
         ["compute.base.sigma=0.2", "compute.base.name=log-normal", "compute.name=slowdowns"],
     ],
     ids=["all of it", "its name"],

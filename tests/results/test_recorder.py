@@ -192,4 +192,6 @@ def test_consensus_distance_is_the_mean_of_pairwise_distances(
     # 1/n sum_i ||x_i - mean||^2 = 1/(2 n^2) sum_ij ||x_i - x_j||^2
     exact = x.astype(np.float64)
     pairs = np.square(exact[:, None] - exact[None]).sum() / (2 * nodes**2)
-    assert consensus_distance(list(torch.from_numpy(x))) == pytest.approx(math.sqrt(pairs), rel=1e-6, abs=1e-6)
+    assert consensus_distance(list(torch.from_numpy(x))) == pytest.approx(
+        math.sqrt(pairs), rel=1e-6, abs=1e-6
+    )

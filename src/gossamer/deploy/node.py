@@ -130,7 +130,7 @@ def run_node(
         record.write(folder)
 
         def began() -> None:
-            record.started().write(folder)
+            record.started(None if past is None else past.time_s).write(folder)
             observer.start(setup.description())
 
         standalone = Standalone(
@@ -145,10 +145,8 @@ def run_node(
             insecure=security is None,
         )
         token = token_of(peers, said, run)
-        before_s = 0.0 if past is None else max(time.time() - past.start_unix_s, 0.0)
-        return _record(
-            _Process(rank, setup, standalone, folder, listener, peers, token, attached), folder, before_s
-        )
+        process = _Process(rank, setup, standalone, folder, listener, peers, token, attached)
+        return _record(process, folder, 0.0 if past is None else past.spent_s())
 
 
 def unfinished(record: NodeRecord, folder: Path) -> RunFolder | None:
@@ -180,8 +178,9 @@ def _goes_on(folder: RunFolder, record: NodeRecord) -> bool:
 
 
 def reopen(folder: RunFolder, record: NodeRecord, down_since: float | None = None) -> tuple[NodeRecord, Past]:
-    """The record of a node that goes on in its folder, and what is to be known of what was before; its start moves on by the
-    time in which the run was down, but nothing that is on record comes to lie in the future.
+    """The record of a node that goes on in its folder, and what is to be known of what was before. Where the run was down,
+    its time goes on from when that began, or from its last row, as soon as all nodes are up: at the same second on all,
+    however long each took to start.
 
     Raises:
         BadInput: for a checkpoint that is damaged; before anything is changed.
@@ -194,14 +193,13 @@ def reopen(folder: RunFolder, record: NodeRecord, down_since: float | None = Non
     traffic = rows.select(counters).tail(1).to_dicts()[0] if len(rows) else {}
     for name in ("status.json", "models.safetensors"):
         (folder.path / name).unlink(missing_ok=True)
-    start_unix_s = before.start_unix_s
+    start_unix_s, time_s = before.start_unix_s, None
     if down_since is not None:
-        now = time.time()
-        latest = now - max(rows["time_s"], default=0.0)
-        start_unix_s = max(start_unix_s, min(start_unix_s + now - down_since, latest))
+        time_s = max(down_since - start_unix_s, max(rows["time_s"], default=0.0))
+        time_s = min(time_s, max(time.time() - start_unix_s, 0.0))
     incarnation = max(record.incarnation, before.incarnation + 1)
     record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": start_unix_s})
-    return record, Past(start_unix_s, traffic)
+    return record, Past(start_unix_s, traffic, time_s)
 
 
 def token_of(peers: Peers, said: bytes, run: str = "") -> bytes:

@@ -42,9 +42,11 @@ class NodeRecord(BaseModel):
             raise ValueError(f"rank: {self.rank} of {self.nodes} nodes")
         return self
 
-    def started(self) -> NodeRecord:
-        """The record of a node that goes now, if it did not before."""
-        return self if self.start_unix_s else self.model_copy(update={"start_unix_s": time.time()})
+    def started(self, time_s: float | None = None) -> NodeRecord:
+        """The record of a node that goes now, if it did not before; or whose time goes on now, at some second."""
+        if self.start_unix_s and time_s is None:
+            return self
+        return self.model_copy(update={"start_unix_s": time.time() - (time_s or 0.0)})
 
     def same_node(self, other: NodeRecord) -> bool:
         """Whether both are of one node of one run."""

@@ -52,10 +52,17 @@ class Past:
     Args:
         start_unix_s: when the node first went, by its machine's clock, seconds since 1970.
         traffic: what its counters were in its last row.
+        time_s: at which second its time goes on, as soon as all are up, where no node of the run has lived meanwhile; None
+            where others may have, and time went on.
     """
 
     start_unix_s: float
     traffic: Mapping[str, int]
+    time_s: float | None = None
+
+    def spent_s(self) -> float:
+        """The run's seconds so far."""
+        return max(time.time() - self.start_unix_s, 0.0) if self.time_s is None else self.time_s
 
 
 class Standalone:
@@ -206,7 +213,7 @@ class Standalone:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, say_at) - now):
                     await self._changed.wait()
-        before_s = 0.0 if self._past is None else max(time.time() - self._past.start_unix_s, 0.0)
+        before_s = 0.0 if self._past is None else self._past.spent_s()
         self._start = time.monotonic() - before_s
         self._began()
         comes_later = self._past is not None or self._roster.again
