@@ -57,6 +57,10 @@ NODE = ("node", "small.yaml", "--peers", "peers.yaml", "--insecure")
         ((*NODE, "--rank", "x"), "--rank: got 'x'; accepted: a valid integer"),
         (NODE, "--rank: missing; a value is required"),
         ((*NODE, "--rank", "1", "--down-since", "5"), "--down-since: without --resume; accepted: with it"),
+        (
+            (*NODE, "--rank", "1", "--resume", "--down-since", "nan"),
+            "--down-since: got nan; accepted: seconds since 1970",
+        ),
         (("keys", "there", "--nodes", "0"), "--nodes: got '0'; accepted: greater than or equal to 1"),
         (("deploy", "slurm", "x", "--port", "-1"), "--port: got '-1'; accepted: greater than or equal to 1"),
         (("topology", "small.yaml", "--round", "1.5"), "--round: got '1.5'; accepted: a valid integer"),

@@ -504,7 +504,7 @@ def test_time_in_which_no_node_lived_is_none_of_the_runs(
     folder = RunFolder(record(tmp_path, 1, 4, status="stopped"))
     own = NodeRecord(rank=1, nodes=3, incarnation=9, digest="ab")
     reopened, past = reopen(folder, own, down_since)
-    assert reopened.start_unix_s == 100.0, "one that never goes on has not changed it"
+    assert reopened.start_unix_s == (100.0 if down_since is None else 200.0 - spent_s), why
     now.return_value = 330.0
     assert past.spent_s() == spent_s, why
     assert reopened.started(past.time_s).start_unix_s == 330.0 - spent_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,6 +85,8 @@ def node(
         raise BadInput("--keys, --insecure: accepted: one of them")
     if down_since is not None and not resume:
         raise BadInput("--down-since: without --resume; accepted: with it")
+    if down_since is not None and not 0 <= down_since < math.inf:
+        raise BadInput(f"--down-since: got {down_since:g}; accepted: seconds since 1970")
     from gossamer.engines.processes.security.peers import Peers, parse_address
     from gossamer.experiment import Experiment
 

@@ -195,8 +195,10 @@ def reopen(folder: RunFolder, record: NodeRecord, down_since: float | None = Non
         (folder.path / name).unlink(missing_ok=True)
     start_unix_s, time_s = before.start_unix_s, None
     if down_since is not None:
+        now = time.time()
         time_s = max(down_since - start_unix_s, max(rows["time_s"], default=0.0))
-        time_s = min(time_s, max(time.time() - start_unix_s, 0.0))
+        time_s = min(time_s, max(now - start_unix_s, 0.0))
+        start_unix_s = now - time_s  # (for now: if not all nodes come up, the next attempt counts from here)
     incarnation = max(record.incarnation, before.incarnation + 1)
     record = record.model_copy(update={"incarnation": incarnation, "start_unix_s": start_unix_s})
     return record, Past(start_unix_s, traffic, time_s)
