@@ -342,6 +342,33 @@ def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
     assert run.events.filter(event="returned").height > 300
 
 
+class Patient(Algorithm):
+    """All do something at once, and wait for node 0 then."""
+
+    gathers = False
+
+    async def run(self, node: Node) -> None:
+        if node.rank:
+            await node.train()
+            await node.receive("go")
+        async for _ in node.rounds():
+            await node.train()
+            if node.rank == 0:
+                node.broadcast(range(1, node.size), None, tag="go")
+
+
+def test_who_waits_for_one_that_comes_late_waits_as_long_as_some_do_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fates, "MOST_IDLE", 100)
+    coming = {"name": "join", "nodes": [0], "at_s": 100.0}
+    restless = {"mean_up_s": 0.5, "mean_down_s": 0.5, "restart_from": "initial"}
+    churn = {"name": "churn", "nodes": list(range(1, NODES)), **restless}
+    run = play(tmp_path, coming, churn, algorithm=f"{__name__}:Patient", stop={"rounds": 3})
+    assert run.status == "done"
+    assert run.events.filter(event="returned", node=1).height > 50
+
+
 def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ from gossamer.messages import Message
 from gossamer.node import Node
 
 MOST_IDLE = 10_000
-"""Events of the schedule, with nothing else to wait for and no round completed, after which a run is given up."""
+"""Events of the schedule, with nothing else to wait for and no round completed, after which a run is given up: in a row, but
+where newcomers may ask in vain."""
 
 
 @runtime_checkable
@@ -92,7 +93,7 @@ class Fates:
         self._kept: dict[int, Checkpoint] = {}
         self._made = [0] * nodes  # checkpoints, by node
         self._next: Due | None = None
-        self._idle = 0  # events with nothing else to wait for, since the last round that was completed
+        self._idle = 0  # events with nothing else to wait for, since a round was completed
         self._rounds = 0  # completed by then
         self._asked: dict[int, tuple[int, float]] = {}  # who has asked whom for a model since, and since when
         self._last = ""  # who was last to go
@@ -146,12 +147,16 @@ class Fates:
         a model, and goes before all that it could ask have had their time, for ever, is woken only to ask the next one.)"""
         if self._stage.rounds != self._rounds:
             self._idle, self._rounds, self._asked = 0, self._stage.rounds, {}
-        newcomers = sorted(self.up) if self._setup.faults.asks_neighbors else []
+        faults = self._setup.faults
+        newcomers = sorted(self.up) if faults.asks_neighbors else []
         asks = {rank: asked for rank in newcomers if (asked := self._asks(rank)) is not None}
         for rank, (peer, since_s) in asks.items():
             self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
-        in_vain = len(asks) if self._setup.faults.endless and self._links.lasting else 0
-        self._idle += self._clock.pending <= len(self._noticing) + in_vain
+        in_vain = faults.asks_neighbors and faults.endless and self._links.lasting
+        if self._clock.pending <= len(self._noticing) + (len(asks) if in_vain else 0):
+            self._idle += 1
+        elif not in_vain:  # (else what is under way may be questions and answers that are lost)
+            self._idle = 0
         if self._idle > MOST_IDLE:
             waits = {node.rank: node.waiting() for node in self._stage.nodes}
             for rank, (peer, since_s) in self._asked.items():
