@@ -357,16 +357,17 @@ class Patient(Algorithm):
                 node.broadcast(range(1, node.size), None, tag="go")
 
 
-def test_who_waits_for_one_that_comes_late_waits_as_long_as_some_do_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("start", ["initial", "neighbor"])
+def test_who_waits_for_one_that_is_to_come_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     monkeypatch.setattr(fates, "MOST_IDLE", 100)
-    coming = {"name": "join", "nodes": [0], "at_s": 100.0}
-    restless = {"mean_up_s": 0.5, "mean_down_s": 0.5, "restart_from": "initial"}
+    coming = {"name": "join", "nodes": [0], "at_s": 60.0}
+    restless = {"mean_up_s": 0.5, "mean_down_s": 0.5, "restart_from": start}
     churn = {"name": "churn", "nodes": list(range(1, NODES)), **restless}
     run = play(tmp_path, coming, churn, algorithm=f"{__name__}:Patient", stop={"rounds": 3})
     assert run.status == "done"
-    assert run.events.filter(event="returned", node=1).height > 50
+    assert run.events.filter(event="returned").height > 100
 
 
 def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(

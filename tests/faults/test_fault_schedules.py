@@ -11,6 +11,7 @@ import pytest
 
 from gossamer import BadInput, Experiment
 from gossamer.engines.setup import prepare
+from gossamer.errors import shown
 from gossamer.faults import Schedule, Spell
 from gossamer.registry import names
 
@@ -102,7 +103,7 @@ LINKS_ACCEPTED = "a list of pairs of ranks from 0, [from, to] each"
 )
 def test_nodes_that_are_none_are_one_clear_sentence(nodes: Any) -> None:
     said = refused({**CRASH, "nodes": nodes})
-    assert said == f"faults.0.nodes: got {nodes!r}; accepted: {NODES_ACCEPTED}"
+    assert said == f"faults.0.nodes: got {shown(nodes)}; accepted: {NODES_ACCEPTED}"
 
 
 @pytest.mark.parametrize(

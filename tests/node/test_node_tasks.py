@@ -283,6 +283,23 @@ def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Pa
     assert play(tmp_path, script, 1).values[0] == 1.0
 
 
+def test_what_a_call_was_to_be_awaited_for_may_be_cancelled_first(tmp_path: Path) -> None:
+    """Then the call is dropped without await, and nothing was forgotten; Python warns, as ever."""
+
+    async def script(node: Node) -> Any:
+        async def helper(call: Any) -> None:
+            await call
+
+        waiting = node.spawn(helper(node.receive("x")))
+        waiting.cancel()
+        await node.sleep(1)
+        del waiting
+        return node.now()
+
+    with pytest.warns(RuntimeWarning, match=r"Node.receive' was never awaited"):
+        assert play(tmp_path, script, 1).values[0] == 1.0
+
+
 def test_of_a_coroutine_that_is_no_nodes_python_goes_on_to_warn(tmp_path: Path) -> None:
     class Host:
         """An observer with a coroutine that it drops."""

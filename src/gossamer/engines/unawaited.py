@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import opcode
 import re
 import sys
 import warnings
@@ -14,12 +15,15 @@ from typing import TextIO
 from gossamer.node import Node
 
 _UNAWAITED = "coroutine '(.+)' was never awaited"
+_DROP = opcode.opmap["POP_TOP"]
+"""The instruction after a statement that is nothing but a call."""
 
 
 @contextmanager
 def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
-    """Where a node fails whose task drops a coroutine that was not awaited: a call of :class:`Node`, or one of its author's.
-    Of other code's Python goes on to warn.
+    """Where a node fails whose task has a call that gives a coroutine for a statement, without ``await``: of :class:`Node`,
+    or of its author's own. Of coroutines that are dropped elsewhere Python goes on to warn: that may be meant, as where what
+    they were made for is cancelled first.
 
     Args:
         nodes: those that live meanwhile, in the life that each is in.
@@ -37,13 +41,14 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         found = re.match(_UNAWAITED, str(message)) if issubclass(category, RuntimeWarning) else None
         if found is not None and (filename, lineno) in failed:
             return
-        node = None if found is None else _at_work(nodes)
-        if found is None or node is None:
+        frame = None if found is None else _at(filename, lineno)
+        node = None if frame is None or frame.f_code.co_code[frame.f_lasti] != _DROP else _at_work(nodes)
+        if found is None or frame is None or node is None:
             shown(message, category, filename, lineno, file, line)
             return
         failed.add((filename, lineno))
         error = RuntimeError(f"{found[1]} was called without await, and so did nothing")
-        node.fail(error.with_traceback(_at(filename, lineno)))
+        node.fail(error.with_traceback(TracebackType(None, frame, frame.f_lasti, lineno)))
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
@@ -60,9 +65,9 @@ def _at_work(nodes: Sequence[Node]) -> Node | None:
     return next((node for node in nodes if node.owns(task)), None)
 
 
-def _at(file: str, line: int) -> TracebackType | None:
-    """A traceback that ends with a line that is being run."""
+def _at(file: str, line: int) -> FrameType | None:
+    """The frame in which a line is being run."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (file, line):
         frame = frame.f_back
-    return None if frame is None else TracebackType(None, frame, frame.f_lasti, line)
+    return frame

@@ -112,7 +112,7 @@ class Fault(Component):
 
     @property
     def endless(self) -> bool:
-        """Whether its spells never end to come."""
+        """Whether its spells never end to come; one that has endless :meth:`spells` says so."""
         return False
 
     @abstractmethod

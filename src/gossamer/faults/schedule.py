@@ -56,7 +56,7 @@ class Schedule:
         hit: the nodes that may be away at some time.
         at_rounds: crashes of a node as soon as it has completed so many rounds, by node.
         asks_neighbors: whether a node may begin with a neighbour's model.
-        endless: whether there is always something to come.
+        settled_s: from when on nothing happens but what goes on for ever; ``math.inf`` where nothing does.
 
     Raises:
         BadInput: for faults that don't fit so many nodes; names the field.
@@ -82,7 +82,12 @@ class Schedule:
             "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
             for fault, _ in self._described
         )
-        self.endless = any(fault.endless for fault in faults)
+        self.settled_s = self._settled() if any(fault.endless for fault in faults) else math.inf
+
+    def _settled(self) -> float:
+        passing = (fault.spells(*where) for fault, where in self._described if not fault.endless)
+        ends = [time_s for spells in passing for spell in spells for time_s in (spell.from_s, spell.to_s)]
+        return max((time_s for time_s in ends if math.isfinite(time_s)), default=0.0)
 
     def __bool__(self) -> bool:
         return bool(self._described)

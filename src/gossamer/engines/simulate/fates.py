@@ -22,8 +22,8 @@ from gossamer.messages import Message
 from gossamer.node import Node
 
 MOST_IDLE = 10_000
-"""Events of the schedule, with nothing else to wait for and no round completed, after which a run is given up: in a row, but
-where newcomers may ask in vain."""
+"""Events of a schedule that goes on for ever, with nothing else to come and no round completed, after which a run is given
+up: in a row, but where newcomers may ask in vain."""
 
 
 @runtime_checkable
@@ -148,11 +148,13 @@ class Fates:
         if self._stage.rounds != self._rounds:
             self._idle, self._rounds, self._asked = 0, self._stage.rounds, {}
         faults = self._setup.faults
+        if self._clock.now() < faults.settled_s:
+            return  # who is yet to come may be the one that all wait for
         newcomers = sorted(self.up) if faults.asks_neighbors else []
         asks = {rank: asked for rank in newcomers if (asked := self._asks(rank)) is not None}
         for rank, (peer, since_s) in asks.items():
             self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
-        in_vain = faults.asks_neighbors and faults.endless and self._links.lasting
+        in_vain = faults.asks_neighbors and self._links.lasting
         if self._clock.pending <= len(self._noticing) + (len(asks) if in_vain else 0):
             self._idle += 1
         elif not in_vain:  # (else what is under way may be questions and answers that are lost)
