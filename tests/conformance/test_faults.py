@@ -343,7 +343,7 @@ def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
 
 
 class Patient(Algorithm):
-    """All do something at once, and wait for node 0 then."""
+    """All do something at once, and wait for node 0 then, which calls again and again."""
 
     gathers = False
 
@@ -351,10 +351,15 @@ class Patient(Algorithm):
         if node.rank:
             await node.train()
             await node.receive("go")
+        else:
+            node.spawn(self._call(node))
         async for _ in node.rounds():
             await node.train()
-            if node.rank == 0:
-                node.broadcast(range(1, node.size), None, tag="go")
+
+    async def _call(self, node: Node) -> None:
+        while True:
+            node.broadcast(range(1, node.size), None, tag="go")
+            await node.sleep(0.1)
 
 
 @pytest.mark.parametrize("start", ["initial", "neighbor"])
