@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pytest
@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import gossamer
 from gossamer import Experiment, Run
+from gossamer.api import Silent
 from gossamer.engines.processes.launcher import ProcessesEngine
 from gossamer.errors import BadInput
 from gossamer.network import Path as Link
@@ -105,6 +106,25 @@ def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
     assert rows["node"].to_list() == [0, 1]
     assert rows["event"].to_list() == ["slow", "slow"]
     assert rows["detail"].to_list() == ["3 of 3 computations took longer than the compute profile says"] * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace", "said"), [(0.001, False, True), (0.001, True, False), (0.01, False, False)]
+)
+def test_that_the_compute_profile_is_not_kept_is_said_where_one_is_given(
+    tmp_path: Path, seconds: float, pace: bool, said: bool
+) -> None:
+    class Watcher(Silent):
+        texts: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.texts.append(text)
+
+    compute = {"name": "constant", "seconds_per_step": seconds}  # 0.01 s if nothing is said
+    engine = {"name": "processes", "pace": pace}
+    changes = {"nodes": 2, "stop": {"rounds": 1}, "compute": compute, "engine": engine}
+    gossamer.run(Experiment.of({**SETTINGS, **changes}), tmp_path, observer=Watcher())
+    assert any(text.startswith("compute: ") for text in Watcher.texts) == said
 
 
 def test_an_end_by_time_does_not_wait_for_what_is_queued(tmp_path: Path) -> None:

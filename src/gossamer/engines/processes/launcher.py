@@ -12,7 +12,8 @@ from gossamer.engines.processes.transport.shaper import simplified
 from gossamer.engines.recording import Observer, stopwatch
 from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, RunFailed
-from gossamer.experiment import Experiment
+from gossamer.experiment import Experiment, Processes
+from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 
@@ -30,7 +31,9 @@ class ProcessesEngine:
         self._experiment = experiment
         self._server = server or ForkServer()
         try:
-            self._simplified = simplified(experiment.network, experiment.nodes, experiment.seed)
+            self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
+                experiment
+            )
             self.description, self._parameters, self._buffers = self._prepare()
         except BaseException:
             self._server.close()
@@ -49,7 +52,7 @@ class ProcessesEngine:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
         wall, time_s = stopwatch(0.0 if cut is None else cut.wall_s), 0.0
         observer.start(self.description)
-        for text in self._simplified:
+        for text in self._otherwise:
             observer.say(text)
         reason, failure, private = "failed", None, None
         channel = self._server.channel
@@ -93,3 +96,13 @@ class ProcessesEngine:
     def __exit__(self, *_: object) -> None:
         """End the fork server, and with it every node."""
         self._server.close()
+
+
+def _unpaced(experiment: Experiment) -> list[str]:
+    """What there is to say of a compute profile that was asked for and is not kept."""
+    engine = experiment.engine
+    if (isinstance(engine, Processes) and engine.pace) or experiment.compute == Constant():
+        return []
+    return [
+        "compute: steps take as long as they take here; with engine.pace=true, no less than the compute profile says"
+    ]
