@@ -15,6 +15,9 @@ from typing import TextIO
 from gossamer.node import Node
 
 _UNAWAITED = "coroutine '(.+)' was never awaited"
+re.compile(
+    _UNAWAITED, re.IGNORECASE
+)  # as the filter below does: once for all nodes that are forked from here on
 _DROP = opcode.opmap["POP_TOP"]
 """The instruction after a statement that is nothing but a call."""
 
