@@ -327,7 +327,7 @@ def _record(process: _Process, folder: RunFolder, before_s: float) -> Run:
         folder,
         status_of(standalone.reason),
         None if failure is None else str(failure),
-        process.write_model if failure is None else _nothing,
+        process.write_model if failure is None else None,
         wall_s=wall(),
     )
     if unwritten is not None:
@@ -336,7 +336,3 @@ def _record(process: _Process, folder: RunFolder, before_s: float) -> Run:
         failure.folder = folder.path
         raise failure
     return load_run(folder.path)
-
-
-def _nothing() -> None:
-    """No model is written of a node that failed."""

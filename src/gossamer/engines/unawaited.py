@@ -15,9 +15,8 @@ from typing import TextIO
 from gossamer.node import Node
 
 _UNAWAITED = "coroutine '(.+)' was never awaited"
-re.compile(
-    _UNAWAITED, re.IGNORECASE
-)  # as the filter below does: once for all nodes that are forked from here on
+_PATTERN = re.compile(_UNAWAITED, re.IGNORECASE)
+"""As the filter below compiles it, which finds it done: here, once for all nodes that are forked."""
 _DROP = opcode.opmap["POP_TOP"]
 """The instruction after a statement that is nothing but a call."""
 
@@ -41,7 +40,7 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        found = re.match(_UNAWAITED, str(message)) if issubclass(category, RuntimeWarning) else None
+        found = _PATTERN.match(str(message)) if issubclass(category, RuntimeWarning) else None
         if found is not None and (filename, lineno) in failed:
             return
         frame = None if found is None else _at(filename, lineno)

@@ -25,7 +25,7 @@ def close_record(
     folder: RunFolder,
     status: Status,
     error: str | None,
-    write_outcome: Callable[[], None] = lambda: None,
+    write_outcome: Callable[[], None] | None = None,
     **figures: Any,
 ) -> str | None:
     """Write what is left to write, tables, and the status, which is there when all else is, or when it can't be (a full disk,
@@ -35,7 +35,7 @@ def close_record(
         folder: whose record it is; nobody writes to it any more.
         status: how the run ended.
         error: why, if it failed.
-        write_outcome: writes what there is beside rows.
+        write_outcome: writes what there is beside rows; None where nothing is.
         figures: what else the status says; see :meth:`~gossamer.results.folder.RunFolder.write_status`.
 
     Returns:
@@ -43,7 +43,8 @@ def close_record(
     """
     unwritten = None
     try:
-        write_outcome()
+        if write_outcome is not None:
+            write_outcome()
         compact(folder)
     except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # (of a full disk, each has its own)
         unwritten = f"the record can't be written: {trouble}"
