@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP = 1 << 30
@@ -38,6 +39,7 @@ def trim() -> None:
     mallopt(_M_TRIM_THRESHOLD, _KEEP)
 
 
+@cache  # to look for one makes classes, which are garbage only the collector finds
 def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
     if not sys.platform.startswith("linux"):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -119,6 +120,13 @@ def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_bac
         assert bool((last == 1).all())
 
     in_child(work)
+
+
+def test_to_hand_memory_back_leaves_no_garbage() -> None:
+    trim()
+    gc.collect()
+    trim()
+    assert gc.collect() == 0
 
 
 @pytest.mark.parametrize(

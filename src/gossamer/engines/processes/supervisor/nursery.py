@@ -19,6 +19,7 @@ from gossamer.engines.processes.supervisor.ended import Ended
 from gossamer.engines.processes.system.channel import Channel, PatientChannel
 from gossamer.engines.processes.system.death import describe_exit, die_with
 from gossamer.engines.processes.system.descriptors import close_all_but
+from gossamer.engines.processes.system.holes import fill_holes
 from gossamer.engines.processes.system.places import holds, news
 from gossamer.engines.processes.transport.transport import listen
 from gossamer.engines.processes.worker.place import Place
@@ -80,6 +81,7 @@ class Nursery:
         self._addresses = [listener.getsockname()[:2] for listener in listeners.values()]
         self._listeners = {rank: listeners[rank] for rank in absent}
         gc.collect()
+        self._filling = fill_holes()
         gc.freeze()  # so that the collector does not write to, and so copy, what all share
         for rank in range(nodes):
             if rank not in absent:

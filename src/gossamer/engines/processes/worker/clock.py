@@ -21,6 +21,7 @@ class Timer:
 
     def _due(self) -> None:
         self._pending.discard(self)
+        self._handle.cancel()  # it holds what holds it, which only the collector of cyclic garbage would find
         self._call()
 
     def cancel(self) -> None:
