@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.learning import capture
-from gossamer.learning.capture import Captured, Function, record
+from gossamer.learning.capture import MOST_SHAPES, Captured, Function, record
 
 
-def captured(function: Function) -> tuple[Captured, list[int]]:
+def captured(function: Function, most_shapes: int = MOST_SHAPES) -> tuple[Captured, list[int]]:
     """The function captured, and a list that grows with every call that really goes through it."""
     calls: list[int] = []
 
@@ -26,7 +25,7 @@ def captured(function: Function) -> tuple[Captured, list[int]]:
         calls.append(1)
         return function(*arguments)
 
-    return Captured(lambda: counted), calls
+    return Captured(lambda: counted, most_shapes), calls
 
 
 def slope(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -184,7 +183,7 @@ def test_recording_does_not_load_the_compiler() -> None:
     """Loading it takes a second, which is more than many a run."""
     code = """
 import sys, torch
-from gossamer.learning.capture import record
+from gossamer.learning.capture import MOST_SHAPES, record
 _, program = record(lambda x: (x * 2,), [torch.ones(2)])
 assert program is not None
 assert "torch._dynamo" not in sys.modules
@@ -211,9 +210,8 @@ def test_a_program_keeps_no_graph() -> None:
     assert len(calls) == 2
 
 
-def test_only_so_many_shapes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "MOST_SHAPES", 2)
-    run, calls = captured(slope)
+def test_only_so_many_shapes_are_recorded() -> None:
+    run, calls = captured(slope, most_shapes=2)
     for rows in (1, 1, 2, 2, 3, 3, 3, 1, 2):
         run(torch.randn(rows, 3), torch.ones(3, 2))
     assert len(run.programs) == 2

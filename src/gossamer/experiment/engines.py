@@ -16,8 +16,8 @@ class Simulate(Section):
     """Virtual time on this machine.
 
     Args:
-        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), or "auto" (measures both on
-            the first batches).
+        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), "auto" (measures both on the first
+            batches), or "compiled" (one node at a time, by torch.compile, which takes a C++ compiler and its time).
         workers: threads of this process that share the computation; null is one a core. Results don't depend on
             it.
         threads: torch's threads in each worker; the bits of "sequential" with one thread are those of the engine
@@ -26,7 +26,7 @@ class Simulate(Section):
     """
 
     name: Literal["simulate"] = "simulate"
-    trainer: Literal["auto", "sequential", "batched"] = "auto"
+    trainer: Literal["auto", "sequential", "batched", "compiled"] = "auto"
     workers: Count | None = None
     threads: Count = 1
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")

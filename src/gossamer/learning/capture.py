@@ -69,10 +69,11 @@ class Captured:
 
     Args:
         function: gives the function, or this thread's own one.
+        most_shapes: how many are recorded.
     """
 
-    def __init__(self, function: Callable[[], Function]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[], Function], most_shapes: int = MOST_SHAPES) -> None:
+        self._function, self._most_shapes = function, most_shapes
         self._lock = threading.Lock()
         self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}
         self._programs: dict[Hashable, Program | None] = {}
@@ -84,7 +85,7 @@ class Captured:
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
-        if key not in self._programs and len(self._programs) < MOST_SHAPES:
+        if key not in self._programs and len(self._programs) < self._most_shapes:
             return self._record(key, arguments)
         program = self._programs.get(key)
         return self._function()(*arguments) if program is None else program(*arguments)

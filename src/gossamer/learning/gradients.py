@@ -17,7 +17,13 @@ from gossamer.tasks.task import Task
 
 
 def gradient_function(
-    task: Task, module: nn.Module, data: tuple[Tensor, Tensor], trained: tuple[Field, ...], *, nodes: bool
+    task: Task,
+    module: nn.Module,
+    data: tuple[Tensor, Tensor],
+    trained: tuple[Field, ...],
+    *,
+    nodes: bool,
+    compiled: bool = False,
 ) -> Function:
     """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``, or for many nodes
     with the gradients of the trained fields in their own shapes: a vector of all would be one more to go through memory.
@@ -29,6 +35,7 @@ def gradient_function(
         trained: the fields that have a gradient; the others are frozen.
         nodes: stack the arguments and results of many nodes: [nodes, P] and so on. Else frozen fields have a gradient of
             zeros.
+        compiled: run the loss, and the way back, as torch.compile translates them.
     """
     inputs, targets = data
     layout = Layout.of(module)
@@ -44,7 +51,7 @@ def gradient_function(
         # Buffers are what the forward pass has made of them, in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
-    loss_of: Any = vmap(node_loss) if nodes else node_loss
+    loss_of: Any = vmap(node_loss) if nodes else torch.compile(node_loss) if compiled else node_loss
 
     def gradients(parameters: Tensor, buffers: Tensor, batch: Tensor) -> tuple[Tensor, ...]:
         x, y = inputs[batch], targets[batch]

@@ -16,9 +16,13 @@ from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Kind, execute
 from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
+from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
+
+_TRAINERS: dict[str, type[Trainer]] = {
+    trainer.name: trainer for trainer in (SequentialTrainer, BatchedTrainer, CompiledTrainer)
+}
 
 
 class Execution:
@@ -49,7 +53,7 @@ class Execution:
     ) -> None:
         self._setup, self._device, self._rows = setup, options.device, rows
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
-        self.trainer = self._make(BatchedTrainer if options.trainer == "batched" else SequentialTrainer)
+        self.trainer = self._make(_TRAINERS.get(options.trainer, SequentialTrainer))
         samples = setup.experiment.evaluation.samples
         self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
         self._batched_evaluator = BatchedEvaluator(self._evaluator, rows, say)
