@@ -7,6 +7,7 @@ from experiment_texts import DESIGN, refused, text
 
 from gossamer import BadInput, Experiment
 from gossamer.algorithms.d_psgd import DPSGD
+from gossamer.experiment import Processes
 from gossamer.learning.optimizer import SGD
 from gossamer.network import LogNormal, Slowdowns, Uniform
 
@@ -130,3 +131,28 @@ def test_an_unknown_engine_on_the_command_line() -> None:
     (problem,) = refused(text(), engine="proceses")
     assert problem.startswith("engine.name: got 'proceses'")
     assert "(did you mean 'processes'?)" in problem
+
+
+@pytest.mark.parametrize(
+    "override", ["engine.name=simulate", "engine=simulate", "engine={name: simulate, workers: 2}"]
+)
+def test_two_names_of_the_engine_are_refused(override: str) -> None:
+    assert refused(text(), override, engine="processes") == (
+        "engine.name: got 'simulate' by --set, and 'processes' by --engine or by the command; accepted: one of them",
+    )
+
+
+@pytest.mark.parametrize(
+    "override", ["engine.name=processes", "engine=processes", "engine={name: processes}"]
+)
+def test_one_name_of_the_engine_may_be_said_twice(override: str) -> None:
+    source = text(engine={"name": "simulate", "trainer": "batched"})
+    assert Experiment.parse(source, [override], "processes").engine == Processes()
+
+
+def test_what_is_said_of_the_engine_is_kept_or_refused_when_its_name_is_given_apart() -> None:
+    source = text(engine={"name": "simulate", "trainer": "batched"})
+    for override in ("engine.pace=true", "engine={pace: true}"):
+        assert Experiment.parse(source, [override], "processes").engine == Processes(pace=True)
+    (problem,) = refused(source, "engine.workers=2", engine="processes")
+    assert problem.startswith("engine.workers: unknown field")

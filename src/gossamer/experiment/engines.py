@@ -98,3 +98,18 @@ def other_engine(old: Any, name: str) -> dict[str, Any]:
         kept.pop("trainer", None)
         kept.pop("threads", None)
     return {**kept, "name": name}
+
+
+def same_engine(value: Any, name: str) -> dict[str, Any]:
+    """What overrides have made of the engine that is asked for by name, which they may leave unnamed.
+
+    Raises:
+        BadInput: if they name another one.
+    """
+    fields = dict(value) if isinstance(value, Mapping) else {"name": value}
+    other = fields.setdefault("name", name)
+    if other != name:
+        raise BadInput(
+            f"engine.name: got {shown(other)} by --set, and {name!r} by --engine or by the command; accepted: one of them"
+        )
+    return fields

@@ -19,7 +19,7 @@ from pydantic import (
 
 from gossamer.errors import BadInput
 from gossamer.experiment.assign import assign_all
-from gossamer.experiment.engines import Processes, Simulate, other_engine, read_engine
+from gossamer.experiment.engines import Processes, Simulate, other_engine, read_engine, same_engine
 from gossamer.experiment.sections import Checkpoints, Count, Evaluation, Failures, Gather, Stop
 from gossamer.mappings import parse_mapping, read_mapping
 from gossamer.registry import Component, FilePath, build, component
@@ -118,7 +118,7 @@ class Experiment(BaseModel):
             path: a YAML file; relative paths in it are relative to it.
             overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
                 are relative to the working directory.
-            engine: another engine's name, in place of the file's.
+            engine: another engine's name, in place of the file's; the overrides may not name one besides.
 
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
@@ -155,9 +155,11 @@ class Experiment(BaseModel):
 
     @classmethod
     def _described(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
+        if engine is not None:  # instead of the file's; what the overrides say of it is kept, or refused
+            raw["engine"] = other_engine(raw.get("engine"), engine)
         assign_all(raw, overrides, cls)
         if engine is not None:
-            raw["engine"] = other_engine(raw.get("engine"), engine)
+            raw["engine"] = same_engine(raw["engine"], engine)
         return raw
 
     @classmethod
