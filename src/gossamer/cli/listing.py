@@ -29,8 +29,9 @@ def listing(
         }
         typer.echo(json.dumps(table))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from gossamer.results.console import table_console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("kind", "name", "parameters", "what it is"):
@@ -41,7 +42,7 @@ def listing(
             shown.add_row(each, name, parameters, _first_paragraph(cls.__doc__ or ""))
         if not classes:
             shown.add_row(each, "(none)", "", "")
-    Console(markup=False).print(shown)
+    table_console().print(shown)
 
 
 def _first_paragraph(docstring: str) -> str:
