@@ -6,16 +6,18 @@ import pytest
 
 from gossamer import Experiment
 from gossamer.engines.recording import NETWORK
-from gossamer.progress import Tally
+from gossamer.progress import Lines, Tally
+
+
+def described(stop: dict[str, float]) -> Experiment:
+    return Experiment.of(
+        {"name": "t", "nodes": 4, "task": "digits", "algorithm": "d-psgd", "stop": stop}
+        | {"optimizer": {"name": "sgd", "lr": 0.1}, "topology": "ring"}
+    )
 
 
 def tally(stop: dict[str, float]) -> Tally:
-    said = Tally(
-        Experiment.of(
-            {"name": "t", "nodes": 4, "task": "digits", "algorithm": "d-psgd", "stop": stop}
-            | {"optimizer": {"name": "sgd", "lr": 0.1}, "topology": "ring"}
-        )
-    )
+    said = Tally(described(stop))
     said.wall_s = 30.0
     return said
 
@@ -60,4 +62,34 @@ def test_a_line_is_of_all_nodes_at_one_moment_whatever_their_rounds(moment: str,
     assert line is not None
     assert line.startswith(
         "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
+    )
+
+
+def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+    lines = Lines(described({"rounds": 1000}), clock=lambda: seconds[-1])
+
+    def printed(at: float, rounds: int, time_s: float) -> list[str]:
+        capsys.readouterr()
+        seconds.append(at)
+        lines.progress(rounds, time_s)
+        return capsys.readouterr().err.splitlines()
+
+    seconds.append(100.0)  # for loading the data
+    lines.start({"nodes": 4, "parameters": 10})
+    assert printed(109.9, 0, 0.0) == []
+    said = "no round completed yet  virtual time 0.25 s  running for 10 s"
+    assert printed(110.0, 0, 0.25) == [said]
+    assert printed(119.9, 0, 0.25) == []
+    said = "7 of 4,000 rounds of all nodes  virtual time 0.5 s  running for 20 s"
+    assert printed(120.0, 7, 0.5) == [said]
+    seconds.append(129.0)
+    lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
+    assert printed(138.9, 21, 2.5) == []  # that was a line
+    assert len(printed(139.0, 21, 2.5)) == 1
+
+
+def test_a_run_that_ends_by_time_has_no_last_round() -> None:
+    assert tally({"time_s": 8}).so_far(1234, 2.0, 61.6) == (
+        "1,234 rounds of all nodes  virtual time 2 s  running for 62 s"
     )

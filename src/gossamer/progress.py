@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ SMALL = 0.001
 """Below this, values are written in powers of ten."""
 LEAST_SHARE = 0.02
 """Of a run, from which on it's said how long the rest will take."""
+QUIET_S = 10.0
+"""Seconds without a line after which there is one that says how far the run is."""
 
 
 @contextmanager
@@ -70,6 +72,18 @@ class Tally:
             f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self.latest}"
             f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
         )
+
+    def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
+        """What is known between two evaluations, in a line.
+
+        Args:
+            rounds: that all nodes together have completed.
+            time_s: by the engine's clock.
+            seconds: real ones since the run began, or went on.
+        """
+        of = f" of {self.nodes * self.rounds:,}" if self.rounds else ""
+        done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
+        return f"{done}  {self.clock} {time_s:.4g} s  running for {seconds:.0f} s"
 
     def share(self, rounds: int, time_s: float) -> float:
         """How much of the run is done, from 0 to 1, by its stop rule."""
@@ -124,18 +138,30 @@ class Watcher(Silent):
 
 
 class Lines(Watcher):
-    """One line an evaluation, on standard error."""
+    """One line an evaluation, on standard error, and one from time to time where that takes long.
 
-    _share = 0.0
+    Args:
+        experiment: what is run.
+        clock: gives real seconds; None begins to count now.
+    """
+
+    def __init__(self, experiment: Experiment, clock: Callable[[], float] | None = None) -> None:
+        super().__init__(experiment)
+        self._seconds = clock or stopwatch()
+        self._began = self._said = self._seconds()
+        self._share = 0.0
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
+        self._began = self._seconds()
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Keep it for the next line."""
+        """Keep it for the next line, which is due when there was none for long."""
         super().progress(rounds, time_s)
-        self._share = self._tally.share(rounds, time_s)
+        self._share, now = self._tally.share(rounds, time_s), self._seconds()
+        if now - self._said >= QUIET_S:
+            self.say(self._tally.so_far(rounds, time_s, now - self._began))
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Print a line when an evaluation is complete."""
@@ -145,6 +171,7 @@ class Lines(Watcher):
 
     def say(self, text: str) -> None:
         """Print it."""
+        self._said = self._seconds()
         print(text, file=sys.stderr, flush=True)
 
 

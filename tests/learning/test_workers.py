@@ -81,6 +81,18 @@ def test_each_thread_has_its_own(workers: Workers) -> None:
     assert len(pairs) <= workers.count
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("items", [1, 50])
+def test_who_asked_is_called_between_its_own_items(count: int, items: int) -> None:
+    called: list[int] = []
+    shared = Workers(count, between=lambda: called.append(threading.get_ident()))
+    by = shared.map(lambda _: threading.get_ident(), range(items))
+    mine = threading.get_ident()
+    assert called == [mine] * by.count(mine)
+    assert count > 1 or len(called) == items
+    shared.close()
+
+
 def test_closed_workers_can_be_used_again(workers: Workers) -> None:
     for _ in range(2):
         assert workers.map(abs, range(5)) == list(range(5))

@@ -41,7 +41,8 @@ class Observer(Protocol):
         """The run starts; see ``Setup.description``."""
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed so many rounds by this time of the engine's clock."""
+        """All nodes together have completed so many rounds by this time of the engine's clock; said now and then, also while
+        no round ends."""
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was recorded."""

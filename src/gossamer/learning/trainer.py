@@ -156,6 +156,7 @@ class SequentialTrainer(Trainer):
         for job in jobs:  # torch has one generator for all threads
             torch.manual_seed(job.seed)
             results.append(run(function, job))
+            self._workers.between()
         return results
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:

@@ -16,16 +16,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def _nothing() -> None:
+    """What most have to do between two items."""
+
+
 class Workers:
     """Some threads, this one among them.
 
     Args:
         count: how many; None is one a core.
         threads: torch's threads in each.
+        between: called by this thread after each item of its own, which may be a small one.
     """
 
-    def __init__(self, count: int | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, count: int | None = None, threads: int = 1, between: Callable[[], None] = _nothing
+    ) -> None:
         self.count = cores() if count is None else count
+        self.between = between
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._local = threading.local()
@@ -34,22 +42,24 @@ class Workers:
         """``[function(item) for item in items]``, shared among the threads; the first exception is raised when all
         have ended."""
         todo = list(items)
+        numbers = iter(range(len(todo)))
+        results: list[R | None] = [None] * len(todo)
+
+        def work(between: Callable[[], None]) -> None:
+            for number in numbers:  # an iterator over a range is shared safely: next() on it is one step
+                results[number] = function(todo[number])
+                between()
+
         if self.count == 1 or len(todo) < 2:
-            return [function(item) for item in todo]
+            work(self.between)
+            return results  # type: ignore[return-value]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self.count - 1, "compute", torch.set_num_threads, (self._threads,)
             )
-        numbers = iter(range(len(todo)))
-        results: list[R | None] = [None] * len(todo)
-
-        def work() -> None:
-            for number in numbers:  # an iterator over a range is shared safely: next() on it is one step
-                results[number] = function(todo[number])
-
-        others = [self._pool.submit(work) for _ in range(min(self.count, len(todo)) - 1)]
+        others = [self._pool.submit(work, _nothing) for _ in range(min(self.count, len(todo)) - 1)]
         try:
-            work()
+            work(self.between)
         finally:
             errors = [error for other in others if (error := other.exception()) is not None]
         if errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -48,6 +49,9 @@ from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
+
+TELL_S = 1.0
+"""Real seconds after which it's said how far the run is, though no round ends."""
 
 
 class Simulation:
@@ -99,7 +103,8 @@ class Simulation:
             self._inboxes,
             None if timeline is None else partial(_sent, timeline),
         )
-        self._workers = Workers(options.workers, options.threads)
+        self._told = time.perf_counter()
+        self._workers = Workers(options.workers, options.threads, self._tell)
         self.nodes: list[Node] = []
         self._execution = Execution(
             setup,
@@ -371,6 +376,13 @@ class Simulation:
             self._observer.progress(self.rounds, self._clock.now())
         self._moments.round_ended(node)
         self._checkpoint(node)
+
+    def _tell(self) -> None:
+        """Something was computed: from time to time it's said where that is, since a round may take long."""
+        now = time.perf_counter()
+        if now - self._told >= TELL_S:
+            self._told = now
+            self._observer.progress(self.rounds, self._clock.now())
 
 
 def _computed(timeline: TimelineLog, computation: Computation, start_ns: int, end_ns: int) -> None:
