@@ -103,8 +103,8 @@ def test_the_page_tells_what_became_of_the_messages(tmp_path: Path) -> None:
             metrics.append(row | {f"messages_{fate}": count * node for fate, count in counters.items()})
     page = render([Run(run.path)])
     cards = dict(re.findall(r"<dt>(.*?)</dt><dd>.*?</dd><small>(.*?)</small>", page))
-    fates = "56 % received, 20 % lost, 20 % cancelled, 8 % superseded, 0.4 % late"
-    assert cards["messages"] == f"of 1,250 sent or cancelled: {fates}"
+    fates = "56 % received (8 % gave way to newer ones, 0.4 % came too late), 20 % lost, 20 % taken back by the sender"
+    assert cards["messages"] == f"sent; of 1,250 that were to be sent: {fates}"
     assert cards["rounds"] == "of the furthest node, 4 of the slowest"
     assert "<dt>messages</dt><dd>1,000</dd>" in page
 
@@ -114,7 +114,20 @@ def test_what_was_for_a_dead_peer_is_lost_though_it_was_never_sent(tmp_path: Pat
     with RunFolder.open(run.path).segment("metrics") as metrics:
         counters = {"messages_sent": 30, "messages_received": 30, "messages_lost": 70}
         metrics.append({"node": 0, "round": 7, "time_s": 1.0, **counters})
-    assert "of 100 sent or cancelled: 30 % received, 70 % lost<" in render([Run(run.path)])
+    assert "<small>sent; of 100 that were to be sent: 30 % received, 70 % lost<" in render([Run(run.path)])
+
+
+@pytest.mark.parametrize(
+    ("received", "lost", "said"), [(30, 0, "sent; 100 % received"), (27, 3, "sent; 90 % received, 10 % lost")]
+)
+def test_where_all_messages_were_sent_their_number_is_said_once(
+    tmp_path: Path, received: int, lost: int, said: str
+) -> None:
+    run = timed(tmp_path, [(0.0, (0.1, 0.2))])
+    with RunFolder.open(run.path).segment("metrics") as metrics:
+        counters = {"messages_sent": 30, "messages_received": received, "messages_lost": lost}
+        metrics.append({"node": 0, "round": 7, "time_s": 1.0, **counters})
+    assert f"<dt>messages</dt><dd>30</dd><small>{said}</small>" in render([Run(run.path)])
 
 
 def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -> None:

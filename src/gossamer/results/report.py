@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +23,15 @@ from gossamer.results.run import Run, cell_names, labels
 from gossamer.results.time_to import TimeTo, time_to_frame
 from gossamer.results.time_to_text import note, tables
 from gossamer.results.window import Window
-from gossamer.results.words import NOTHING, bytes_text, count_text, metric_title, seconds_text, value_text
+from gossamer.results.words import (
+    NOTHING,
+    bytes_text,
+    count_text,
+    fates_text,
+    metric_title,
+    seconds_text,
+    value_text,
+)
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
@@ -285,25 +293,10 @@ def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
         "wall time": (seconds_text(final.wall_s), "real"),
         "sent": (bytes_text(final.bytes_sent), "by all nodes"),
         "sent per node": (bytes_text(final.bytes_per_node), "mean"),
-        "messages": (count_text(final.messages.get("sent")), _fates(final.messages)),
+        "messages": (count_text(final.messages.get("sent")), fates_text(final.messages)),
         "nodes": (count_text(final.nodes), ""),
         "parameters": (count_text(final.parameters), "of each model" if final.parameters else "not recorded"),
     }
-
-
-def _fates(messages: Mapping[str, int]) -> str:
-    """What became of the messages: shares of all that were sent, taken back before, or given up for a dead peer. Of those
-    received, some gave way to newer ones, or came too late."""
-    received, lost, cancelled = (messages.get(fate, 0) for fate in ("received", "lost", "cancelled"))
-    total = max(messages.get("sent", 0), received + lost) + cancelled
-    if not total:
-        return ""
-    shares = [
-        f"{100 * count / total:.3g} % {fate}"
-        for fate in ("received", "lost", "cancelled", "superseded", "late")
-        if (count := messages.get(fate))
-    ]
-    return f"of {total:,} sent or cancelled: {', '.join(shares)}" if shares else ""
 
 
 def _table(runs: Sequence[Run], names: Sequence[str]) -> str:

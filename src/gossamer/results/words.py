@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 NOTHING = "\N{EN DASH}"
 """What stands where there is no value."""
 
@@ -64,3 +66,26 @@ def bytes_text(value: int | float | None) -> str:
         return NOTHING
     unit, size = bytes_unit(value)
     return f"{value / size:,.3g} {unit}"
+
+
+def fates_text(messages: Mapping[str, int]) -> str:
+    """What became of messages, beside the number of those that were sent.
+
+    Args:
+        messages: fate -> how many. Neither taken back nor given up for a dead peer are among those sent; those that gave
+            way to newer ones or came too late are among those received.
+    """
+    count = {name: messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")}
+    whole = max(count["sent"], count["received"] + count["lost"]) + count["cancelled"]
+    if not whole:
+        return ""
+
+    def shares(said: Mapping[str, str]) -> str:
+        found = {text: messages.get(name, 0) for name, text in said.items()}
+        return ", ".join(f"{100 * part / whole:.3g} % {text}" for text, part in found.items() if part)
+
+    unused = shares({"superseded": "gave way to newer ones", "late": "came too late"})
+    received = f"received ({unused})" if unused else "received"
+    ends = shares({"received": received, "lost": "lost", "cancelled": "taken back by the sender"})
+    of = "" if whole == count["sent"] else f"of {whole:,} that were to be sent: "
+    return f"sent; {of}{ends}" if ends else "sent"
