@@ -76,6 +76,19 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
     assert err.startswith("error: --baseline slo: 2 groups are called that; accepted: slow, batch_size=2; ")
 
 
+def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None:
+    grid = {"optimizer.lr": [0.1], "batch_size": [2, 4], "topology": ["ring"]}
+    (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": None, "seeds": 1, "grid": grid}))
+    _, _, err = cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet", "--only", "batch_size=4")
+    assert err == ""
+    _, _, err = cli("sweep", "sweep.yaml", "--jobs", "1")
+    assert err.splitlines() == ["2/2  batch_size=2, seed 1: done"]
+    # Whole names are in the plan and on record.
+    plan = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()
+    assert plan[0] == "optimizer.lr=0.1, batch_size=2, topology=ring"
+    assert json.loads((tmp_path / "runs/tiny/sweep.json").read_text())["runs"][0]["cell"] == plan[0]
+
+
 def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Path) -> None:
     """A cell is one line, though a terminal would have no room for its name beside the figures."""
     long = "fast, under a name that takes up almost all of the eighty columns of a terminal"

@@ -290,6 +290,21 @@ def test_what_is_written_down_is_a_sweep_file_of_the_same_experiments(tmp_path: 
     assert names(again) == names(found)
 
 
+def test_titles_leave_out_what_all_cells_have_in_common(tmp_path: Path) -> None:
+    one = {"batch_size": [4], "nodes": [3]}
+    cells = {"a": None, "b": {"optimizer.lr": 0.2}}
+
+    def titles(**fields: Any) -> list[str]:
+        return [each.title for each in sweep(tmp_path, seeds=1, **fields).planned]
+
+    assert titles(cells=cells, grid=one) == ["a, seed 1", "b, seed 1"]
+    assert titles(cells=cells, grid=one | {"stop.rounds": [1, 2]})[:2] == [
+        "a, stop.rounds=1, seed 1",
+        "a, stop.rounds=2, seed 1",
+    ]
+    assert titles(grid=one) == ["batch_size=4, nodes=3, seed 1"]  # where there is nothing else
+
+
 def test_cells_are_chosen_by_their_whole_name_or_by_their_entry(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": None, "b": {"optimizer.lr": 0.2}}, grid={"batch_size": [4, 8]})
     assert len(found.chosen()) == 4

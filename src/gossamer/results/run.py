@@ -296,14 +296,19 @@ def part(key: str, value: Any) -> str:
 
 
 def cell_names(runs: Sequence[Run]) -> list[str]:
-    """The names of runs' cells without the points of the grid that all are at; none of runs that belong to no cell."""
-    named = [run for run in runs if run.cell is not None]
-    at = [{part(*each) for each in run.labels.items() if each[0] != "cell"} for run in named]
+    """:func:`short_names` of runs' cells; none of runs that belong to no cell."""
+    return short_names([(str(run.cell), run.labels) for run in runs if run.cell is not None])
+
+
+def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Cells' names without the points of the grid that all are at.
+
+    Args:
+        cells: the name of each, and the same in parts.
+    """
+    at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
     common = set.intersection(*at) if at else set()
-    return [
-        ", ".join(each for each in str(run.cell).split(", ") if each not in common) or str(run.cell)
-        for run in named
-    ]
+    return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

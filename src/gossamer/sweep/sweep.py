@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from gossamer.errors import BadInput, suggest
 from gossamer.experiment import Experiment, assign_all
 from gossamer.mappings import read_mapping
+from gossamer.results.run import short_names
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
 from gossamer.sweep.key import Keys
 from gossamer.validation import bad_input
@@ -35,16 +36,18 @@ class Planned:
         cell: its cell.
         experiment: all of it, seed included.
         run: the folder of its runs within the sweep's; equal experiments of two cells share one.
+        short: the cell's name without what all cells of the sweep have in common.
     """
 
     cell: Cell
     experiment: Experiment
     run: str
+    short: str
 
     @property
     def title(self) -> str:
         """Cell and seed, for people."""
-        return f"{self.cell.name}, seed {self.experiment.seed}"
+        return f"{self.short}, seed {self.experiment.seed}"
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,16 @@ class Sweep:
         """The experiments of some cells; of all, where none is named.
 
         Args:
-            only: names of cells: the whole name, or that of all cells made from one entry of ``cells``.
+            only: names of cells: the whole name, that of progress lines, or that of all cells made from one entry of
+                ``cells``.
 
         Raises:
             BadInput: for a name that no cell has.
         """
-        names = {each.name: {each.name, str(each.labels.get("cell", each.name))} for each in self.cells}
+        names = {
+            each.cell.name: {each.cell.name, each.short, str(each.cell.labels.get("cell", each.cell.name))}
+            for each in self.planned
+        }
         known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
         for name in only:
             if name not in known:
@@ -185,7 +192,8 @@ def _planned(
     problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
     keys = Keys()
-    for cell in cells:
+    shorts = short_names([(cell.name, cell.labels) for cell in cells])
+    for cell, short in zip(cells, shorts, strict=True):
         raw, slug = deepcopy(base), _slug(cell.name)
         try:
             cell.apply(raw, folder, given)
@@ -198,7 +206,7 @@ def _planned(
             experiment = first.model_copy(update={"seed": seed})
             key = keys.of(experiment)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
-            found.append(Planned(cell, experiment, run))
+            found.append(Planned(cell, experiment, run, short))
     if problems:
         raise BadInput(*(f"{_named(names, cells)}: {problem}" for problem, names in problems.items()))
     return found
