@@ -80,13 +80,13 @@ def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.Capt
     assert printed(109.9, 0, 0.0) == []
     said = "no round completed yet  virtual time 0.25 s  running for 10 s"
     assert printed(110.0, 0, 0.25) == [said]
-    assert printed(119.9, 0, 0.25) == []
-    said = "7 of 4,000 rounds of all nodes  virtual time 0.5 s  running for 20 s"
-    assert printed(120.0, 7, 0.5) == [said]
-    seconds.append(129.0)
+    assert printed(129.9, 0, 0.25) == []  # twice as long after each
+    said = "7 of 4,000 rounds of all nodes  virtual time 0.5 s  running for 30 s"
+    assert printed(130.0, 7, 0.5) == [said]
+    seconds.append(140.0)
     lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
-    assert printed(138.9, 21, 2.5) == []  # that was a line
-    assert len(printed(139.0, 21, 2.5)) == 1
+    assert printed(179.9, 21, 2.5) == []  # that was a line
+    assert len(printed(180.0, 21, 2.5)) == 1
 
 
 def test_a_run_that_ends_by_time_has_no_last_round() -> None:

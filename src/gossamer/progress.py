@@ -19,8 +19,9 @@ SMALL = 0.001
 """Below this, values are written in powers of ten."""
 LEAST_SHARE = 0.02
 """Of a run, from which on it's said how long the rest will take."""
-QUIET_S = 10.0
-"""Seconds without a line after which there is one that says how far the run is."""
+QUIET_S, LONGEST_QUIET_S = 10.0, 300.0
+"""Seconds without a line after which there is one that says how far the run is: twice as long after each such line, up to
+the longest."""
 
 
 @contextmanager
@@ -149,7 +150,7 @@ class Lines(Watcher):
         super().__init__(experiment)
         self._seconds = clock or stopwatch()
         self._began = self._said = self._seconds()
-        self._share = 0.0
+        self._share, self._patience = 0.0, QUIET_S
 
     def start(self, description: Mapping[str, Any]) -> None:
         """Say what begins."""
@@ -160,7 +161,8 @@ class Lines(Watcher):
         """Keep it for the next line, which is due when there was none for long."""
         super().progress(rounds, time_s)
         self._share, now = self._tally.share(rounds, time_s), self._seconds()
-        if now - self._said >= QUIET_S:
+        if now - self._said >= self._patience:
+            self._patience = min(2 * self._patience, LONGEST_QUIET_S)
             self.say(self._tally.so_far(rounds, time_s, now - self._began))
 
     def row(self, row: Mapping[str, Any]) -> None:
