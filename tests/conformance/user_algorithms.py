@@ -261,3 +261,24 @@ class EventTriggered(Algorithm):
             heard |= {message.source: message.payload for message in node.drain("model", newest=True)}
             await node.mix(heard, {j: node.mixing_weights()[j] for j in heard})
             node.record(told=sent)
+
+
+class Brief(Algorithm):
+    """Every node by itself; those of a rank below ``first`` return after some rounds, which they count or not, or sleep from then
+    on until the run ends."""
+
+    first: int = 4
+    after: int = 3
+    counted: bool = True
+    sleeps: bool = False
+
+    async def run(self, node: Node) -> None:
+        if not self.counted:
+            await node.train(self.after)
+            return
+        async for r in node.rounds():
+            if r == self.after and node.rank < self.first:
+                if not self.sleeps:
+                    return
+                await node.sleep(1e6)
+            await node.train()

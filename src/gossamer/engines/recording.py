@@ -58,6 +58,41 @@ def is_due(setup: Setup, rounds: int) -> bool:
     return every is not None and (rounds % every == 0 or rounds == last)
 
 
+def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
+    """Whether all nodes that are there are recorded once more as a run ends in order: where it ended by time or target, or
+    since protocols returned, before all judged nodes had completed their rounds.
+
+    Args:
+        setup: what is run.
+        reason: why it ends, see :class:`~gossamer.engines.outcome.Outcome`.
+        rounds: that the nodes that are there have completed, by rank.
+    """
+    last = setup.experiment.stop.rounds
+    if reason not in ("rounds", "time", "target"):
+        return False
+    return last is None or bool(_behind(setup, rounds, last))
+
+
+def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
+    """What there is to say, in one line, where protocols have returned and not all judged nodes have completed their rounds;
+    None where they have. Arguments are as for :func:`end_is_due`."""
+    last = setup.experiment.stop.rounds
+    if last is None or not (behind := _behind(setup, rounds, last)):
+        return None
+    count, least, most = len(behind), min(behind.values()), max(behind.values())
+    if count == 1:
+        who = f"node {next(iter(behind))}"
+    else:
+        who = "all nodes" if count == len(setup.judged & rounds.keys()) else f"{count} nodes"
+    after = f"{least}" if least == most else f"{least} to {most}"
+    return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
+
+
+def _behind(setup: Setup, rounds: Mapping[int, int], last: int) -> dict[int, int]:
+    """The rounds of the judged nodes that have completed fewer than so many."""
+    return {rank: done for rank, done in rounds.items() if rank in setup.judged and done < last}
+
+
 class Spent(NamedTuple):
     """What a node has done since the start, in seconds.
 

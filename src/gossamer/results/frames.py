@@ -2,8 +2,8 @@
 
 An evaluation point is one recorded evaluation of the network, with at most one row of a node: an instant of the grid
 where the experiment evaluates on a grid of time (``evaluation.every_s``), otherwise a round, which every node reaches at
-its own time; and last the end of a run that ended by time or target, with all nodes as they were then. On a grid rows of
-rounds are no points. (Records without a column ``moment``, of older versions: on a grid rows belong together that lie
+its own time; and last the end of a run that ended before its rounds were done, with all nodes as they were then. On a grid
+rows of rounds are no points. (Records without a column ``moment``, of older versions: on a grid rows belong together that lie
 within half a step of it; otherwise rows of one round do, also those of the end.)
 
 A point has one place on each x axis: ``round``, ``time_s`` and ``wall_s`` are means over the nodes; ``bytes``

@@ -1,8 +1,9 @@
 """Recording: append-only segments while a run goes on, Parquet tables at its end.
 
 Rows of ``metrics`` are one per (node, evaluation). ``moment`` says why it was made: ``round`` (``evaluation.every_rounds``),
-``tick K`` (the instant K of the grid of ``evaluation.every_s``), or ``end`` (a run that ended by time or target, as it
-ended); one that was made for several has them all, separated by ``", "``. Records of older versions have none.
+``tick K`` (the instant K of the grid of ``evaluation.every_s``), or ``end`` (a run that ended before its rounds
+were done, as it ended); one that was made for several has them all, separated by ``", "``. Records of older versions
+have none.
 
 ``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the ``test_*`` of the
 average model. ``bytes_*`` and ``messages_*`` count from the start of the run. ``staleness_s`` and ``staleness_max_s``

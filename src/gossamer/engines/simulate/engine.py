@@ -33,7 +33,7 @@ class SimulateEngine:
         with (
             folder.segment("metrics") as metrics,
             folder.segment("graphs") as graphs,
-            folder.segment("events") if self._setup.faults else nullcontext() as events,
+            folder.segment("events") as events,
             nullcontext() if timeline is None else closing(timeline),
         ):
             return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut, events).run()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from gossamer.engines.muster import Moment
-from gossamer.engines.recording import Spent, is_due
+from gossamer.engines.recording import Spent, end_is_due, is_due
 from gossamer.engines.setup import Setup
 from gossamer.engines.simulate.clock import Order, to_ns
 from gossamer.engines.simulate.machinery import Machinery
@@ -64,12 +64,10 @@ class Moments:
         if not is_due(self._setup, node.round):
             self._record(node, moment="end")
 
-    def end(self) -> None:
-        """A run that ended by time or target is recorded once more, as it ended."""
-        rounds = self._setup.experiment.stop.rounds
-        if rounds is None or any(
-            node.round < rounds for node in self._present() if node.rank in self._setup.judged
-        ):
+    def end(self, reason: str) -> None:
+        """A run that ended before its rounds were done is recorded once more, as it ended; see
+        :func:`~gossamer.engines.recording.end_is_due`."""
+        if end_is_due(self._setup, reason, {node.rank: node.round for node in self._present()}):
             self._record_all("end")
             self._recording.flush()
 

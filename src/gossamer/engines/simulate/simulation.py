@@ -16,7 +16,7 @@ from gossamer.engines.events import EventLog
 from gossamer.engines.newcomer import newcomer
 from gossamer.engines.outcome import Outcome, describe_waits
 from gossamer.engines.profile import Profile
-from gossamer.engines.recording import Observer
+from gossamer.engines.recording import Observer, returned_early
 from gossamer.engines.setup import Setup
 from gossamer.engines.signals import ending_signals
 from gossamer.engines.simulate.checkpoints import RunCheckpoints
@@ -65,7 +65,7 @@ class Simulation:
         timeline: where it's written down when nodes compute and send; None is nowhere.
         folder: where checkpoints are written, and the record is that a checkpoint is of.
         cut: the checkpoint from which it goes on; None is the start.
-        events: where it's written down what happens to nodes, if there are faults.
+        events: where it's written down what happens to nodes; needed if there are faults.
 
     Raises:
         BadInput: for a checkpoint that can't be read.
@@ -142,11 +142,10 @@ class Simulation:
         self._hosts: dict[int, NodeHost] = {}
         self._folder, self._cut = folder, cut
         self._checkpoints: RunCheckpoints | None = None
-        self._events: EventLog | None = None
+        self._events = None if events is None else EventLog(events, self._clock.now, self._recording.wall)
         self._fates: Fates | None = None
         if setup.faults:
-            assert events is not None
-            self._events = EventLog(events, self._clock.now, self._recording.wall)
+            assert self._events is not None
             self._fates = Fates(setup, self, self._clock, self._links, self._events)
 
     # --- the run
@@ -175,12 +174,11 @@ class Simulation:
                     )
                 reason = loop.run_until_complete(self._main())
                 self._recording.flush()
-                if reason in ("rounds", "time", "target"):
-                    self._moments.end()
+                self._moments.end(reason)
                 if self._checkpoints is not None:
                     self._checkpoints.end()
-                if self._events is not None and (said := self._events.summary()) is not None:
-                    self._observer.say(said)
+                if self._events is not None:
+                    self._say_how_it_ended(reason, self._events)
                 if (said := self._profile.remark(self._recording.wall())) is not None:
                     self._observer.say(said)
                 parameters, buffers = stacked([self._last_model(node) for node in self.nodes], self._rows)
@@ -211,6 +209,15 @@ class Simulation:
             self._rows.peak,
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
+
+    def _say_how_it_ended(self, reason: str, events: EventLog) -> None:
+        if reason == "rounds":
+            early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
+            if early is not None:
+                events.append(None, "ended-early", early)
+                self._observer.say(early)
+        if (away := events.summary()) is not None:
+            self._observer.say(away)
 
     def _keep_what_was_recorded(self) -> None:
         with suppress(RunFailed):  # the run has failed already, and says why

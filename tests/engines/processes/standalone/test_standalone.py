@@ -218,7 +218,18 @@ async def test_who_has_rounds_left_does_not_end_because_others_have_none(tmp_pat
         scene.say(rank, {0: scene.roster.own, rank: runs(State.DONE)}, "rounds")
     while not scene.told("finish"):
         await asyncio.sleep(0)
-    assert scene.told("finish") == [["finish", "rounds", None]]
+    # (As far as this node was told, the others have completed one round each of a hundred.)
+    assert scene.told("finish") == [["finish", "rounds", None, True]]
+    await scene.close()
+
+
+@on_loop
+async def test_that_a_node_returned_before_its_rounds_were_done_is_on_record(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, 3, stop={"rounds": 100})
+    scene.node.send("done", 57)
+    [event] = told(scene.folder)
+    assert (event["node"], event["event"]) == (0, "ended-early")
+    assert event["detail"].startswith("node 0 returned after 57 of 100 rounds")
     await scene.close()
 
 

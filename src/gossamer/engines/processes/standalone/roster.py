@@ -245,6 +245,11 @@ class Roster:
         """The ranks that are doing so, ascending."""
         return sorted(rank for rank, entry in self._entries.items() if entry.state in states)
 
+    def rounds(self) -> dict[int, int]:
+        """The rounds that those who are there have completed, by rank, as far as is known."""
+        there = self.of_state(State.RUNNING, State.DONE)
+        return {rank: self._entries[rank].round for rank in there}
+
     def unheard(self) -> list[int]:
         """The ranks of which nothing is known, ascending."""
         return [rank for rank in range(self._nodes) if rank not in self._entries]

@@ -24,7 +24,7 @@ from typing import Any
 from gossamer.engines.processes.standalone.record import NodeRecord
 from gossamer.engines.processes.standalone.roster import Report, Roster, State
 from gossamer.engines.processes.transport.transport import Transport
-from gossamer.engines.recording import Observer
+from gossamer.engines.recording import Observer, end_is_due, returned_early
 from gossamer.engines.setup import Setup
 from gossamer.errors import RunFailed, cause
 from gossamer.experiment import Processes
@@ -172,6 +172,8 @@ class Standalone:
                     self._hear(["consumed"])
             case "done", (round,):
                 self._roster.say(state=State.DONE, round=round)
+                if (early := returned_early(self._setup, {self._rank: round})) is not None:
+                    self._record.event(self._rank, "ended-early", early)
                 self._look_around()
             case "time", ():
                 self._end("time")
@@ -377,7 +379,7 @@ class Standalone:
                     await self._changed.wait()
         except TimeoutError:
             pass  # who does not answer finds the connection closed
-        self._hear(["finish", reason, None])
+        self._hear(["finish", reason, None, end_is_due(self._setup, reason, self._roster.rounds())])
 
     def _knows(self, rank: int, report: Report) -> bool:
         own, other = report.entries.get(self._rank), report.entries.get(rank)

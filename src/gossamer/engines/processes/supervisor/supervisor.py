@@ -25,6 +25,7 @@ from gossamer.engines.processes.supervisor.record import Record
 from gossamer.engines.processes.system.channel import Channel
 from gossamer.engines.processes.system.memory import FINAL, SharedModels
 from gossamer.engines.processes.worker.rehearsal import Stage
+from gossamer.engines.recording import end_is_due, returned_early
 from gossamer.engines.setup import Setup
 from gossamer.experiment import Processes
 from gossamer.messages import Model, Traffic
@@ -232,6 +233,8 @@ class Supervisor:
         elif what == "time":
             self._due = self._due or "time"
         elif what == "row":
+            # (The row of a tick may be behind what the node has said since.)
+            child.round = max(child.round, rest[1]["round"])
             child.traffic = {name: rest[1][name] for name in TRAFFIC}
             self._record.row(child.rank, *rest)
         elif what == "view":
@@ -358,8 +361,11 @@ class Supervisor:
     def _finish(self, end: Ended) -> Ended:
         """Have every node write its last row and its model; gives how it went. Only a failure ends that early."""
         self._ending = True
+        there = [self.children[rank] for rank in self._awaited()]
+        rounds = {child.rank: child.round for child in there if not (child.leaving and child.done)}
         self._fates.thaw_all()
-        self._tell_all("finish", end.reason, self._assembly.last())
+        again = end_is_due(self._setup, end.reason, rounds)
+        self._tell_all("finish", end.reason, self._assembly.last(), again)
         self._heard = time.monotonic()
         awaited = set(self._awaited())
         try:
@@ -372,6 +378,8 @@ class Supervisor:
                     self._give_up(rank)
         except Ended as failure:
             return failure
+        if end.reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
+            self.say(None, "ended-early", early)
         if (away := self._record.events.summary()) is not None:
             self._say(away)
         return end

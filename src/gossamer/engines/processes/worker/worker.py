@@ -90,6 +90,7 @@ class Worker:
         self._checkpoints: NodeCheckpoints | None = None
         self._cutting: Cutting | None = None
         self._last_cut: int | None = None
+        self._last_row = False
         # Who oversees itself has nobody who puts checkpoints together.
         if place.oversee is None and not experiment.mortal and (experiment.checkpoint.on or cut is not None):
             self._checkpoints = NodeCheckpoints(
@@ -210,8 +211,7 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(TASKS_END_S):
                 await self._node.end()
-        stop = self._setup.experiment.stop.rounds
-        if reason in ("time", "target") and (stop is None or self._node.round < stop):
+        if self._last_row:
             alive = asyncio.ensure_future(self._say_alive())
             await self._recording.record("end")
             alive.cancel()
@@ -330,6 +330,7 @@ class Worker:
             self._go.set_result(None)
         elif what == "finish" and not self._finish.done():
             self._last_cut = rest[1] if len(rest) > 1 else None
+            self._last_row = len(rest) > 2 and rest[2]
             self._finish.set_result(rest[0])
             self._recording.end()
         elif what == "lost":

@@ -1,0 +1,108 @@
+"""Protocols that return before their rounds are done: the record has what they ended with under both engines, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.api import Silent
+from gossamer.results.frames import final_summary
+from gossamer.results.recorder import consensus_distance
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+ENGINES = ["simulate", "processes"]
+NODES, ROUNDS = 4, 10
+
+
+class Listening(Silent):
+    """Notes what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def play(out: Path, engine: str, listening: Listening, stop: dict[str, Any], **algorithm: Any) -> Run:
+    settings = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 4, "samples": 40, "test_samples": 20},
+        "topology": "complete",
+        "algorithm": {"name": "user_algorithms:Brief", **algorithm},
+        "batch_size": "full",
+        "compute": {"name": "constant", "seconds_per_step": 0.01},
+        "evaluation": {"every_rounds": 5},
+        "engine": {"name": engine, "trainer": "sequential"},
+        "stop": stop,
+    }
+    return gossamer.run(Experiment.of(settings), out, observer=listening)
+
+
+def check_end(run: Run) -> pl.DataFrame:
+    """All nodes are on record as they ended, and that is what the run came to; gives their rows of the end."""
+    assert run.status == "done"
+    assert run.parameters is not None
+    ends = run.metrics.filter(pl.col("moment").str.contains("end")).sort("node")
+    assert ends["node"].to_list() == [-1, *range(NODES)]
+    assert ends["consensus_distance"][0] == pytest.approx(consensus_distance(list(run.parameters)))
+    final = final_summary(run).metrics["test_loss"]
+    assert (final.count, final.mean) == (NODES, pytest.approx(ends["test_loss"][1:].mean()))
+    return ends.filter(pl.col("node") >= 0)
+
+
+def early(run: Run) -> list[str]:
+    """What the record says of nodes that returned early."""
+    return run.events.filter(event="ended-early")["detail"].to_list()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_models_of_the_end_are_judged_and_that_it_came_early_is_said(
+    tmp_path: Path, counted: bool
+) -> None:
+    rows = []
+    for engine in ENGINES:
+        listening = Listening()
+        run = play(tmp_path, engine, listening, {"rounds": ROUNDS}, counted=counted)
+        text = f"all nodes returned after {3 * counted} of 10 rounds (stop.rounds; node.rounds() counts them)"
+        assert early(run) == [text]
+        assert listening.said.count(text) == 1
+        ends = check_end(run)
+        assert ends["step"].to_list() == [3] * NODES
+        assert ends["test_loss"].max() < run.metrics.filter(moment="round")["test_loss"].min()
+        rows.append(ends)
+    simulated, real = rows
+    there = [[name for name in ends.columns if ends[name].count()] for ends in rows]
+    assert there[0] == there[1]
+    columns = ["node", "round", "step", "moment", "train_loss", "test_loss", "bytes_sent"]
+    assert simulated.select(columns).equals(real.select(columns))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nodes_that_have_completed_their_rounds_are_on_record_with_the_one_that_has_not(
+    tmp_path: Path, engine: str
+) -> None:
+    run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=1)
+    assert check_end(run)["round"].to_list() == [3, *[ROUNDS] * 3]
+    assert early(run) == ["node 0 returned after 3 of 10 rounds (stop.rounds; node.rounds() counts them)"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_so_are_they_where_the_run_ends_by_time(tmp_path: Path, engine: str) -> None:
+    run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS, "time_s": 1.0}, first=1, sleeps=True)
+    rounds = check_end(run)["round"].to_list()
+    assert rounds == [3, *[ROUNDS] * 3] or engine == "processes"  # (which may be slower than that)
+    assert early(run) == []  # it had not returned
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_that_completes_its_rounds_has_no_other_end(tmp_path: Path, engine: str) -> None:
+    run = play(tmp_path, engine, Listening(), {"rounds": ROUNDS}, first=0)
+    assert set(run.metrics["moment"]) == {"round"}
+    assert early(run) == []
