@@ -25,7 +25,7 @@ SAID_S = 10.0
 """Seconds after which it's said for whom the others wait; then after twice as many, and so on."""
 MOST_NAMED = 5
 REBIND_S = 10.0
-"""Seconds in which a node's port has to be free again when it is started anew."""
+"""Seconds in which a node's port has to be free again, and a process to be had, when it is started anew."""
 STEP_S = 1.0
 """Seconds that count at most between two looks at one that stands still: a supervisor that was itself stopped, perhaps with
 all of its nodes, blames nobody."""
@@ -61,7 +61,7 @@ class Hands(Protocol):
         """Start a node anew.
 
         Raises:
-            OSError: if its port is taken.
+            OSError: if its port is taken, or the system gives no process; its ``strerror`` says which.
         """
 
     def say(self, rank: int | None, event: str, text: str) -> None:
@@ -267,7 +267,7 @@ class Fates:
         before = self._hands.children.get(rank)
         try:
             child = self._hands.fork(rank)
-        except OSError as error:  # its port, for a while
+        except OSError as error:  # it may be otherwise in a while
             if now > self._retry.setdefault(rank, now + REBIND_S):
                 del self._coming[rank], self._retry[rank]
                 self._hands.say(rank, "not-restarted", f"node {rank} can't be started anew: {error.strerror}")

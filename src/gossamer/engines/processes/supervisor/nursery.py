@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import secrets
@@ -97,11 +98,18 @@ class Nursery:
         """Start a node anew, on the port that it had.
 
         Raises:
-            OSError: if its port is taken.
+            OSError: if its port is taken, or the system gives no process; its ``strerror`` says which.
         """
-        listener = self._listeners.pop(rank, None) or listen(*self._addresses[rank])
+        host, port = self._addresses[rank]
+        try:
+            listener = self._listeners.pop(rank, None) or listen(host, port)
+        except OSError as error:
+            raise OSError(error.errno, f"its port {port}: {error.strerror}") from None
         try:
             return self._fork(rank, listener)
+        except OSError as error:
+            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
+            raise OSError(error.errno, f"no process for it: {error.strerror}{limit}") from None
         finally:
             listener.close()
 
@@ -109,7 +117,12 @@ class Nursery:
         before, parent = self.children.get(rank), os.getpid()
         life = 0 if before is None else before.life + 1
         ours, theirs = socket.socketpair()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
             keep = {listener.fileno(), theirs.fileno(), self._memory, *self._news}
             _forget_sockets(list(others))

@@ -326,7 +326,7 @@ class Supervisor:
         """Start a node anew, on the port that it had.
 
         Raises:
-            OSError: if its port is taken.
+            OSError: if its port is taken, or the system gives no process; its ``strerror`` says which.
         """
         return self._nursery.fork(rank)
 
