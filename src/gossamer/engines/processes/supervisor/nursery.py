@@ -117,6 +117,18 @@ class Nursery:
         before, parent = self.children.get(rank), os.getpid()
         life = 0 if before is None else before.life + 1
         ours, theirs = socket.socketpair()
+        place = Place(
+            listener,
+            theirs,
+            self._addresses,
+            self._token,
+            self._memory,
+            self.places,
+            self._stage.trims(),
+            life,
+            self._crashes(rank),
+            news=self._news,
+        )
         try:
             pid = os.fork()
         except OSError:
@@ -124,34 +136,28 @@ class Nursery:
             theirs.close()
             raise
         if pid == 0:
-            keep = {listener.fileno(), theirs.fileno(), self._memory, *self._news}
-            _forget_sockets(list(others))
-            close_all_but(keep)
-            place = Place(
-                listener,
-                theirs,
-                self._addresses,
-                self._token,
-                self._memory,
-                self.places,
-                self._stage.trims(),
-                life,
-                self._crashes(rank),
-                news=self._news,
-            )
-            self._become_node(rank, parent, place)
+            self._become_node(rank, parent, place, {listener, theirs}, others)
         theirs.close()
         child = self.children[rank] = Child(rank, pid, PatientChannel(ours), life=life)
         self.alive.add(rank)
         self._selector.register(child.channel, selectors.EVENT_READ, child)
         return child
 
-    def _become_node(self, rank: int, parent: int, place: Place) -> None:
+    def _become_node(
+        self,
+        rank: int,
+        parent: int,
+        place: Place,
+        own: Collection[socket.socket],
+        others: Sequence[socket.socket],
+    ) -> None:
         """In the child: live as a node, and leave without the parent's clean-up."""
         code = 1
         assert place.channel is not None
         try:
             die_with(parent)
+            _forget_sockets(list(others))
+            close_all_but({*(each.fileno() for each in own), self._memory, *self._news})
             code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
