@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 
 
 class GossamerError(Exception):
@@ -79,15 +81,36 @@ def shown(value: object) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line: type, message, and the line of code that raised it: of the user's own, where that called the
-    rest."""
+    """An error in one line: type, message, and the line of code that raised it, or what it is raised from: of the user's own,
+    where that called the rest."""
     frames = traceback.extract_tb(error.__traceback__)
+    inner = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
     frame = next(
-        (each for each in reversed(frames) if _is_own(each.filename)), frames[-1] if frames else None
+        (each for each in (*reversed(frames), *reversed(inner)) if _is_own(each.filename)),
+        frames[-1] if frames else None,
     )
-    where = f" ({Path(frame.filename).name}, line {frame.lineno})" if frame else ""
+    # (A syntax error says by itself where it is.)
+    where = (
+        f" ({Path(frame.filename).name}, line {frame.lineno})"
+        if frame and not isinstance(error, SyntaxError)
+        else ""
+    )
     message = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' + message if message else ''}{where}"
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether the user's own code raised an error, not what it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _is_own(frames[-1].filename)
+
+
+def own_frame() -> FrameType | None:
+    """The user's own code that has called what runs now, where any has: the innermost frame of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
 
 
 _NOT_OWN = tuple(

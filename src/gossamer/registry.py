@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
-from gossamer.errors import BadInput, listed, shown, suggest
+from gossamer.definition import Definition, settable
+from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
 from gossamer.validation import bad_input
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -39,11 +40,38 @@ KINDS: dict[str, tuple[str, ...]] = {
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
-class Component(BaseModel):
+_CLASSES = {
+    "algorithm": "Algorithm",
+    "compute": "ComputeProfile",
+    "fault": "Fault",
+    "network": "Network",
+    "optimizer": "Optimizer",
+    "partition": "Partition",
+    "schedule": "Schedule",
+    "weights": "Weights",
+    "wrapper": "NodeWrapper",
+}
+"""Kind that no function may give -> what its classes are subclasses of."""
+
+
+class Component(BaseModel, metaclass=Definition):
     """Base of everything that an experiment names: frozen, no unknown fields, fields = parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
+    _state_goes_to: ClassVar[str] = (
+        "local variables, or functools.cached_property for what follows from the settings"
+    )
+
+    if not TYPE_CHECKING:  # to a type checker, it is pydantic's: frozen
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not settable(type(self), name):
+                raise AttributeError(
+                    f"{type(self).__name__}.{name} can't be set: the object holds settings only, and all nodes of a"
+                    f" simulation share it; accepted: {self._state_goes_to}"
+                )
+            super().__setattr__(name, value)
 
     @classmethod
     def name_of(cls) -> str:
@@ -141,10 +169,28 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         )
     parameters = {key: item for key, item in value.items() if key != "name"}
     cls = find(kind, value["name"], field)
+    _check_class(kind, cls, f"{field} {value['name']!r}")
     try:
         return cls.model_validate(parameters, context=context)
     except ValidationError as error:
         raise bad_input(error, cls, field) from None
+    except GossamerError:
+        raise
+    except Exception as error:  # the user's own __init__, of any kind
+        raise BadInput(f"{field} {value['name']!r}: {cause(error)}") from error
+
+
+def _check_class(kind: str, cls: type[Component], said: str) -> None:
+    if issubclass(cls, FunctionComponent) and kind in _CLASSES:
+        what = "a plain class" if inspect.isclass(cls.function) else "a function"
+        raise BadInput(f"{said}: {what}; accepted: a subclass of gossamer's {_CLASSES[kind]}")
+    if inspect.isabstract(cls):
+        lacks = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
+        own = [f"{name}()" for name, each in vars(cls).items() if inspect.isfunction(each) and name[0] != "_"]
+        raise BadInput(
+            f"{said}: {cls.__name__} has no {lacks}{f' (it has {listed(own)})' if own else ''}; accepted: a class with"
+            f" {lacks}"
+        )
 
 
 def _load_builtin(kind: str) -> None:
@@ -164,10 +210,10 @@ def _import(field: str, path: str) -> type[Component]:
         raise BadInput(
             f"{field} {path!r}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
+    except BadInput as error:
+        raise BadInput(*(f"{field} {path!r}: {problem}" for problem in error.problems)) from None
     except Exception as error:
-        raise BadInput(
-            f"{field} {path!r}: importing {module_name!r} raised {type(error).__name__}: {error}"
-        ) from error
+        raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
         public = [name for name in vars(module) if not name.startswith("_")]
@@ -193,6 +239,8 @@ def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
         fields: dict[str, Any] = {}
         hints = inspect.get_annotations(function, eval_str=True)
         for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise BadInput(f"{name!r}: parameter {parameter}; accepted: parameters by name")
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             fields[parameter.name] = (hints.get(parameter.name, Any), default)
         cls = create_model(function.__name__, __base__=FunctionComponent, **fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.messages import Message, Payload
 from gossamer.registry import Component
@@ -17,6 +17,8 @@ class NodeWrapper(Component):
 
     A wrapper is frozen like an algorithm; what must outlive a call belongs in ``node.state``.
     """
+
+    _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         """What is sent instead of ``payload``."""

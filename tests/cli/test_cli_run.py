@@ -184,6 +184,21 @@ def test_a_task_function_that_raises_is_one_line_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_setting_without_a_type_is_one_line_and_exit_code_2(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "untyped_setting.py").write_text(
+        "import gossamer\n\n\nclass Mine(gossamer.Algorithm):\n    rate = 0.1\n"
+    )
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    code, out, err = cli("run", "small.yaml", "--set", "algorithm.name=untyped_setting:Mine")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: algorithm 'untyped_setting:Mine': Mine.rate (untyped_setting.py, line 5): got 0.1 without a type; accepted:"
+        " rate: float = 0.1, a setting (for what changes: local variables of run(), or node.state, which checkpoints keep)\n"
+    )
+
+
 def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text(
         "from gossamer import Algorithm\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import gossamer
-from gossamer import BadInput, Experiment, Run
+from gossamer import BadInput, Experiment, Run, RunFailed
 
 ALGORITHM = '''
 """A ring on which every node averages with its left neighbour only, half and half."""
@@ -52,6 +53,19 @@ def sides(points: int = 60, slope: float = 2.0) -> Task:
         metrics={"accuracy": accuracy},
     )
 '''
+
+
+COUNTER = """
+from gossamer import Algorithm, Node
+
+
+class Counter(Algorithm):
+    steps: int = 1
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            self.count = r
+"""
 
 
 @pytest.fixture
@@ -123,6 +137,28 @@ def test_a_task_source_class_runs_too() -> None:
 def test_what_can_not_be_used_is_named(field: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput, match=named):
         play(**field)
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_who_remembers_something_in_the_algorithm_is_told_where_to(workplace: Path, engine: str) -> None:
+    (workplace / "counter_algorithm.py").write_text(COUNTER)
+    with pytest.raises(RunFailed) as caught:
+        play(algorithm="counter_algorithm:Counter", engine={"name": engine})
+    line = 1 + COUNTER.splitlines().index("            self.count = r")
+    assert re.sub(r"^node \d", "node k", str(caught.value)) == (
+        "node k failed in round 0: AttributeError: Counter.count can't be set: the object holds settings only, and all nodes"
+        " of a simulation share it; accepted: local variables of run(), or node.state, which checkpoints keep"
+        f" (counter_algorithm.py, line {line})"
+    )
+
+
+def test_rounds_without_async_say_so(workplace: Path) -> None:
+    (workplace / "plain_loop.py").write_text(COUNTER.replace("async for", "for"))
+    with pytest.raises(
+        RunFailed, match=r"accepted: async for r in node.rounds\(\) \(plain_loop.py, line 9\)$"
+    ):
+        play(algorithm="plain_loop:Counter")
 
 
 @pytest.mark.usefixtures("workplace")

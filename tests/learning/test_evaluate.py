@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,3 +88,44 @@ def test_the_root_of_a_mean_is_taken_over_all_batches_together() -> None:
     assert 0 < share < 1
     assert found["hits"] == pytest.approx(share)
     assert found["root"] == pytest.approx(share**0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(torch.zeros(100), r"a tensor of shape \(100,\)"), (None, "NoneType")]
+)
+@pytest.mark.parametrize("field", ["loss", "metrics.accuracy"])
+def test_a_measure_that_is_no_mean_is_named(field: str, given: object, found: str) -> None:
+    task = images("mlp")
+    wrong: Any = lambda outputs, targets: given  # noqa: E731
+    task = replace(task, loss=wrong) if field == "loss" else replace(task, metrics={"accuracy": wrong})
+    message = rf"^task.{field}: gives {found}; accepted: the mean over the samples, one value$"
+    with pytest.raises(TypeError, match=message):
+        Evaluator(task, seed=1).test(start(task, 4))
+
+
+def test_a_measure_may_give_a_plain_number() -> None:
+    task = images("mlp")
+    numbers: Any = {"two": lambda outputs, targets: 2, "half": lambda outputs, targets: np.float32(0.5)}
+    found = Evaluator(replace(task, metrics=numbers), seed=1).test(start(task, 4))
+    assert (found["two"], found["half"]) == (2.0, 0.5)
+
+
+def test_what_torch_refuses_says_what_of_the_task_was_given_what() -> None:
+    task = images("mlp")
+    inputs, targets = task.test
+    said = r"^task.model, given inputs \(100, 1, 8, 7\) of torch.float32: RuntimeError: mat1 and mat2"
+    narrow = replace(task, test=(inputs[..., :7], targets))
+    with pytest.raises(RuntimeError, match=said):
+        Evaluator(narrow, seed=1).test(start(task, 4))
+    said = r"^task.loss, given outputs \(100, 4\) of torch.float32 and targets \(100,\) of torch.int64: IndexError: "
+    with pytest.raises(RuntimeError, match=said):
+        Evaluator(replace(task, test=(inputs, targets + 9)), seed=1).test(start(task, 4))
+
+
+def test_what_the_users_own_metric_raises_goes_on_as_it_is() -> None:
+    def fails(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such table")
+
+    task = replace(images("mlp"), metrics={"fails": fails})
+    with pytest.raises(KeyError, match="no such table"):
+        Evaluator(task, seed=1).test(start(task, 4))

@@ -399,3 +399,18 @@ def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
     for kind in (SequentialTrainer, BatchedTrainer):
         with pytest.raises((IndexError, RuntimeError), match=r"(?i)out of bounds"):
             trainer(kind, wrong).train(jobs(wrong, MOMENTUM, [(1, 6, 0.1)] * 2))
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda outputs, targets: outputs.mean(1), r"a tensor of shape \(4,\)"),
+        (lambda outputs, targets: 0.5, "float"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_named(kind: type[Trainer], wrong: Any, found: str) -> None:
+    task = replace(images("mlp"), loss=wrong)
+    message = rf"^task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value$"
+    with pytest.raises(TypeError, match=message):
+        trainer(kind, task).train(jobs(task, MOMENTUM, [(1, 4, 0.1)]))

@@ -44,6 +44,50 @@ def test_a_task_that_does_not_fit_together_is_refused(changes, message):
         task(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": nn.Linear(2, 3)},
+            "task.model: got a Linear; accepted: a function that makes a fresh nn.Module",
+        ),
+        ({"train": torch.zeros(4, 2)}, "task.train: got a Tensor; accepted: two tensors"),
+        (
+            {"train": (torch.zeros(4, 2).numpy(), torch.zeros(4))},
+            "task.train: got a tuple of ndarray, Tensor; acc",
+        ),
+        (
+            {"test": (torch.zeros(4), torch.zeros(4), 1)},
+            "task.test: got a tuple of Tensor, Tensor, int; accepted: two",
+        ),
+        (
+            {"test": (torch.zeros(2, 2), torch.tensor(1))},
+            "task.test: a tensor of no axis; accepted: tensors whose",
+        ),
+        ({"loss": "cross_entropy"}, "task.loss: got 'cross_entropy'; accepted: a function of"),
+        ({"loss": nn.CrossEntropyLoss}, "task.loss: got the class CrossEntropyLoss; accepted: a function of"),
+        (
+            {"loss": lambda outputs: outputs.mean()},
+            r"task.loss: can't be called with outputs and targets \(too many",
+        ),
+        ({"metrics": accuracy}, "task.metrics: got a function; accepted: a dict"),
+        ({"metrics": ["accuracy"]}, "task.metrics: got a list of str; accepted: a dict"),
+        ({"metrics": {"accuracy": 1}}, "task.metrics.accuracy: got 1; accepted: a function of"),
+        (
+            {"groups": [0, 0, 1, 1, 2]},
+            "task.groups: got a list of int, int, int, int, ...; accepted: a tensor",
+        ),
+        ({"classes": 3}, "task.classes: got 3; accepted: the names of the classes"),
+    ],
+)
+def test_what_a_task_is_not_made_of_is_said(changes, message):
+    made = task()
+    for name, value in changes.items():
+        object.__setattr__(made, name, value)  # past the type checks of the tests, which users don't have
+    with pytest.raises(BadInput, match=f"^{message}"):
+        made.__post_init__()
+
+
 def test_accuracy_is_the_share_of_right_classes():
     outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     assert accuracy(outputs, torch.tensor([1, 0, 0, 0])).item() == 0.75

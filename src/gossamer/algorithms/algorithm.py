@@ -34,6 +34,7 @@ class Algorithm(Component):
     bears_loss: ClassVar[bool] = True
     bears_sampling: ClassVar[bool] = False
     bears_absence: ClassVar[bool] = True
+    _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 
     @abstractmethod
     async def run(self, node: Node) -> None:

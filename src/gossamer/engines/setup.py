@@ -4,15 +4,18 @@ found here."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import nn
 
+from gossamer.definition import not_called_with
 from gossamer.engines.newcomer import Hospitality
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.experiment import Experiment, Processes, Simulate
 from gossamer.faults import Schedule
 from gossamer.learning.parameters import Layout, initial_model
@@ -125,8 +128,7 @@ def prepare(experiment: Experiment) -> Setup:
     _check_faults(experiment, faults)
     holders, judged = algorithm.data_ranks(nodes), algorithm.judged_ranks(nodes)
     task = load_task(experiment.task, experiment.data_root, seed)
-    with torch.random.fork_rng(devices=[]):
-        layout = Layout.of(task.model())
+    layout = _layout(task.model)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
@@ -165,14 +167,35 @@ def _check_algorithm(algorithm: Any) -> None:
     """(Engines don't import the base of algorithms.)"""
     if not hasattr(algorithm, "gathers"):
         found = "no subclass of gossamer.Algorithm"
+    elif inspect.isasyncgenfunction(algorithm.run):
+        found = "run() has a yield, which makes a generator of it"
     elif not inspect.iscoroutinefunction(algorithm.run):
         found = "run() is not async"
+    elif (refused := not_called_with(algorithm.run, "node")) is not None:
+        found = f"run() can't be called with a node ({refused})"
     else:
         return
     raise BadInput(
         f"algorithm: {algorithm.name_of()!r}: {found}; accepted: a subclass of gossamer.Algorithm with async def run(self,"
         " node)"
     )
+
+
+def _layout(make: Callable[[], Any]) -> Layout:
+    """The shapes of a task's model, which is made twice: one that is the same again would be shared by all that compute,
+    and no seed would tell its initial values."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            module, other = make(), make()
+        except GossamerError:
+            raise
+        except Exception as error:
+            raise BadInput(f"task.model: raised {cause(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
+    if other is module:
+        raise BadInput("task.model: gives the same module again; accepted: a fresh one at each call")
+    return Layout.of(module)
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:

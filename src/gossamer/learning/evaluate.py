@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,16 +13,20 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.func import functional_call
 
+from gossamer.errors import GossamerError, is_own
 from gossamer.learning.capture import Captured, Function
 from gossamer.learning.gradients import channels_last
 from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.learning.workers import Workers
 from gossamer.messages import Model
 from gossamer.randomness import generator
-from gossamer.tasks.task import RootMean, Task
+from gossamer.tasks.task import Metric, RootMean, Task
 
 BATCH = 100
 """Samples a forward pass: large enough to amortise calls, small enough that activations stay in the cache."""
+
+MEAN = "the mean over the samples, one value"
+"""What the loss and the metrics give."""
 
 Found = dict[str, float]
 """Name -> value of the loss and of each metric."""
@@ -126,13 +131,47 @@ class Evaluator:
 
         def means(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             named = named_parameters(parameters, layout.parameters)
-            outputs = functional_call(
-                module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
-            )
-            # (A user's metric may also give a plain number.)
-            return tuple(torch.as_tensor(measure(outputs, y)) for measure in self.measures.values())
+            with naming("task.model", inputs=x):
+                outputs = functional_call(
+                    module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
+                )
+            return tuple(judged(name, measure, outputs, y) for name, measure in self.measures.items())
 
         return means
+
+
+def judged(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean that a measure of a task gives, a tensor of one value. (A user's metric may also give a plain number.)
+
+    Raises:
+        TypeError: if it gives something else.
+    """
+    field = "task.loss" if name == "loss" else f"task.metrics.{name}"
+    given = {"outputs": outputs, "targets": targets} if isinstance(outputs, Tensor) else {"targets": targets}
+    with naming(field, **given):
+        value: object = measure(outputs, targets)
+    if isinstance(value, Tensor):
+        found = value
+    elif isinstance(value, int | float | np.generic | np.ndarray):
+        found = torch.as_tensor(value)
+    else:
+        raise TypeError(f"{field}: gives {type(value).__name__}; accepted: {MEAN}")
+    if found.numel() != 1:
+        raise TypeError(f"{field}: gives a tensor of shape {tuple(found.shape)}; accepted: {MEAN}")
+    return found
+
+
+@contextmanager
+def naming(field: str, **given: Tensor) -> Iterator[None]:
+    """Where an error of torch's own about some tensors says what part of the task was given them."""
+    try:
+        yield
+    except Exception as error:
+        if is_own(error) or isinstance(error, GossamerError):
+            raise
+        tensors = " and ".join(f"{name} {tuple(each.shape)} of {each.dtype}" for name, each in given.items())
+        message = " ".join(str(error).split())
+        raise RuntimeError(f"{field}, given {tensors}: {type(error).__name__}: {message}") from error
 
 
 def batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -48,6 +48,7 @@ def gradient_function(
         with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
             loss = task.loss(outputs, y)
+        _check_loss(loss)
         # Buffers are what the forward pass has made of them, in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
@@ -78,6 +79,16 @@ def gradient_function(
         return losses.detach(), after, torch.cat(parts)
 
     return gradients
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        found = type(loss).__name__
+    elif loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}"
+    else:
+        return
+    raise TypeError(f"task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value")
 
 
 class ForMany(TorchFunctionMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -636,6 +636,9 @@ class _Rounds:
 
     def __aiter__(self) -> _Rounds:
         return self
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("node.rounds() without async; accepted: async for r in node.rounds()")
 
     async def __anext__(self) -> int:
         if self._current is not None:

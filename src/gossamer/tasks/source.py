@@ -38,15 +38,13 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
         BadInput: for a component that is no source of tasks, a function that returns something else than a
             :class:`Task`, or data that can't be used.
     """
-    if isinstance(component, TaskSource):
-        return component.load(data_root, seed)
-    if not isinstance(component, FunctionComponent):
+    if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(
             f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource, or a function that"
             " returns a Task"
         )
     try:
-        task = component.call()
+        task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
     except BadInput:
         raise
     except Exception as error:

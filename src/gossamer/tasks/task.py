@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.errors import BadInput
+from gossamer.definition import not_called_with
+from gossamer.errors import BadInput, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar mean over the first axis."""
@@ -63,6 +64,7 @@ class Task:
     classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
             if len(inputs) != len(targets):
                 raise BadInput(
@@ -80,6 +82,34 @@ class Task:
             raise BadInput(f"task.groups: {self.groups.dtype}; accepted: owners as integers")
         if self.classes is not None:
             self._check_labels(len(self.classes))
+
+    def _check_types(self) -> None:
+        """(Of what a user hands over, whom no type checker helps.)"""
+        if not callable(self.model) or isinstance(self.model, nn.Module):
+            raise _wrong(
+                "model",
+                self.model,
+                "a function that makes a fresh nn.Module, such as lambda: nn.Linear(2, 1)",
+            )
+        for name, pair in (("train", self.train), ("test", self.test)):
+            if not isinstance(pair, tuple | list) or [isinstance(each, Tensor) for each in pair] != [
+                True,
+                True,
+            ]:
+                raise _wrong(name, pair, "two tensors, (inputs, targets)")
+            if not all(each.dim() for each in pair):
+                raise BadInput(
+                    f"task.{name}: a tensor of no axis; accepted: tensors whose first axis is the sample"
+                )
+        _check_measure("loss", self.loss)
+        if not isinstance(self.metrics, Mapping):
+            raise _wrong("metrics", self.metrics, "a dict, name -> function of (outputs, targets)")
+        for name, metric in self.metrics.items():
+            _check_measure(f"metrics.{name}", metric)
+        if self.groups is not None and not isinstance(self.groups, Tensor):
+            raise _wrong("groups", self.groups, "a tensor, an owner a training sample")
+        if isinstance(self.classes, str) or not hasattr(self.classes or (), "__len__"):
+            raise _wrong("classes", self.classes, "the names of the classes")
 
     def _check_labels(self, classes: int) -> None:
         for name, (_, targets) in (("train", self.train), ("test", self.test)):
@@ -104,6 +134,31 @@ class Task:
         """The training targets as class numbers [samples], or None where the targets are not classes."""
         targets = self.train[1]
         return targets if targets.dim() == 1 and targets.dtype in INTEGERS else None
+
+
+def _check_measure(field: str, given: object) -> None:
+    """(A class such as ``nn.CrossEntropyLoss`` can be called with outputs and targets, and makes a module of them.)"""
+    accepted = "a function of (outputs, targets)"
+    if not callable(given) or isinstance(given, type):
+        raise _wrong(field, given, accepted)
+    if (refused := not_called_with(given, "outputs", "targets")) is not None:
+        raise BadInput(
+            f"task.{field}: can't be called with outputs and targets ({refused}); accepted: {accepted}"
+        )
+
+
+def _wrong(field: str, given: object, accepted: str) -> BadInput:
+    """Of data, the types are said: it is too large to be shown."""
+    if isinstance(given, tuple | list):
+        said = (
+            f"a {type(given).__name__} of {', '.join(type(each).__name__ for each in given[:4]) or 'nothing'}"
+        )
+        said += ", ..." if len(given) > 4 else ""
+    elif isinstance(given, str | int | float) or given is None:
+        said = shown(given)
+    else:
+        said = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    return BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
 def accuracy(
