@@ -161,6 +161,14 @@ def test_rounds_without_async_say_so(workplace: Path) -> None:
         play(algorithm="plain_loop:Counter")
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_what_no_record_holds_is_said_with_its_line(workplace: Path) -> None:
+    (workplace / "odd_record.py").write_text(COUNTER.replace("self.count = r", "node.record(r=r, peers={r})"))
+    said = r"TypeError: node.record: peers: got a set; accepted: numbers, text, None, lists, mappings \(odd_record.py, line 10\)$"
+    with pytest.raises(RunFailed, match=said):
+        play(algorithm="odd_record:Counter")
+
+
 @pytest.mark.usefixtures("workplace")
 def test_bad_input_is_found_by_the_fork_server_too() -> None:
     with pytest.raises(BadInput, match="nodes: 50 for 40 training samples"):

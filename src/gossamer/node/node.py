@@ -31,6 +31,9 @@ from gossamer.topology.sampler import TAG as SAMPLER
 
 T = TypeVar("T")
 
+_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)
+"""What a row may hold."""
+
 
 class Node:
     """One node, as its algorithm sees it.
@@ -433,8 +436,16 @@ class Node:
         self._index_sets[name] = indices.detach().to(torch.int64, copy=True)
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
-        """Put values into columns of the node's next recorded row."""
+        """Put values into columns of the node's next recorded row.
+
+        Raises:
+            TypeError: for a value that no record holds.
+        """
         for name, value in values.items():
+            if not isinstance(value, _RECORDED) and value is not None:
+                raise TypeError(
+                    f"node.record: {name}: got a {type(value).__name__}; accepted: numbers, text, None, lists, mappings"
+                )
             # NumPy's and torch's scalars are recorded as the Python numbers that they stand for.
             self.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
