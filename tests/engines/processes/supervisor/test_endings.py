@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -91,6 +92,42 @@ def test_asking_for_the_end_while_the_run_ends_changes_nothing(tmp_path: Path) -
     run = gossamer.run(described(stop={"time_s": 0.3, "target": target}), tmp_path, observer=observer)
     assert observer.asked
     check_end(run)
+
+
+TALKER = """
+from gossamer.algorithms import DPSGD
+
+
+class Talker(DPSGD):
+    async def run(self, node):
+        print(node.rank)
+        await super().run(node)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is no second supervisor, which would end the others."""
+    (tmp_path / "talker.py").write_text(TALKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # so that it is written as the node ends
+    experiment = described(algorithm="talker:Talker", stop={"rounds": 4})
+    kept = os.dup(1)
+    try:
+        with Path("/dev/full").open("w") as full:
+            os.dup2(full.fileno(), 1)
+        run = gossamer.run(experiment, tmp_path / "runs")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert run.status == "done"
+    assert run.events.is_empty()
+    assert run.parameters is not None
+    assert bool(run.parameters.isfinite().all())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 class Saboteur(Silent):

@@ -163,9 +163,11 @@ class Nursery:
             text = traceback.format_exc()
             Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                sys.stdout.flush()  # which may go to a full disk, or to nobody any more
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def tell(self, rank: int, *message: Any) -> None:
         """Send a node a message. What one that was stopped does not read is sent when it does, by :meth:`send_on`."""
