@@ -151,6 +151,21 @@ def test_what_is_declared_to_be_set_can_be() -> None:
     assert counts.model_copy().steps == 1
 
 
+class Declares(Counts):
+    """Declares what its base does not, and has a name of its own for constants."""
+
+    _constants: ClassVar[dict[str, float]] = {"pi": 3.14}
+    _count: int = PrivateAttr(default=5)
+
+
+def test_a_subclass_can_declare_what_its_base_does_not() -> None:
+    declares = Declares()
+    declares._count += 1
+    assert (declares._count, declares._constants) == (6, {"pi": 3.14})
+    with pytest.raises(AttributeError, match=r"^Declares._typed can't be set: "):
+        declares._typed = 1
+
+
 class Counted(NodeWrapper):
     """Sets something before it is done."""
 

@@ -28,10 +28,11 @@ class Definition(ModelMetaclass):
     """The type of component classes: it refuses, as one is defined, what would not be a parameter of it.
 
     Attributes:
-        _constants: private names with a value in the class, other than ``PrivateAttr``: no object has others.
+        __constants__: private names with a value in the class, other than ``PrivateAttr``: no object has others. (A name
+            that no user gives to something of his own.)
     """
 
-    _constants: frozenset[str]
+    __constants__: frozenset[str]
 
     def __new__(
         mcs, name: str, bases: tuple[type[Any], ...], namespace: dict[str, Any], **options: Any
@@ -41,11 +42,8 @@ class Definition(ModelMetaclass):
         Raises:
             BadInput: for an attribute without a type, or a field whose name stands for something else.
         """
-        constants = {
-            key
-            for key, value in namespace.items()
-            if key.startswith("_") and not isinstance(value, ModelPrivateAttr)
-        }
+        private = {key: value for key, value in namespace.items() if key.startswith("_")}
+        declared = {key for key, value in private.items() if isinstance(value, ModelPrivateAttr)}
         try:
             cls: Any = super().__new__(mcs, name, bases, namespace, **options)
         except PydanticUserError as error:
@@ -55,7 +53,8 @@ class Definition(ModelMetaclass):
                 raise
             elsewhere = next((base._state_goes_to for base in bases if hasattr(base, "_state_goes_to")), "")
             raise BadInput(_without_type(name, match[1], namespace[match[1]], elsewhere)) from None
-        cls._constants = frozenset(constants).union(*(getattr(base, "_constants", ()) for base in bases))
+        inherited = frozenset().union(*(getattr(base, "__constants__", ()) for base in bases))
+        cls.__constants__ = (inherited | private.keys()) - declared
         for field in getattr(cls, "model_fields", {}):
             _check_name(cls, bases, field)
         made: Definition = cls
@@ -112,7 +111,7 @@ def settable(cls: Definition, name: str) -> bool:
     if isinstance(getattr(cls, name, None), property | cached_property):
         return True
     declared = getattr(cls, "__private_attributes__", {})
-    return name in declared and name not in cls._constants
+    return name in declared and name not in cls.__constants__
 
 
 def not_called_with(function: Callable[..., Any], *arguments: Any) -> str | None:
