@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,6 +87,12 @@ def test_what_a_task_is_not_made_of_is_said(changes, message):
         object.__setattr__(made, name, value)  # past the type checks of the tests, which users don't have
     with pytest.raises(BadInput, match=f"^{message}"):
         made.__post_init__()
+
+
+def test_names_of_classes_may_be_an_array():
+    made = task()
+    object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # past the type checks of the tests
+    made.__post_init__()
 
 
 def test_accuracy_is_the_share_of_right_classes():

@@ -108,7 +108,8 @@ class Task:
             _check_measure(f"metrics.{name}", metric)
         if self.groups is not None and not isinstance(self.groups, Tensor):
             raise _wrong("groups", self.groups, "a tensor, an owner a training sample")
-        if isinstance(self.classes, str) or not hasattr(self.classes or (), "__len__"):
+        classes: object = () if self.classes is None else self.classes  # (an array has no truth value)
+        if isinstance(classes, str) or not hasattr(classes, "__len__"):
             raise _wrong("classes", self.classes, "the names of the classes")
 
     def _check_labels(self, classes: int) -> None:
