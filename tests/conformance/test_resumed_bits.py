@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 import gossamer
 from gossamer import Experiment, Run
 from gossamer.api import Silent
+from gossamer.results.checkpoints import newest
 
 ROUNDS = 11
 SETTINGS: dict[str, Any] = {
@@ -128,6 +130,15 @@ class Stopper(Silent):
             signal.raise_signal(signal.SIGTERM)
 
 
+class Counter(Silent):
+    """Notes how many rounds were completed when that was said first."""
+
+    least = math.inf
+
+    def progress(self, rounds: int, time_s: float) -> None:
+        self.least = min(self.least, rounds)
+
+
 QUICK = ("d-psgd", "fedavg", "sgp-overlapped")
 """Of the algorithms, those that every run of the tests resumes; the others are slow together."""
 
@@ -182,7 +193,9 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     rows = int(draw.integers(2, max(whole.metrics.height - 6, 4)))
     stopped = play(tmp_path / "stopped", described, Stopper(rows))
     assert stopped.status == "stopped"
-    assert_same(gossamer.resume(stopped.path), whole)
+    last, counter = newest(stopped.path / "checkpoints"), Counter()
+    assert_same(gossamer.resume(stopped.path, observer=counter), whole)
+    assert counter.least >= sum(last.rounds.values() if last else [])
 
 
 @pytest.mark.parametrize(

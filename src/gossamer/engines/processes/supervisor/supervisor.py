@@ -126,6 +126,8 @@ class Supervisor:
         for rank in self._lost_before():
             self.without(rank, keep=False)
             self._forget_models([rank])
+        for child in self.children.values():
+            child.round = cut.rounds[child.rank]
         self._record.resume(cut)
 
     def _await_ready(self) -> None:
