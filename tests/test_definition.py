@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, create_model
 
 from gossamer import Algorithm, BadInput, Node, NodeWrapper
 from gossamer.algorithms import DPSGD
 from gossamer.network import Network
-from gossamer.registry import Component, build
+from gossamer.registry import Component, FunctionComponent, build
 from gossamer.topology import Topology
 
 STATE = "local variables of run(), or node.state, which checkpoints keep"
@@ -112,6 +112,12 @@ def test_a_field_takes_no_name_that_stands_for_something_else() -> None:
 
         class Other(Algorithm):
             spec: int = 3  # type: ignore[assignment]
+
+
+def test_a_task_s_function_may_have_a_parameter_that_pydantic_knows_too() -> None:
+    with pytest.warns(UserWarning, match="shadows"):
+        made = create_model("task", __base__=FunctionComponent, validate=(bool, True))
+    assert made.model_fields["validate"].default is True
 
 
 class Counts(Algorithm):

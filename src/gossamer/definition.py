@@ -98,11 +98,16 @@ def _check_name(cls: Definition, bases: tuple[type[Any], ...], field: str) -> No
         return
     if field == "name":
         taken = "by which an experiment file names the class"
-    elif any(callable(getattr(base, field, None)) for base in bases):
+    elif any(callable(vars(each).get(field)) for base in bases for each in base.__mro__ if _is_ours(each)):
         taken = "a method of its base"
     else:
         return
     raise BadInput(f"{cls.__name__}.{field}: a field of this name, {taken}; accepted: another name")
+
+
+def _is_ours(cls: type[Any]) -> bool:
+    # (Of pydantic's names some are old ones for other things: ``copy``, ``schema``, ``validate``.)
+    return cls.__module__.split(".")[0] == "gossamer"
 
 
 def settable(cls: Definition, name: str) -> bool:

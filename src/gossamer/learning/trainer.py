@@ -1,6 +1,6 @@
 """Trainers: local steps of one node after the other; :mod:`gossamer.learning.batched` takes many nodes at once.
 
-A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. Both trainers compute
+A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. All trainers compute
 the same mathematics; their bits differ (matrix kernels round differently when they are batched).
 """
 
@@ -186,8 +186,8 @@ class SequentialTrainer(Trainer):
 
 
 class CompiledTrainer(SequentialTrainer):
-    """One node at a time, by what torch.compile makes of the loss: for models whose steps gain by it more than the minute
-    that it takes, and where there is a C++ compiler. Its bits differ from those of the other trainers."""
+    """One node at a time, by what torch.compile makes of the loss: for models whose steps gain by it more than the
+    translation takes, and where there is a C++ compiler. Its bits differ from those of the other trainers."""
 
     name = "compiled"
 
