@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Tally:
         self.bytes = dict.fromkeys(range(experiment.nodes), 0)
         self.values: dict[Any, dict[str, list[float]]] = {}
         self.latest = ""
+        self.diverged = False
 
     def add(self, row: Mapping[str, Any]) -> str | None:
         """Take a row; gives a line when it completes an evaluation."""
@@ -73,6 +75,18 @@ class Tally:
             f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self.latest}"
             f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
         )
+
+    def divergence(self, row: Mapping[str, Any]) -> str | None:
+        """What there is to say of the first loss that is no number any more."""
+        for name in ("train_loss", "test_loss"):
+            value = row.get(name)
+            if not self.diverged and value is not None and not math.isfinite(value):
+                self.diverged = True
+                who = "the average model" if row["node"] == NETWORK else f"node {row['node']}"
+                return (
+                    f"{name.replace('_', ' ')} of {who} is {value} in round {row['round']}: training diverges"
+                )
+        return None
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
         """What is known between two evaluations, in a line.
@@ -167,6 +181,8 @@ class Lines(Watcher):
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Print a line when an evaluation is complete."""
+        if (said := self._tally.divergence(row)) is not None:
+            self.say(said)
         line = self._tally.add(row)
         if line is not None:
             self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
@@ -228,6 +244,8 @@ class _Bar(Watcher):
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Show an evaluation when it is complete."""
+        if (said := self._tally.divergence(row)) is not None:
+            self.say(said)
         if self._tally.add(row) is not None:
             sent = megabytes(sum(self._tally.bytes.values()))
             self._evaluation = f" · {self._tally.latest} · {sent} sent"

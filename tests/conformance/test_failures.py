@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from user_algorithms import Interrupted
 
 import gossamer
 from gossamer import BadInput, Deadlock, Experiment, Run, RunFailed, load_run
@@ -85,16 +86,42 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
     assert not (run.path / "segments").exists()
 
 
+@pytest.mark.parametrize(
+    ("by", "line"), [("forgotten", "    node.train()"), ("rebound", "loss = node.train()")]
+)
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str) -> None:
-    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "forgotten"}
+def test_a_call_without_await_ends_the_run_and_is_named(
+    tmp_path: Path, engine: str, by: str, line: str
+) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
     with pytest.raises(RunFailed) as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": engine})
     assert (caught.value.node, caught.value.round) == (VICTIM, AT)
     assert "RuntimeError: Node.train was called without await, and so did nothing" in str(caught.value)
     assert "user_algorithms.py, line" in str(caught.value)
-    assert "    node.train()" in caught.value.traceback
+    assert line in caught.value.traceback
     recorded(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_who_has_returned_is_named_where_the_others_wait_for_ever(tmp_path: Path, engine: str) -> None:
+    algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": "return"}
+    with pytest.raises(RunFailed, match=f"node {VICTIM} has returned after {AT} rounds$"):
+        play(tmp_path, algorithm=algorithm, engine={"name": engine})
+
+
+def test_a_second_interrupt_lets_no_node_take_another_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never waits would go on for ever."""
+    monkeypatch.setattr(Interrupted, "turns", [])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            play(tmp_path, algorithm="user_algorithms:Interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert Interrupted.turns == [0]
 
 
 def test_a_failure_before_the_first_round_is_named(tmp_path: Path) -> None:

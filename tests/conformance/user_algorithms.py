@@ -7,7 +7,7 @@ import os
 import signal
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -96,11 +96,13 @@ class Fragile(Algorithm):
 
     victim: int = 2
     at: int = 3
-    by: Literal["exception", "spawned", "forgotten", "sigkill"] = "exception"
+    by: Literal["exception", "spawned", "forgotten", "rebound", "return", "sigkill"] = "exception"
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             if (node.rank, r) == (self.victim, self.at):
+                if self.by == "return":
+                    return
                 await self._fail(node)
             await node.train()
             peers = await node.neighbors(r)
@@ -115,11 +117,26 @@ class Fragile(Algorithm):
             node.spawn(self._raise())
         elif self.by == "forgotten":
             node.train()  # type: ignore[unused-coroutine]
+        elif self.by == "rebound":
+            for _ in range(2):
+                loss = node.train()
+            await loss
         else:
             await self._raise()
 
     async def _raise(self) -> None:
         raise ArithmeticError("the well is dry")
+
+
+class Interrupted(Algorithm):
+    """The first node is interrupted twice, and then again each that takes its turn nevertheless."""
+
+    turns: ClassVar[list[int]] = []
+
+    async def run(self, node: Node) -> None:
+        self.turns.append(node.rank)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
 
 class Silence(Algorithm):

@@ -68,6 +68,8 @@ def run(
         def carry_out(watcher: Watcher) -> Run:
             if left is not None:
                 return resume_run(left, observer=watcher, server=server)
+            if resume and experiment.mortal:
+                watcher.say("begins anew: a run with faults or engine.restart can't be resumed")
             return run_experiment(experiment, out, observer=watcher, server=server)
 
         _watch(experiment, carry_out, report, profile, quiet, as_json)

@@ -46,11 +46,17 @@ class Outcome:
     link_shares: Mapping[str, float] | None = None
 
 
-def describe_waits(waits: Mapping[int, list[str]]) -> str:
-    """What each of some ranks waits for, in one line."""
+def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
+    """What each of some ranks waits for, in one line, and who waits no more: rank -> rounds after which its protocol has
+    returned."""
     said = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
     more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
-    return "; ".join(said[:20]) + more if said else "for something that is not a message"
+    text = "; ".join(said[:20]) + more if said else "for something that is not a message"
+    gone = [
+        f"node {rank} has returned after {rounds} rounds" for rank, rounds in sorted((returned or {}).items())
+    ]
+    more = f" (and {len(gone) - 5} more)" if len(gone) > 5 else ""
+    return f"{text}; {'; '.join(gone[:5])}{more}" if gone else text
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:

@@ -17,15 +17,17 @@ from gossamer.node import Node
 _UNAWAITED = "coroutine '(.+)' was never awaited"
 _PATTERN = re.compile(_UNAWAITED, re.IGNORECASE)
 """As the filter below compiles it, which finds it done: here, once for all nodes that are forked."""
-_DROP = opcode.opmap["POP_TOP"]
-"""The instruction after a statement that is nothing but a call."""
+_DROP, _REPLACE = opcode.opmap["POP_TOP"], opcode.opmap["STORE_FAST"]
+"""The instruction after a statement that is nothing but a call; and one that gives a variable its next value, when what it
+held is dropped."""
+_NODES_OWN = f"{Node.__name__}."
 
 
 @contextmanager
 def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
     """Where a node fails whose task has a call that gives a coroutine for a statement, without ``await``: of :class:`Node`,
-    or of its author's own. Of coroutines that are dropped elsewhere Python goes on to warn: that may be meant, as where what
-    they were made for is cancelled first.
+    or of its author's own; and where what a variable has of :class:`Node` makes room for another value. Of coroutines that
+    are dropped elsewhere Python goes on to warn: that may be meant, as where what they were made for is cancelled first.
 
     Args:
         nodes: those that live meanwhile, in the life that each is in.
@@ -44,7 +46,7 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         if found is not None and (filename, lineno) in failed:
             return
         frame = None if found is None else _at(filename, lineno)
-        node = None if frame is None or frame.f_code.co_code[frame.f_lasti] != _DROP else _at_work(nodes)
+        node = None if found is None or frame is None or not _forgotten(found[1], frame) else _at_work(nodes)
         if found is None or frame is None or node is None:
             shown(message, category, filename, lineno, file, line)
             return
@@ -56,6 +58,11 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
         shown, warnings.showwarning = warnings.showwarning, show
         yield
+
+
+def _forgotten(name: str, frame: FrameType) -> bool:
+    instruction = frame.f_code.co_code[frame.f_lasti]
+    return instruction == _DROP or (instruction == _REPLACE and name.startswith(_NODES_OWN))
 
 
 def _at_work(nodes: Sequence[Node]) -> Node | None:

@@ -72,6 +72,14 @@ class Lives:
         if not self.end.done():
             self.end.set_exception(error)
 
+    def abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let go of all tasks of all nodes, none of which runs again: one that never waits would go on for ever."""
+        loop.set_exception_handler(lambda loop, context: None)  # each was pending, as it should
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            if (protocol := task.get_coro()) is not None:
+                protocol.close()
+
     async def close(self) -> None:
         """End all tasks of all nodes."""
         lives = asyncio.all_tasks() - {asyncio.current_task()}

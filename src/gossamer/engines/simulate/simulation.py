@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -188,6 +189,8 @@ class Simulation:
             finally:
                 # A task that waits or goes on in spite of its cancellation is left behind with the loop.
                 self._clock.end_soon()
+                if isinstance(sys.exception(), KeyboardInterrupt):
+                    self._lives.abandon(loop)
                 with suppress(RunFailed):
                     loop.run_until_complete(self._lives.close())
                 self._links.close()
@@ -303,7 +306,8 @@ class Simulation:
             self.ended(rank)
 
     def _waiting(self) -> str:
-        return describe_waits({node.rank: node.waiting() for node in self.nodes})
+        returned = {node.rank: node.round for node in self._present() if node.rank not in self._lives.running}
+        return describe_waits({node.rank: node.waiting() for node in self.nodes}, returned)
 
     # --- nodes that are away
 

@@ -17,13 +17,13 @@ from gossamer.engines.processes.system.holes import fill_holes
 @pytest.mark.parametrize("size", [64, 160, 512])
 def test_what_is_made_after_holes_were_filled_lies_together(size: int) -> None:
     length = size - sys.getsizeof(b"")
-    old = [bytes(length) for _ in range(4_000)]
+    old = [bytes(length) for _ in range(800_000 // size)]
     del old[::2]
-    between = [bytes(length) for _ in range(20)]
+    between = [bytes(length) for _ in range(200)]
     filling = fill_holes()
-    after = [bytes(length) for _ in range(20)]
-    assert neighbours(between, size) < 5  # there were holes to begin with
-    assert neighbours(after, size) > 15
+    after = [bytes(length) for _ in range(200)]
+    assert neighbours(between, size) < 20  # there were holes to begin with
+    assert neighbours(after, size) > 150
     assert filling
 
 

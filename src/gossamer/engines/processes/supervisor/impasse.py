@@ -83,4 +83,6 @@ class Impasse:
         if sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
             return
         waits = {child.rank: state[2] for child, state in zip(nodes, states, strict=True)}
-        raise Ended("failed", message=f"all nodes wait and nothing is under way: {describe_waits(waits)}")
+        returned = {child.rank: child.round for child in nodes if child.done}
+        said = describe_waits(waits, returned)
+        raise Ended("failed", message=f"all nodes wait and nothing is under way: {said}")
