@@ -17,9 +17,10 @@ from gossamer.node import Node
 _UNAWAITED = "coroutine '(.+)' was never awaited"
 _PATTERN = re.compile(_UNAWAITED, re.IGNORECASE)
 """As the filter below compiles it, which finds it done: here, once for all nodes that are forked."""
-_DROP, _REPLACE = opcode.opmap["POP_TOP"], opcode.opmap["STORE_FAST"]
-"""The instruction after a statement that is nothing but a call; and one that gives a variable its next value, when what it
-held is dropped."""
+_DROP = opcode.opmap["POP_TOP"]
+"""The instruction after a statement that is nothing but a call."""
+_REPLACES = {code for name, code in opcode.opmap.items() if name.startswith("STORE_FAST")}
+"""Those that give a variable its next value, when what it held is dropped."""
 _NODES_OWN = f"{Node.__name__}."
 
 
@@ -62,7 +63,7 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
 
 def _forgotten(name: str, frame: FrameType) -> bool:
     instruction = frame.f_code.co_code[frame.f_lasti]
-    return instruction == _DROP or (instruction == _REPLACE and name.startswith(_NODES_OWN))
+    return instruction == _DROP or (instruction in _REPLACES and name.startswith(_NODES_OWN))
 
 
 def _at_work(nodes: Sequence[Node]) -> Node | None:
