@@ -49,14 +49,17 @@ class Outcome:
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
     """What each of some ranks waits for, in one line, and who waits no more: rank -> rounds after which its protocol has
     returned."""
-    said = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
-    more = f" (and {len(said) - 20} more)" if len(said) > 20 else ""
-    text = "; ".join(said[:20]) + more if said else "for something that is not a message"
+    waiting = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
     gone = [
-        f"node {rank} has returned after {rounds} rounds" for rank, rounds in sorted((returned or {}).items())
+        f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())
     ]
-    more = f" (and {len(gone) - 5} more)" if len(gone) > 5 else ""
-    return f"{text}; {'; '.join(gone[:5])}{more}" if gone else text
+    said = _first(20, waiting) or "for something that is not a message"
+    return f"{said}; {_first(5, gone)}" if gone else said
+
+
+def _first(most: int, texts: list[str]) -> str:
+    more = f" (and {len(texts) - most} more)" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
