@@ -188,6 +188,17 @@ def test_values_reach_the_page_as_recorded(tmp_path: Path) -> None:
     assert data["labels"] == run.setup["labels"]
 
 
+def test_what_is_the_same_to_all_digits_has_no_spread(tmp_path: Path) -> None:
+    """A chart would show what the last bits of floats do."""
+    run = synthetic(tmp_path, nodes=3, rounds=(0, 10))
+    noise = run.metrics.with_columns(test_loss=0.8 + 2e-16 * pl.col("node"))
+    run.__dict__["metrics"] = noise
+    assert noise.filter(pl.col("node") >= 0)["test_loss"].n_unique() == 3
+    [data] = page_data([run])["runs"]
+    assert data["metrics"]["test_loss"]["std"] == [0, 0]
+    assert all(data["metrics"]["test_accuracy"]["std"])
+
+
 def test_each_point_shows_the_graph_of_its_round(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=8, rounds=(0, 10, 20), changing=True)
     [data] = page_data([run])["runs"]

@@ -130,6 +130,9 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
     series: dict[str, Any] = {
         column: _numbers(table[column], _VALUE_DIGITS) for column in ("mean", "std", "min", "max", "count")
     }
+    # What is the same to all digits has no spread: what floats are beside it would be drawn as one.
+    ends = zip(series["std"], series["min"], series["max"], strict=True)
+    series["std"] = [std if std is None or least != most else 0 for std, least, most in ends]
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
     if name.startswith("test_") and (values < 0).any() and (values >= 0).any():
         average = places.select("point").join(summary(run, name, network=True), on="point", how="left")
