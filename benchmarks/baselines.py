@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.cores import cores
-from gossamer.engines.setup import Setup
+from gossamer.runtime.setup import Setup
 from gossamer.tasks.task import Task
 
 
@@ -49,7 +49,7 @@ def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[
     return once
 
 
-def judging(task: Task, nodes: int) -> Callable[[], float]:
+def evaluating(task: Task, nodes: int) -> Callable[[], float]:
     """Seconds that the loss and the metrics of as many modules take on the test set, in batches of a hundred, on all cores.
 
     Args:

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def experiment(model: str, engine: str, nodes: int, every_rounds: int | None) -> Experiment:
-    """What is run; nothing is judged but one node, in the middle and at the end."""
+    """What is run; nothing is evaluated but one node, in the middle and at the end."""
     task, rounds = MODELS[model]
     return Experiment.of(
         {

@@ -39,7 +39,7 @@ from apart import answer
 from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.cores import cores
-from gossamer.engines.processes.system.memory import private_bytes
+from gossamer.runtime.processes.system.memory import private_bytes
 from machine import plain_steps
 
 NODES = (8, 16, 32, 48)
@@ -90,7 +90,7 @@ def bare() -> tuple[float, float]:
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """What is run: rows of all nodes each quarter of the rounds, of which one node is judged, on few samples."""
+    """What is run: rows of all nodes each quarter of the rounds, of which one node is evaluated, on few samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(

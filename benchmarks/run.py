@@ -26,13 +26,11 @@ from typing import Any
 import torch
 
 from apart import answer
-from baselines import judging, loop
+from baselines import evaluating, loop
 from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.api import Silent
 from gossamer.cores import cores
-from gossamer.engines.recording import Observer
-from gossamer.engines.setup import prepare
 from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.memory import keep_freed_memory
@@ -40,7 +38,9 @@ from gossamer.learning.mixing_rows import Sum, mix_rows
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
+from gossamer.runtime.recording import Observer
+from gossamer.runtime.setup import prepare
 from gossamer.topology import Graph
 from machine import plain_steps
 from stubs import images, no_compute
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--only", default="", help="rows whose name has this word")
     arguments = parser.parse_args()
-    groups = (training, asynchronous, scaling, mixing, evaluating, overhead, two_cores, start_up)
+    groups = (training, asynchronous, scaling, mixing, evaluation, overhead, two_cores, start_up)
     report(chain.from_iterable(measure(arguments.only) for measure in groups), arguments.json)
 
 
@@ -224,8 +224,8 @@ def mixing(only: str) -> Iterator[Row]:
     }
 
 
-def evaluating(only: str) -> Iterator[Row]:
-    """Judging all nodes on a thousand samples, against one module a node, all cores."""
+def evaluation(only: str) -> Iterator[Row]:
+    """Evaluating all nodes on a thousand samples, against one module a node, all cores."""
     for model, channels, size, nodes in (("logistic", 1, 28, 1024), ("mlp", 1, 28, 256)):
         name = f"evaluation of {nodes} nodes, {model} {size}x{size}, 1000 samples"
         if only not in name:
@@ -238,16 +238,16 @@ def evaluating(only: str) -> Iterator[Row]:
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]
-        judge = BatchedEvaluator(Evaluator(task, 1, workers=workers), rows, print)
+        evaluator = BatchedEvaluator(Evaluator(task, 1, workers=workers), rows, print)
         torch.set_num_threads(1)
         for _ in range(2):  # which records
-            judge.test_each(models)
-        baseline = judging(task, nodes)
+            evaluator.test_each(models)
+        baseline = evaluating(task, nodes)
 
-        def ours(judge: BatchedEvaluator = judge, models: list[Model] = models) -> float:
+        def ours(evaluate: BatchedEvaluator = evaluator, models: list[Model] = models) -> float:
             torch.set_num_threads(1)
             start = time.perf_counter()
-            judge.test_each(models)
+            evaluate.test_each(models)
             return time.perf_counter() - start
 
         yield against(name, nodes, ours, baseline)

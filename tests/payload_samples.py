@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.messages import Model, Part
-from gossamer.payload import DTYPES, raw
+from gossamer.messages import DTYPES, raw
+from gossamer.messages.tags import Model, Part
 
 
 def same(left: Any, right: Any) -> bool:

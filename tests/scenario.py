@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gossamer import Experiment, Node, Run, run
 from gossamer.algorithms import Algorithm
-from gossamer.engines.recording import Observer
-from gossamer.engines.setup import prepare
+from gossamer.runtime.recording import Observer
+from gossamer.runtime.setup import prepare
 
 FEATURES = 3
 """P, the length of the least-squares task's parameter vector."""
@@ -32,7 +32,7 @@ _scripts: list[tuple[Script, dict[int, Any]]] = []
 class Scripted(Algorithm):
     """Runs a test's coroutine function on every node, and keeps what it returns."""
 
-    bears_sampling: ClassVar[bool] = True
+    tolerates_sampling: ClassVar[bool] = True
 
     script: int
     limit: int = 2**40

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gossamer import Experiment
-from gossamer.engines.recording import NETWORK
 from gossamer.progress import Lines, Tally
+from gossamer.runtime.recording import NETWORK
 
 
 def described(stop: dict[str, float]) -> Experiment:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
     from gossamer.api import resume, run
+    from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
-    from gossamer.experiment import Experiment
-    from gossamer.messages import Message, Model, Part
+    from gossamer.messages.tags import Message, Model, Part
     from gossamer.node import Node
+    from gossamer.node.wrapper import NodeWrapper
     from gossamer.results.run import Run, load_run
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
     from gossamer.tasks import Task
-    from gossamer.wrapper import NodeWrapper
 
 __version__ = "0.1.0"
 
@@ -25,13 +25,13 @@ _HOMES = {
     "Algorithm": "gossamer.algorithms",
     "BadInput": "gossamer.errors",
     "Deadlock": "gossamer.errors",
-    "Experiment": "gossamer.experiment",
+    "Experiment": "gossamer.config",
     "GossamerError": "gossamer.errors",
-    "Message": "gossamer.messages",
-    "Model": "gossamer.messages",
+    "Message": "gossamer.messages.tags",
+    "Model": "gossamer.messages.tags",
     "Node": "gossamer.node",
-    "NodeWrapper": "gossamer.wrapper",
-    "Part": "gossamer.messages",
+    "NodeWrapper": "gossamer.node.wrapper",
+    "Part": "gossamer.messages.tags",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",
     "Sweep": "gossamer.sweep.sweep",

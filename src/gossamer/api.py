@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.engines.engine import Engine
-from gossamer.engines.outcome import Outcome
-from gossamer.engines.recording import Observer
+from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
-from gossamer.experiment import Experiment, Simulate
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment, write_text
 from gossamer.results.rewind import NETWORK, rewind
 from gossamer.results.run import Run, load_run
+from gossamer.runtime.engine import Engine
+from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.recording import Observer
 
 if TYPE_CHECKING:
-    from gossamer.engines.processes.fork_server import ForkServer
+    from gossamer.runtime.processes.fork_server import ForkServer
 
 log = logging.getLogger("gossamer")
 
@@ -118,7 +118,7 @@ def resume(
     with folder.locked():
         before = Experiment.load(folder.path / "experiment.yaml")
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
-        if experiment.mortal:
+        if experiment.has_faults:
             raise BadInput(
                 f"{path}: a run with faults or engine.restart, whose nodes are saved each for itself; accepted: one without"
             )
@@ -147,7 +147,7 @@ def resume(
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
         with _engine(trained, server) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
-            rewind(folder, cut, engine.description["judged"])
+            rewind(folder, cut, engine.description["outcome_ranks"])
             with folder.segment("events") as events:
                 events.append(_resumed(cut))
             observer.say(_goes_on(cut, experiment))
@@ -218,10 +218,10 @@ def _carry_out(
 def _engine(experiment: Experiment, server: ForkServer | None) -> Engine:
     # Imported when used: an engine brings what only it needs.
     if isinstance(experiment.engine, Simulate):
-        from gossamer.engines.simulate.engine import SimulateEngine
+        from gossamer.runtime.simulate.engine import SimulateEngine
 
         return SimulateEngine(experiment)
-    from gossamer.engines.processes.launcher import ProcessesEngine
+    from gossamer.runtime.processes.launcher import ProcessesEngine
 
     return ProcessesEngine(experiment, server)
 

@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.api import Silent
-from gossamer.engines.recording import NETWORK, stopwatch
+from gossamer.runtime.recording import NETWORK, stopwatch
 
 if TYPE_CHECKING:
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
 
 
 SMALL = 0.001

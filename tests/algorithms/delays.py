@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 import gossamer
 from gossamer import Experiment, Node, NodeWrapper, Run
-from gossamer.engines.setup import prepare
-from gossamer.messages import Payload
+from gossamer.messages.tags import Payload
 from gossamer.network import ComputeProfile, Conditions, Network
 from gossamer.network import Path as NetworkPath
+from gossamer.runtime.setup import prepare
 
 Array = NDArray[np.float64]
 LR = 0.1

@@ -20,7 +20,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Node, NodeWrapper
 from gossamer.algorithms import ADPSGD
 from gossamer.algorithms.ad_psgd import active_ranks
-from gossamer.messages import Message, Payload
+from gossamer.messages.tags import Message, Payload
 from gossamer.results.checkpoints import newest
 from gossamer.topology import Graph
 

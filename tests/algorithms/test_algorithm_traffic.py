@@ -72,7 +72,7 @@ def test_messages_and_models_a_round(
 def test_centralized_gives_all_data_to_one_node(tmp_path: Path) -> None:
     run = play(tmp_path, "centralized")
     assert run.setup["samples"] == [12, 0, 0, 0, 0, 0]
-    assert run.setup["judged"] == [0]
+    assert run.setup["outcome_ranks"] == [0]
     assert set(run.metrics["node"]) == {-1, 0}
 
 

@@ -24,8 +24,8 @@ import gossamer
 from gossamer import Algorithm, BadInput, Experiment, Node
 from gossamer.algorithms.divshare import Fragments, deal
 from gossamer.learning.parameters import Field
-from gossamer.messages import Model
-from gossamer.payload import wire_bytes
+from gossamer.messages import wire_bytes
+from gossamer.messages.tags import Model
 
 # --- fragments
 

@@ -14,7 +14,7 @@ import torch
 from delays import FEATURES, Array, Sent, Wires, World, experiment, play
 
 from gossamer import BadInput, Experiment
-from gossamer.payload import wire_bytes
+from gossamer.messages import wire_bytes
 
 SECONDS = [[1.013, 1.711], [2.087], [1.409, 1.201, 2.593], [1.499], [0.8007]]
 LATENCY = [[0.0517 + 0.0371 * ((3 * i + 5 * j) % 7) + 0.0013 * i for j in range(5)] for i in range(5)]

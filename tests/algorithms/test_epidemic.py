@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gossamer
 from gossamer import BadInput, Experiment, Node, NodeWrapper
 from gossamer.algorithms import epidemic
-from gossamer.messages import Payload
+from gossamer.messages.tags import Payload
 
 
 class Postmark(NodeWrapper):

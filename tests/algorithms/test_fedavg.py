@@ -120,10 +120,10 @@ def test_other_clients_are_drawn_each_round_and_all_get_their_turn(tmp_path: Pat
 def test_the_server_holds_no_data_and_alone_is_judged(tmp_path: Path, server: int) -> None:
     run = play(tmp_path, server=server)
     assert [n == 0 for n in run.setup["samples"]] == [rank == server for rank in range(5)]
-    assert run.setup["judged"] == [server]
-    judged = run.metrics.filter(run.metrics["test_loss"].is_not_null())
-    assert set(judged["node"]) == {server}
-    assert judged["round"].to_list() == [0, 1, 2, 3, 4]
+    assert run.setup["outcome_ranks"] == [server]
+    evaluated = run.metrics.filter(run.metrics["test_loss"].is_not_null())
+    assert set(evaluated["node"]) == {server}
+    assert evaluated["round"].to_list() == [0, 1, 2, 3, 4]
 
 
 @settings(max_examples=50)
@@ -131,7 +131,7 @@ def test_the_server_holds_no_data_and_alone_is_judged(tmp_path: Path, server: in
 def test_ranks(case: tuple[int, int]) -> None:
     nodes, server = case
     algorithm = FedAvg(server=server)
-    assert sorted({*algorithm.data_ranks(nodes), *algorithm.judged_ranks(nodes)}) == list(range(nodes))
+    assert sorted({*algorithm.data_ranks(nodes), *algorithm.outcome_ranks(nodes)}) == list(range(nodes))
     assert len(algorithm.data_ranks(nodes)) == nodes - 1
 
 

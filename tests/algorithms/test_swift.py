@@ -14,7 +14,7 @@ import torch
 from delays import FEATURES, Array, Wires, World, experiment, play
 
 from gossamer import BadInput, Experiment
-from gossamer.payload import wire_bytes
+from gossamer.messages import wire_bytes
 
 SECONDS = [[0.1013, 0.2711], [0.2087], [0.4409, 0.1201, 0.2593], [0.1499]]
 LATENCY = [[0.0517 + 0.0371 * ((3 * i + 5 * j) % 7) + 0.0013 * i for j in range(4)] for i in range(4)]

@@ -10,9 +10,9 @@ import pytest
 from timing import Data, least_squares, play, wide
 
 from gossamer import BadInput, Node, NodeWrapper
-from gossamer.engines.setup import prepare
-from gossamer.messages import Payload
-from gossamer.payload import encode
+from gossamer.messages import encode
+from gossamer.messages.tags import Payload
+from gossamer.runtime.setup import prepare
 
 RING = (np.eye(5) + np.roll(np.eye(5), 1, axis=0) + np.roll(np.eye(5), -1, axis=0)) / 3
 

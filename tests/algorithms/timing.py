@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gossamer import Experiment, Message, Node, NodeWrapper, Run, run
-from gossamer.engines.setup import prepare
-from gossamer.messages import Payload
+from gossamer.messages.tags import Payload
 from gossamer.network import ComputeProfile
+from gossamer.runtime.setup import prepare
 
 
 class Table(ComputeProfile):

@@ -17,8 +17,8 @@ import yaml
 
 from command_line import SMALL, Cli
 from gossamer import Experiment, load_run, progress
-from gossamer.engines.simulate import simulation
 from gossamer.progress import numerals, spread
+from gossamer.runtime.simulate import simulation
 
 
 def test_run_records_and_names_the_report(cli: Cli, tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ import networkx as nx
 
 from gossamer import Experiment, Message, Node, NodeWrapper
 from gossamer.api import Silent
-from gossamer.engines.outcome import Outcome
-from gossamer.engines.setup import prepare
-from gossamer.engines.simulate.simulation import Simulation
+from gossamer.config.registry import names
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.network import ComputeProfile, Conditions, Uniform
 from gossamer.network import Path as Route
 from gossamer.network.network import Sharing
-from gossamer.registry import names
 from gossamer.results.segment import Segment
+from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.setup import prepare
+from gossamer.runtime.simulate.simulation import Simulation
 
 ALGORITHMS: dict[str, Any] = dict(sorted(names("algorithm").items()))
 """All of them, by name."""
@@ -130,7 +130,7 @@ def surroundings(
         "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),
     }
     network = Uniform(**links)
-    if ALGORITHMS[name].bears_loss and not lossless:
+    if ALGORITHMS[name].tolerates_loss and not lossless:
         links["loss"] = rng.choice([0.0, 0.0, 0.1, 0.7])
         period_s, gone = rng.choice([0.004, 0.03]), rng.choice([0.1, 0.6])
         network = rng.choice(
@@ -159,7 +159,7 @@ def unchanged(trainer: SequentialTrainer, jobs: Sequence[TrainJob]) -> list[Trai
 
 
 def play(experiment: Experiment, folder: Path) -> Outcome:
-    """The run without judging what it learned; what it records lies in the folder, in place of the last one's."""
+    """The run without evaluating what it learned; what it records lies in the folder, in place of the last one's."""
     folder.mkdir(exist_ok=True)
     for path in folder.iterdir():
         path.unlink()

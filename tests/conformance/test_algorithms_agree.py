@@ -20,7 +20,7 @@ from user_algorithms import read_ledger
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.engines.setup import prepare
+from gossamer.runtime.setup import prepare
 
 NODES = 4
 ROUNDS = 12
@@ -395,7 +395,7 @@ def test_delays_change_nothing(all_played: dict[str, Played], name: str) -> None
 
 def test_every_algorithm_that_waits_for_its_neighbours_is_a_case() -> None:
     """Of the others only the schedule says where they end: each has a model of its own under tests/algorithms."""
-    from gossamer.registry import names
+    from gossamer.config.registry import names
 
     waiting = {name for name, found in names("algorithm").items() if found.gathers}
     assert {case.algorithm["name"] for case in CASES} == waiting

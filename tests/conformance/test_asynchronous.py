@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.registry import names
+from gossamer.config.registry import names
 
 ALGORITHMS: list[dict[str, Any]] = [
     {"name": "ad-psgd"},

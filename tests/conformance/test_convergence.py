@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.engines.setup import prepare
+from gossamer.runtime.setup import prepare
 
 LEAST_SQUARES: dict[str, Any] = {
     "nodes": 6,

@@ -82,7 +82,7 @@ def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None
     assert one.keys() == other.keys()
     for name in one:
         assert torch.equal(one[name], other[name]), name
-    # Equal models are judged equally, at every recorded round and not only at the end.
+    # Equal models are evaluated equally, at every recorded round and not only at the end.
     columns = ["round", "node", "step", "train_loss", "test_loss", "consensus_distance"]
     assert simulated.metrics.select(columns).equals(real.metrics.select(columns))
 

@@ -274,7 +274,7 @@ def test_a_killed_node_can_be_done_without(tmp_path: Path) -> None:
     for rank in set(range(NODES)) - {VICTIM}:
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
     assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
-    # What all the living were judged at is recorded for the network as well.
+    # What all the living were evaluated at is recorded for the network as well.
     assert rounds_of(run, -1) == list(range(ROUNDS + 1))
     assert run.parameters is not None
     ended = np.isfinite(run.parameters.numpy()).all(axis=1)

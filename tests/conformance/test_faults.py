@@ -16,8 +16,8 @@ import torch
 
 import gossamer
 from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
-from gossamer.engines import events
-from gossamer.engines.simulate import fates
+from gossamer.runtime import events
+from gossamer.runtime.simulate import fault_runner
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -313,7 +313,7 @@ def test_newcomers_that_ask_for_ever_in_vain_end_the_run(
     tmp_path: Path, sharing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a network that lets nothing through: one line, with who asks whom, and since when."""
-    monkeypatch.setattr(fates, "MOST_IDLE", 300)
+    monkeypatch.setattr(fault_runner, "MOST_IDLE", 300)
     network = {"name": "uniform", "bandwidth_mbps": 0.1, "sharing": sharing}
     with pytest.raises(
         RunFailed,
@@ -335,7 +335,7 @@ def test_newcomers_that_ask_for_ever_in_vain_end_the_run(
 def test_newcomers_that_ask_in_vain_for_a_while_end_by_the_stop_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[dict[str, Any]], stop: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(fates, "MOST_IDLE", 300)
+    monkeypatch.setattr(fault_runner, "MOST_IDLE", 300)
     gather = {"lost_peer": "skip", "timeout_s": 1.0}
     run = play(tmp_path, *faults, gather=gather, stop=stop)
     assert run.status == "done"
@@ -366,7 +366,7 @@ class Patient(Algorithm):
 def test_who_waits_for_one_that_is_to_come_is_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
-    monkeypatch.setattr(fates, "MOST_IDLE", 100)
+    monkeypatch.setattr(fault_runner, "MOST_IDLE", 100)
     coming = {"name": "join", "nodes": [0], "at_s": 60.0}
     restless = {"mean_up_s": 0.5, "mean_down_s": 0.5, "restart_from": start}
     churn = {"name": "churn", "nodes": list(range(1, NODES)), **restless}
@@ -385,7 +385,7 @@ def test_a_signal_ends_a_run_in_which_newcomers_ask_for_ever(
             signal.raise_signal(signal.SIGTERM)
         return events.begins(*said)
 
-    monkeypatch.setattr(fates, "begins", begins)
+    monkeypatch.setattr(fault_runner, "begins", begins)
     run = play(tmp_path, CHURN, SILENCE, gather={"lost_peer": "skip", "timeout_s": 1.0})
     assert run.status == "stopped"
     assert next(number) < 210

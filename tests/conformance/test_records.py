@@ -226,7 +226,7 @@ def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
     sent = rows.group_by("node").agg(pl.col("bytes_sent").max()).sort("node")["bytes_sent"] / 125_000
     message = rows["bytes_sent"].max() / rows["messages_sent"].max() / 125_000
     assert sent.min() > 5 * message
-    # (What a real node sends while it is judged is in a share that is 1 at most.)
+    # (What a real node sends while it is evaluated is in a share that is 1 at most.)
     least = 0.1 * sent if engine == "processes" else sent - 1e-6
     assert (used > least).all()
     assert (used < sent + (2 * message if engine == "processes" else 1e-6)).all()

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 import gossamer
 from gossamer import Experiment, Node, Run
 from gossamer.cli import app
-from gossamer.engines.setup import prepare
+from gossamer.config.registry import names
 from gossamer.errors import BadInput, RunFailed
-from gossamer.payload import wire_bytes
+from gossamer.messages import wire_bytes
 from gossamer.randomness import generator
-from gossamer.registry import names
+from gossamer.runtime.setup import prepare
 from gossamer.topology.sampler import TAG
 from scenario import play
 
@@ -51,7 +51,9 @@ def graphs(done: Run) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_these_are_the_algorithms_that_bear_it() -> None:
-    bearing = {name for name, found in names("algorithm").items() if getattr(found, "bears_sampling", False)}
+    bearing = {
+        name for name, found in names("algorithm").items() if getattr(found, "tolerates_sampling", False)
+    }
     assert bearing == {algorithm["name"] for algorithm in ALGORITHMS}
 
 

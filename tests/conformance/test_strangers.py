@@ -18,9 +18,9 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.engines.processes.security.guard import ALL_LINES
-from gossamer.engines.processes.transport import wire
-from gossamer.engines.processes.transport.incoming import HELLO_TIMEOUT_S
+from gossamer.runtime.processes.security.guard import ALL_LINES
+from gossamer.runtime.processes.transport import wire
+from gossamer.runtime.processes.transport.incoming import HELLO_TIMEOUT_S
 
 NODES, ROUNDS = 8, 40
 MiB = 2**20

@@ -14,7 +14,7 @@ import torch
 
 from gossamer import Algorithm, Message, Node, NodeWrapper
 from gossamer.algorithms import DPSGD
-from gossamer.messages import Payload
+from gossamer.messages.tags import Payload
 
 
 class Ledger(NodeWrapper):

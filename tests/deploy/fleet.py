@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gossamer import Experiment
-from gossamer.engines.processes.security.keys import make_keys
-from gossamer.engines.processes.security.peers import Peer, Peers
-from gossamer.engines.processes.transport.transport import listen
+from gossamer.runtime.processes.security.keys import make_keys
+from gossamer.runtime.processes.security.peers import Peer, Peers
+from gossamer.runtime.processes.transport.transport import listen
 
 FORKER = """
 import ctypes, json, os, sys, traceback

@@ -34,7 +34,7 @@ SETUP: dict[str, Any] = {
     "samples": [1, 1, 1],
     "labels": None,
     "classes": None,
-    "judged": [0, 1, 2],
+    "outcome_ranks": [0, 1, 2],
     "graphs": {"0": [[0, 1], [1, 2], [0, 2]]},
 }
 
@@ -182,8 +182,8 @@ def command(monkeypatch: pytest.MonkeyPatch, place: Path, *more: str) -> None:
         ("node.json", b"{}"),
         ("setup.json", b'{"parameters": "abc"}'),
         ("setup.json", b'{"graphs": 5}'),
-        ("setup.json", b'{"judged": 3}'),
-        ("setup.json", b'{"judged": [99]}'),
+        ("setup.json", b'{"outcome_ranks": 3}'),
+        ("setup.json", b'{"outcome_ranks": [99]}'),
         ("setup.json", b'{"nodes": 5}'),
         ("status.json", b'{"status": 5}'),
         ("status.json", b'{"status": "done", "wall_s": "long"}'),

@@ -13,12 +13,12 @@ import torch
 from fleet import Fleet, nodes, prepare
 
 import gossamer
-from gossamer import checkpoint
 from gossamer.deploy.collect import collect
 from gossamer.deploy.node import token_of
-from gossamer.engines.processes.security.peers import Peer, Peers
-from gossamer.engines.processes.transport.transport import listen
+from gossamer.node import checkpoint
 from gossamer.results.report import write_report
+from gossamer.runtime.processes.security.peers import Peer, Peers
+from gossamer.runtime.processes.transport.transport import listen
 
 PACED = {
     "compute": {"name": "constant", "seconds_per_step": 0.02},

@@ -23,12 +23,12 @@ from gossamer.deploy.node import as_deployed
 from gossamer.deploy.package import Package
 from gossamer.deploy.shaping import tc_commands, write_tc
 from gossamer.deploy.slurm import slurm_script
-from gossamer.engines.processes.security.keys import make_keys
-from gossamer.engines.processes.security.peers import Peer, Peers
-from gossamer.engines.processes.security.trust import Security, key_file
 from gossamer.errors import BadInput
 from gossamer.network.kollaps.network import Kollaps
 from gossamer.results.run import load_run
+from gossamer.runtime.processes.security.keys import make_keys
+from gossamer.runtime.processes.security.peers import Peer, Peers
+from gossamer.runtime.processes.security.trust import Security, key_file
 from network.kernel import lab, missing
 
 UNIFORM = {

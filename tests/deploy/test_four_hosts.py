@@ -15,8 +15,8 @@ from fleet import SETTINGS, Fleet
 
 from gossamer import Experiment
 from gossamer.deploy.collect import collect
-from gossamer.engines.setup import prepare
 from gossamer.results.report import write_report
+from gossamer.runtime.setup import prepare
 from network.kernel import Lab, lab, missing
 
 HOSTS = ("alice", "bob", "carol", "dave")

@@ -20,9 +20,9 @@ from gossamer.api import Silent
 from gossamer.deploy import launch as launching
 from gossamer.deploy.bundle import Bundle
 from gossamer.deploy.hosts import Host, Hosts
-from gossamer.engines.processes.transport.transport import listen
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.run import load_run
+from gossamer.runtime.processes.transport.transport import listen
 
 SSH = """#!/bin/sh
 home="$(dirname "$0")/homes/$1"
@@ -278,7 +278,7 @@ def test_a_hosts_file_that_can_not_be_used_is_refused(text: str, said: str, tmp_
 
 def test_what_an_experiment_names_travels_with_it(tmp_path: Path) -> None:
     """The same experiment elsewhere has the same digest, though its files lie elsewhere and its data too."""
-    from gossamer.engines.processes.standalone.agreement import digest
+    from gossamer.runtime.processes.standalone.agreement import digest
 
     (tmp_path / "graph.txt").write_text("0 1\n")
     (tmp_path / "module").mkdir()

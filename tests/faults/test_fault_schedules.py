@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gossamer import BadInput, Experiment
-from gossamer.engines.setup import prepare
+from gossamer.config.registry import names
 from gossamer.errors import shown
 from gossamer.faults import Schedule, Spell
-from gossamer.registry import names
+from gossamer.runtime.setup import prepare
 
 NODES, SEED = 8, 3
 

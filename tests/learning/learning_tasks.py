@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
 from gossamer.learning.parameters import initial_model
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.models import MLP, GNLeNet
 from gossamer.tasks.task import Task, accuracy
 

@@ -1,4 +1,4 @@
-"""Many models judged at once, against NumPy and against one model at a time."""
+"""Many models evaluated at once, against NumPy and against one model at a time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gossamer.learning.evaluate import BATCH, Evaluator, Found
 from gossamer.learning.gradients import ForMany
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.models import MatrixFactorization
 from gossamer.tasks.task import RootMean, Task
 
 
 class Scene:
-    """Some models in a store, and who judges them."""
+    """Some models in a store, and who evaluates them."""
 
     def __init__(self, task: Task, count: int, workers: int = 1, gap: bool = False) -> None:
         self.workers = Workers(workers)

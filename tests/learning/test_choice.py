@@ -10,7 +10,7 @@ from gossamer.learning import choice
 from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.choice import choose
 from gossamer.learning.trainer import Trainer, TrainJob
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 
 
 class Clock:

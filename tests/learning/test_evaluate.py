@@ -9,7 +9,7 @@ import torch
 from learning_tasks import images, start
 
 from gossamer.learning.evaluate import BATCH, Evaluator
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.task import RootMean, Task
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.learning.mixing import combine
-from gossamer.messages import Model, Part
+from gossamer.messages.tags import Model, Part
 
 N = 6
 SET = torch.tensor([4, 0, 3])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gossamer import BadInput
+from gossamer.config.registry import build, names
 from gossamer.learning import (
     ASGD,
     SGD,
@@ -21,7 +22,6 @@ from gossamer.learning import (
     Rprop,
 )
 from gossamer.learning.optimizer import State
-from gossamer.registry import build, names
 
 SIZE, STEPS = 17, 20
 AHEAD = (0, 3, 11)

@@ -17,7 +17,7 @@ from gossamer.learning.parameters import (
     named_buffers,
     named_parameters,
 )
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 
 
 def fresh(name: str, seed: int = 3) -> nn.Module:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gossamer import BadInput, Experiment
+from gossamer.config.registry import build, names
 from gossamer.learning import SGD, Schedule
-from gossamer.registry import build, names
 
 LR, ROUNDS = 0.1, 12
 LinearLR = torch.optim.lr_scheduler.LinearLR

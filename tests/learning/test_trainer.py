@@ -16,7 +16,7 @@ from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, SequentialTrainer, Trainer, TrainJob, TrainResult
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 MOMENTUM = SGD(lr=0.1, momentum=0.9)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import ComputeProfile, Constant, LogNormal, StepTrace
-from gossamer.registry import build
 
 
 def settled(nodes: int = 4, seed: int = 1, **spec: Any) -> ComputeProfile:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import Constant, Slowdowns
 from gossamer.network.slowdowns import RandomSlowdowns, Window
-from gossamer.registry import build
 
 SECOND = Constant(seconds_per_step=1.0)
 CELL = 1e-3

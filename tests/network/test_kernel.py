@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from kernel import FRAME, PAYLOAD, Lab, lab, missing
 
-from gossamer.engines.simulate.clock import Clock, Deadlock, Order
-from gossamer.engines.simulate.fair import FairLinks
-from gossamer.messages import Message
+from gossamer.messages import wire_bytes
+from gossamer.messages.tags import Message
 from gossamer.network import Conditions, Network, Path
 from gossamer.network.network import BYTES_PER_MEGABIT
-from gossamer.payload import wire_bytes
+from gossamer.runtime.simulate.clock import Clock, Deadlock, Order
+from gossamer.runtime.simulate.fair import FairLinks
 
 pytestmark = pytest.mark.timing
 

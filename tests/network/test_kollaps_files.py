@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import Kollaps
-from gossamer.registry import build
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 DIVSHARE = Path(__file__).parents[2] / "experiments" / "divshare"

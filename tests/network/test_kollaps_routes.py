@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.network import Conditions, Kollaps
-from gossamer.registry import build
 
 MBPS = 125_000
 

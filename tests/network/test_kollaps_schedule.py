@@ -9,9 +9,9 @@ import pytest
 
 import gossamer
 from gossamer import Experiment
-from gossamer.engines.setup import prepare
 from gossamer.errors import BadInput
 from gossamer.network import Conditions, Kollaps
+from gossamer.runtime.setup import prepare
 
 MBPS = 125_000
 STAR = """<experiment boot="kollaps:2.0">

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import Constant, LogNormal, Path, Uniform
-from gossamer.registry import build
 
 
 def test_megabits_are_a_million_bits() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gossamer import network
+from gossamer.config.registry import FromCommandLine, build
 from gossamer.errors import BadInput
 from gossamer.network import Matrix
-from gossamer.registry import FromCommandLine, build
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 MBPS = 125_000

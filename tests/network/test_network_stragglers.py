@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import Path, Star, Stragglers
-from gossamer.registry import build
 
 MBPS = 125_000
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.network import Conditions, Matrix, Network, Star, Trace, Uniform, Varying
-from gossamer.registry import build
 
 MBPS = 125_000
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gossamer import Node, RunFailed
-from gossamer.engines.setup import prepare
 from gossamer.errors import BadInput
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.randomness import torch_seed
+from gossamer.runtime.setup import prepare
 from scenario import FEATURES, LR, data, descend, experiment, play, slope, wide
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

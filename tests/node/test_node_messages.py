@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer import Message, Model, Node, NodeWrapper, Part, RunFailed
-from gossamer.messages import WINDOW
-from gossamer.payload import BEGIN_BYTES, wire_bytes
+from gossamer.messages import BEGIN_BYTES, wire_bytes
+from gossamer.messages.tags import WINDOW
 from scenario import FEATURES, MBPS, play
 
 SLOW = {"name": "uniform", "bandwidth_mbps": MBPS}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gossamer import Deadlock, Node, RunFailed
-from gossamer.engines.simulate import clock, host
+from gossamer.runtime.simulate import clock, host
 from scenario import play
 
 

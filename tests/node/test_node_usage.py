@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gossamer import Node, Run
-from gossamer.engines.recording import Spent, Usage
 from gossamer.errors import BadInput
+from gossamer.runtime.recording import Spent, Usage
 from scenario import MBPS, experiment, play
 
 BYTE_S = 1e-6

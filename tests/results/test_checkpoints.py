@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from gossamer import Experiment
-from gossamer.checkpoint import Checkpoint
 from gossamer.errors import BadInput
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
+from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest, newest
 
 NODES = 2
@@ -69,7 +69,7 @@ def killed_at(step: int) -> Iterator[list[str]]:
         mock.patch("gossamer.results.checkpoints.sync", count("flush the folders", lambda path: None)),
         mock.patch.object(Path, "replace", count("rename", Path.replace)),
         mock.patch.object(Path, "write_text", count("write", Path.write_text)),
-        mock.patch("gossamer.checkpoint.zlib.crc32", count("write", lambda data, before=0: 7)),
+        mock.patch("gossamer.node.checkpoint.zlib.crc32", count("write", lambda data, before=0: 7)),
         mock.patch.object(Path, "unlink", count("remove", Path.unlink)),
         mock.patch.object(shutil, "rmtree", count("drop", shutil.rmtree)),
     ):

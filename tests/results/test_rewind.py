@@ -63,7 +63,7 @@ def test_where_all_judged_nodes_were_lost_the_networks_rows_stay(tmp_path: Path)
     with folder.segment("metrics", 1) as segment:
         for round in range(5):
             segment.append(row(round))
-    rewind(folder, cut, judged=[2])
+    rewind(folder, cut, evaluated=[2])
     kept = read_metrics(folder.path)
     assert kept.filter(node=NETWORK)["round"].to_list() == [0, 1, 2]
     assert kept.filter(node=1)["round"].to_list() == [0, 1, 2, 3]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.registry import build
 from gossamer.tasks import Digits, digits
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gossamer.experiment import Experiment
+from gossamer.config import Experiment
 from gossamer.tasks import TaskSource
 
 FOLDER = Path(__file__).parents[2] / "experiments"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.tasks import CIFAR10, MNIST, Dirichlet, FashionMNIST, Shards, label_counts
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")

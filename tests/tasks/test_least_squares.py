@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.registry import build
 from gossamer.tasks import LeastSquares
 
 

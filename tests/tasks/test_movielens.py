@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import gossamer
 from gossamer import Experiment
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.evaluate import Evaluator
@@ -19,9 +20,8 @@ from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, SequentialTrainer
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.tasks import MovieLens, Natural, Task
 from gossamer.tasks.models import MatrixFactorization
 

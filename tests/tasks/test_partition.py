@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.registry import build
 from gossamer.tasks import IID, Dirichlet, Natural, Partition, Shards, Sizes, Task, label_counts, left_out
 
 

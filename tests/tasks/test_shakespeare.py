@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import gossamer
 from gossamer import Experiment
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.evaluate import Evaluator
@@ -17,7 +18,6 @@ from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, SequentialTrainer
-from gossamer.registry import build
 from gossamer.tasks import Shakespeare, Task
 from gossamer.tasks.models import CharacterLSTM
 from gossamer.tasks.shakespeare import CHARACTERS, CLASSES, LENGTH

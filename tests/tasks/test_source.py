@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 
+from gossamer.config.registry import build, names
 from gossamer.errors import BadInput
-from gossamer.registry import build, names
 from gossamer.tasks import Task, load_task
 
 USERS = """
 import torch
-from gossamer.registry import Component
+from gossamer.config.registry import Component
 from gossamer.tasks import Task
 
 def mine(samples: int = 5):

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.messages import Message
+from gossamer.messages.tags import Message
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.topology import Cyclon, Sampler, TopologySchedule
 from gossamer.topology.sampler import TAG
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build, names
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.registry import build, names
 from gossamer.topology import (
     Complete,
     ErdosRenyi,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.topology import Adjacency, EdgeList, Graph, Topology
 
 

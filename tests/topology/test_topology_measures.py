@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.linalg import ArpackNoConvergence
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.topology import (
     Graph,
     TopologySchedule,

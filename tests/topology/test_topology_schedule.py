@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.registry import build
 from gossamer.topology import (
     EdgeList,
     Graph,

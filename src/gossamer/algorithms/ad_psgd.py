@@ -29,11 +29,11 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, each, set_shared_model, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
-from gossamer.messages import Message, Model
+from gossamer.messages.tags import Message, Model
 from gossamer.node import Node, PeerLost
-from gossamer.registry import register
 from gossamer.topology import Graph, TopologySchedule
 
 
@@ -57,7 +57,7 @@ class ADPSGD(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
-    bears_sampling: ClassVar[bool] = True
+    tolerates_sampling: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     wait_free: bool = False

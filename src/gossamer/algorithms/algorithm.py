@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gossamer.config.registry import Component
 from gossamer.learning.optimizer import Optimizer
-from gossamer.messages import Model, Sending
+from gossamer.messages.tags import Model, Sending
 from gossamer.node import Node
-from gossamer.registry import Component
 from gossamer.topology import TopologySchedule
 
 
@@ -24,16 +24,16 @@ class Algorithm(Component):
     Attributes:
         gathers: whether it waits for its neighbours with :meth:`Node.gather`, as is the default; where messages can be
             lost it needs ``gather.timeout_s`` then.
-        bears_loss: whether it may run on a network that loses messages, as is the default.
-        bears_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
+        tolerates_loss: whether it may run on a network that loses messages, as is the default.
+        tolerates_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
             neither for weights nor for the graph. Not the default.
-        bears_absence: whether nodes may crash, leave, join and come back while it runs, as is the default.
+        tolerates_absence: whether nodes may crash, leave, join and come back while it runs, as is the default.
     """
 
     gathers: ClassVar[bool] = True
-    bears_loss: ClassVar[bool] = True
-    bears_sampling: ClassVar[bool] = False
-    bears_absence: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    tolerates_sampling: ClassVar[bool] = False
+    tolerates_absence: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Algorithm(Component):
         """Whether a node may come to talk to every other one, whatever the topology is. The default is that it does not."""
         return False
 
-    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
         return tuple(range(nodes))
 

@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm
-from gossamer.messages import Model
+from gossamer.config.registry import register
+from gossamer.messages.tags import Model
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "all-reduce")

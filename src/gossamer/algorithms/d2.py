@@ -23,10 +23,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import TopologySchedule
 
 LOWEST = -1 / 3

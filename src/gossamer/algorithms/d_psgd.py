@@ -13,8 +13,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.config.registry import register
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "d-psgd")

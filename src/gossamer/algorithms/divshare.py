@@ -30,11 +30,11 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, left, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
-from gossamer.messages import Message, Model, Payload, Sending
+from gossamer.messages.tags import Message, Model, Payload, Sending
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import TopologySchedule
 
 
@@ -61,7 +61,7 @@ class DivShare(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
-    bears_sampling: ClassVar[bool] = True
+    tolerates_sampling: ClassVar[bool] = True
 
     fraction: float = Field(default=0.1, gt=0, le=1)
     recipients: int | None = Field(default=None, ge=1)

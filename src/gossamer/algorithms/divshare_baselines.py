@@ -20,10 +20,10 @@ from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, left, shared_model
 from gossamer.algorithms.divshare import DivShare
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages import Sending
+from gossamer.messages.tags import Sending
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "swift-artifact")

@@ -20,9 +20,9 @@ from jaxtyping import Int
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import Graph, random_regular
 
 

@@ -17,10 +17,10 @@ from typing import Literal
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages import Model, Payload
+from gossamer.messages.tags import Model, Payload
 from gossamer.node import Node
-from gossamer.registry import register
 
 DISMISSALS = 100
 """How often a server, its rounds over, tells those that wait that no model will come."""
@@ -28,7 +28,7 @@ DISMISSALS = 100
 
 @register("algorithm", "fedavg")
 class FedAvg(Algorithm):
-    """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is judged.
+    """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is evaluated.
 
     It sends to clients directly: of the topology, only a picture is made.
 
@@ -60,7 +60,7 @@ class FedAvg(Algorithm):
     def needed_ranks(self, nodes: int) -> tuple[int, ...]:
         return (self.server,)
 
-    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         return (self.server,)
 
     def reaches_all(self) -> bool:

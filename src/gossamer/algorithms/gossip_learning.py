@@ -21,9 +21,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
-from gossamer.messages import Message
+from gossamer.config.registry import register
+from gossamer.messages.tags import Message
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "gossip-learning")
@@ -40,7 +40,7 @@ class GossipLearning(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
-    bears_sampling: ClassVar[bool] = True
+    tolerates_sampling: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     merge: Literal["each", "all"] = "each"

@@ -25,9 +25,9 @@ from typing import Literal
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
 from gossamer.algorithms.d2 import check_doubly_stochastic, correction
+from gossamer.config.registry import register
 from gossamer.learning.optimizer import Optimizer
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import TopologySchedule
 
 

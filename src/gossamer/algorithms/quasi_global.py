@@ -20,10 +20,10 @@ from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
 from gossamer.algorithms.d2 import check_doubly_stochastic
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD, Optimizer
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import TopologySchedule
 
 

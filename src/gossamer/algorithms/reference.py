@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.registry import register
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "local")
@@ -26,7 +26,7 @@ class Local(Algorithm):
 
 @register("algorithm", "centralized")
 class Centralized(Algorithm):
-    """One node (rank 0) holds all data and trains alone; the other nodes do nothing and are not judged.
+    """One node (rank 0) holds all data and trains alone; the other nodes do nothing and are not evaluated.
 
     Args:
         local_steps: mini-batch steps a round.
@@ -40,7 +40,7 @@ class Centralized(Algorithm):
     def needed_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)
 
-    def judged_ranks(self, nodes: int) -> tuple[int, ...]:
+    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)
 
     async def run(self, node: Node) -> None:

@@ -6,7 +6,7 @@ that it sends to. Beside x travels a weight w, 1 at first, which undoes what P d
 
     x_i <- x_i - eta g_i(z_i),   x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i
 
-z is the model: ``node.parameters``, what is trained, recorded and judged. The numerator x = w z is never formed. A message
+z is the model: ``node.parameters``, what is trained, recorded and evaluated. The numerator x = w z is never formed. A message
 is (z_j, P_ij w_j), and what comes in is a mean of models, weighted by what each brings:
 
     w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
@@ -31,9 +31,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
-from gossamer.messages import Payload
+from gossamer.config.registry import register
+from gossamer.messages.tags import Payload
 from gossamer.node import Node
-from gossamer.registry import register
 
 
 @register("algorithm", "sgp")
@@ -50,8 +50,8 @@ class SGP(Algorithm):
     waits for any more is lost too: ``gather.timeout_s``, if it is not null, has to be longer than any message takes.
     """
 
-    bears_loss: ClassVar[bool] = False
-    bears_absence: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = False
+    tolerates_absence: ClassVar[bool] = False
 
     local_steps: int = Field(default=1, ge=1)
     overlap: int = Field(default=0, ge=0)

@@ -18,11 +18,11 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, each, left, set_shared_model, shared_model
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.node import Node
-from gossamer.registry import register
 from gossamer.topology import CCS, TopologySchedule
 
 

@@ -14,9 +14,9 @@ from gossamer.cli.options import INTERRUPTED, File, Out, Overrides, Quiet, Repor
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
+    from gossamer.config import Experiment
     from gossamer.deploy.collect import Collected
-    from gossamer.engines.recording import Observer
-    from gossamer.experiment import Experiment
+    from gossamer.runtime.recording import Observer
 
 EXIT_CODES = (
     "Exit codes: 0 done, or stopped in order, 1 failed, 2 bad input, 130 launch was interrupted (Ctrl-C)."
@@ -87,8 +87,8 @@ def node(
         raise BadInput("--down-since: without --resume; accepted: with it")
     if down_since is not None and not 0 <= down_since < math.inf:
         raise BadInput(f"--down-since: got {down_since:g}; accepted: seconds since 1970")
-    from gossamer.engines.processes.security.peers import Peers, parse_address
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
+    from gossamer.runtime.processes.security.peers import Peers, parse_address
 
     try:
         listen_at = None if listen is None else parse_address(listen)
@@ -168,8 +168,8 @@ def launch(
     """Run an experiment on several machines over ssh: copy what the nodes need, start them, bring their records home.
     Ctrl-C stops all of them in order, a second one at once."""
     log_errors_only(quiet)
+    from gossamer.config import Experiment
     from gossamer.deploy.hosts import Hosts
-    from gossamer.experiment import Experiment
 
     experiment = Experiment.load(file, overrides or (), "processes")
     machines = Hosts.load(hosts)
@@ -288,7 +288,7 @@ def tc(
     """Write the experiment's network for the kernel's traffic control, a file a node: tc -batch node-0.tc, as root."""
     experiment = _deployed(file, overrides)
     from gossamer.deploy.shaping import write_tc
-    from gossamer.engines.processes.security.peers import Peers
+    from gossamer.runtime.processes.security.peers import Peers
 
     for path in write_tc(experiment, Peers.load(peers), out, device):
         typer.echo(path)
@@ -296,7 +296,7 @@ def tc(
 
 def _deployed(file: Path, overrides: list[str] | None) -> Experiment:
     """The experiment with its network as it stands in the file, and refused where a deployment can't carry it out."""
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or (), "processes")
     from gossamer.deploy.node import as_deployed

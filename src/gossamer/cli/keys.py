@@ -37,8 +37,8 @@ def keys(
     quiet: Quiet = False,
 ) -> None:
     """Make keys: for each node an Ed25519 key and a certificate that it signed itself. Prints the fingerprints."""
-    from gossamer.engines.processes.security.keys import expand_addresses, make_keys
-    from gossamer.engines.processes.security.peers import Peer, fingerprint, read_rows, write_rows
+    from gossamer.runtime.processes.security.keys import expand_addresses, make_keys
+    from gossamer.runtime.processes.security.peers import Peer, fingerprint, read_rows, write_rows
 
     if (nodes is None) == (rank is None):
         raise BadInput("--nodes, --rank: accepted: one of them")
@@ -69,7 +69,7 @@ def peers(
     quiet: Quiet = False,
 ) -> None:
     """Check peers files, put them together, and show who is in them."""
-    from gossamer.engines.processes.security.peers import Peers
+    from gossamer.runtime.processes.security.peers import Peers
 
     merged = Peers.merged(files)
     if output is not None:

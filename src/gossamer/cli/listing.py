@@ -17,7 +17,7 @@ def listing(
     as_json: Json = False,
 ) -> None:
     """List what an experiment can name, with parameters and their defaults."""
-    from gossamer.registry import KINDS, names
+    from gossamer.config.registry import KINDS, names
 
     if kind is not None and kind not in KINDS:
         raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(list(KINDS))}")

@@ -26,10 +26,10 @@ from gossamer.cli.options import (
 from gossamer.cli.summary import as_data, print_profile, print_summary, write_page
 
 if TYPE_CHECKING:
-    from gossamer.engines.processes.fork_server import ForkServer
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
     from gossamer.progress import Watcher
     from gossamer.results.run import Run
+    from gossamer.runtime.processes.fork_server import ForkServer
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
     log_errors_only(quiet)
-    from gossamer.experiment import Experiment, engine_name
+    from gossamer.config import Experiment, engine_name
 
     raw = Experiment.read(file, overrides or (), engine)
     with _server(engine_name(raw.get("engine", {}))) as server:
@@ -68,7 +68,7 @@ def run(
         def carry_out(watcher: Watcher) -> Run:
             if left is not None:
                 return resume_run(left, observer=watcher, server=server)
-            if resume and experiment.mortal:
+            if resume and experiment.has_faults:
                 watcher.say("begins anew: a run with faults or engine.restart can't be resumed")
             return run_experiment(experiment, out, observer=watcher, server=server)
 
@@ -84,7 +84,7 @@ def resume(
 ) -> None:
     """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
     log_errors_only(quiet)
-    from gossamer.experiment import Experiment, engine_name
+    from gossamer.config import Experiment, engine_name
 
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
@@ -107,7 +107,7 @@ def _server(engine: Any) -> Iterator[ForkServer | None]:
     if engine != "processes":
         yield None
         return
-    from gossamer.engines.processes.fork_server import ForkServer
+    from gossamer.runtime.processes.fork_server import ForkServer
 
     with ForkServer() as server:
         yield server

@@ -13,7 +13,7 @@ from gossamer.cli.options import File, Json, Overrides
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
     from gossamer.topology import TopologySchedule
 
 _WITHOUT_TOPOLOGY = frozenset(
@@ -32,7 +32,7 @@ def topology(
     as_json: Json = False,
 ) -> None:
     """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
-    from gossamer.experiment import Experiment
+    from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
     from gossamer.topology import TopologySchedule, describe

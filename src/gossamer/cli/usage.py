@@ -45,7 +45,7 @@ def _refused(error: Any) -> str:
     """A value, and what would be accepted; in the parser's words, where it has checked it without pydantic."""
     from pydantic import ValidationError
 
-    from gossamer.validation import accepted
+    from gossamer.config.validation import accepted
 
     if not isinstance(error.__cause__, ValidationError):
         return str(error.message).rstrip(".")

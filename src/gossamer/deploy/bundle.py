@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from gossamer.engines.processes.standalone.agreement import files
+from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment
+from gossamer.runtime.processes.standalone.agreement import files
 
 EXPERIMENT = "experiment.yaml"
 PEERS = "peers.yaml"

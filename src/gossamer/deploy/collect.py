@@ -21,11 +21,11 @@ from torch import Tensor
 
 from gossamer.deploy.damage import keep_aside
 from gossamer.deploy.parts import Part, read_parts
-from gossamer.engines.recording import NETWORK
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, Status, write_json, write_text
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.run import Run, load_run
+from gossamer.runtime.recording import NETWORK
 
 MODELS = "models.safetensors"
 
@@ -106,7 +106,7 @@ def _collect(parts: dict[int, list[Part]], files: dict[Path, str], place: Path) 
         if found:
             parameters, buffers = _together(nodes, found)
             folder.write_models(parameters, buffers)
-            network = _network_row(rows, parameters, setup.get("judged", range(nodes)))
+            network = _network_row(rows, parameters, setup.get("outcome_ranks", range(nodes)))
             rows = pl.concat([rows, network], how="diagonal_relaxed")
         rows.write_parquet(beside / "metrics.parquet")
         events.write_parquet(beside / "events.parquet")
@@ -199,9 +199,9 @@ def _together(nodes: int, found: dict[int, dict[str, Tensor]]) -> tuple[Tensor, 
     return together[0], together[1] if together[1].shape[1] else None
 
 
-def _network_row(rows: pl.DataFrame, parameters: Tensor, judged: Iterable[int]) -> pl.DataFrame:
+def _network_row(rows: pl.DataFrame, parameters: Tensor, evaluated: Iterable[int]) -> pl.DataFrame:
     """How far the models are apart at the end, of the nodes that got there."""
-    there = [rank for rank in judged if not parameters[rank].isnan().any()]
+    there = [rank for rank in evaluated if not parameters[rank].isnan().any()]
     last = (
         rows.filter(pl.col("node").is_in(there))
         .group_by("node")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import yaml
 
+from gossamer.config import Experiment
 from gossamer.deploy.bundle import EXPERIMENT, KEYS, PEERS, Bundle
 from gossamer.deploy.package import FOLDER, Package
 from gossamer.deploy.shaping import tc_commands
-from gossamer.engines.processes.security.keys import make_keys
-from gossamer.engines.processes.security.peers import Peer, Peers
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment
+from gossamer.runtime.processes.security.keys import make_keys
+from gossamer.runtime.processes.security.peers import Peer, Peers
 
 PORT = 29_600
 SHARED = "experiment"

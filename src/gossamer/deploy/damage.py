@@ -12,12 +12,12 @@ from typing import Any, Literal
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gossamer.config.mappings import parse_mapping
+from gossamer.config.validation import bad_input
 from gossamer.deploy.record import NodeRecord
 from gossamer.errors import BadInput
-from gossamer.mappings import parse_mapping
 from gossamer.results.recorder import EVENTS, METRICS, TIMELINE, TRAFFIC, frames_of, segments
 from gossamer.results.segment import read_segment
-from gossamer.validation import bad_input
 
 _TABLES: dict[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
     "metrics": (METRICS | TRAFFIC, ("node", "round")),
@@ -39,7 +39,7 @@ class _Setup(BaseModel):
     samples: list[int] | None = None
     labels: list[list[int]] | None = None
     classes: list[str] | None = None
-    judged: list[int] = []
+    outcome_ranks: list[int] = []
     graphs: dict[int, list[tuple[int, int]]] = {}
 
 
@@ -202,9 +202,12 @@ def _check_json(path: Path, node: NodeRecord) -> None:
 
 
 def _check_ranks(setup: _Setup, node: NodeRecord) -> None:
-    ranks = {*setup.judged, *(rank for edges in setup.graphs.values() for edge in edges for rank in edge)}
+    ranks = {
+        *setup.outcome_ranks,
+        *(rank for edges in setup.graphs.values() for edge in edges for rank in edge),
+    }
     for rank in sorted(ranks - set(range(node.nodes)))[:1]:
-        raise BadInput(f"judged, graphs: got node {rank}; accepted: 0 to {node.nodes - 1}")
+        raise BadInput(f"evaluated, graphs: got node {rank}; accepted: 0 to {node.nodes - 1}")
 
 
 def _check_experiment(path: Path, node: NodeRecord) -> None:

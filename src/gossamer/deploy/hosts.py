@@ -22,10 +22,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gossamer.engines.processes.security.peers import parse_address
+from gossamer.config.mappings import read_mapping
+from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput
-from gossamer.mappings import read_mapping
-from gossamer.validation import bad_input
+from gossamer.runtime.processes.security.peers import parse_address
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 -o ServerAliveCountMax=3"
 """It asks nothing, and gives up hosts that don't answer."""

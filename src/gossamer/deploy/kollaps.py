@@ -15,8 +15,8 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
+from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment
 from gossamer.network import Conditions
 from gossamer.network.kollaps.network import Kollaps
 from gossamer.network.network import Access

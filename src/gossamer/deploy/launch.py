@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.api import Silent
+from gossamer.config import Experiment
 from gossamer.deploy.bundle import EXPERIMENT, KEYS, PEERS, Bundle
 from gossamer.deploy.collect import Collected, collect
 from gossamer.deploy.hosts import Host, Hosts
 from gossamer.deploy.node import as_deployed
 from gossamer.deploy.remote import Remote, RemoteError
-from gossamer.engines.processes.security.keys import make_keys
-from gossamer.engines.processes.security.peers import Peer, Peers
-from gossamer.engines.processes.security.trust import check_private, key_file, own_certificate
-from gossamer.engines.recording import Observer
 from gossamer.errors import RunFailed
-from gossamer.experiment import Experiment
+from gossamer.runtime.processes.security.keys import make_keys
+from gossamer.runtime.processes.security.peers import Peer, Peers
+from gossamer.runtime.processes.security.trust import check_private, key_file, own_certificate
+from gossamer.runtime.recording import Observer
 
 AT_ONCE = 8
 """Nodes of one host that are being started at once: a host drops connections (``MaxStartups`` of sshd: from ten on) where

@@ -17,32 +17,32 @@ from typing import Any
 
 import torch
 
-from gossamer import checkpoint
 from gossamer.api import Silent
+from gossamer.config import Experiment, Processes
 from gossamer.deploy.record import FILE, NodeRecord
-from gossamer.engines.processes.security.peers import Peers
-from gossamer.engines.processes.security.trust import Security, key_file
-from gossamer.engines.processes.standalone.agreement import digest
-from gossamer.engines.processes.standalone.roster import Roster
-from gossamer.engines.processes.standalone.standalone import Past, Standalone
-from gossamer.engines.processes.system.descriptors import raise_descriptor_limit
-from gossamer.engines.processes.system.memory import FINAL, SharedModels
-from gossamer.engines.processes.system.shared_file import shared_file
-from gossamer.engines.processes.transport.transport import listen
-from gossamer.engines.processes.transport.wire import TOKEN_BYTES
-from gossamer.engines.processes.worker.place import Place
-from gossamer.engines.processes.worker.rehearsal import Stage
-from gossamer.engines.processes.worker.worker import Worker
-from gossamer.engines.recording import Observer, stopwatch
-from gossamer.engines.setup import Setup, prepare
 from gossamer.errors import BadInput, RunFailed
-from gossamer.experiment import Experiment, Processes
 from gossamer.learning.memory import keep_freed_memory
-from gossamer.messages import Traffic
+from gossamer.messages.tags import Traffic
+from gossamer.node import checkpoint
 from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import read_metrics
 from gossamer.results.run import Run, load_run
+from gossamer.runtime.processes.security.peers import Peers
+from gossamer.runtime.processes.security.trust import Security, key_file
+from gossamer.runtime.processes.standalone.agreement import digest
+from gossamer.runtime.processes.standalone.roster import Roster
+from gossamer.runtime.processes.standalone.standalone import Past, Standalone
+from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
+from gossamer.runtime.processes.system.memory import FINAL, SharedModels
+from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
+from gossamer.runtime.processes.worker.place import Place
+from gossamer.runtime.processes.worker.warmup import Stage
+from gossamer.runtime.processes.worker.worker import Worker
+from gossamer.runtime.recording import Observer, stopwatch
+from gossamer.runtime.setup import Setup, prepare
 
 log = logging.getLogger(__name__)
 

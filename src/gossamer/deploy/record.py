@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, write_json
-from gossamer.validation import bad_input
 
 FILE = "node.json"
 

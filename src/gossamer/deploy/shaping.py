@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.engines.processes.security.peers import Peers
+from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment
+from gossamer.runtime.processes.security.peers import Peers
 
 _UNLIMITED_BIT = 10e9
 _QUEUE_PACKETS = 10_000

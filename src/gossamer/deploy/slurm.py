@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.experiment import Experiment
+from gossamer.config import Experiment
 
 _SCRIPT = r"""#!/bin/bash
 #SBATCH --job-name={name}

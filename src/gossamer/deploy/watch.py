@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossamer.api import Silent
-from gossamer.engines.recording import NETWORK
 from gossamer.progress import megabytes, numerals, spread
+from gossamer.runtime.recording import NETWORK
 
 
 class NodeLines(Silent):

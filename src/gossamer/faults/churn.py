@@ -11,11 +11,11 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
+from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
 from gossamer.faults.fault import Fault, Nodes, Spell, check_window, chosen, until
 from gossamer.network.tables import read_number, read_records
 from gossamer.randomness import generator
-from gossamer.registry import FilePath, register
 
 GOES = ("crash", "leave")
 

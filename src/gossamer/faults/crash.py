@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from gossamer.config.registry import register
 from gossamer.faults.fault import Fault, Nodes, RoundCrash, Spell, chosen, until
-from gossamer.registry import register
 
 
 @register("fault", "crash")

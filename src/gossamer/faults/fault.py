@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, NonNegativeInt
 
+from gossamer.config.registry import Component
+from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
-from gossamer.registry import Component
-from gossamer.validation import accepting
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """What a node begins with that comes (back): its newest checkpoint (its initial model where there is none), its initial

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import NonNegativeFloat, PositiveFloat
 
+from gossamer.config.registry import register
 from gossamer.faults.fault import Disturbance, Fault, Nodes, Spell, chosen
-from gossamer.registry import register
 
 
 @register("fault", "freeze")

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import PositiveFloat
 
+from gossamer.config.registry import register
 from gossamer.faults.fault import Fault, Nodes, Spell, chosen
-from gossamer.registry import register
 
 
 @register("fault", "join")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pydantic import NonNegativeFloat
 
+from gossamer.config.registry import register
 from gossamer.faults.fault import Fault, Nodes, Spell, chosen
-from gossamer.registry import register
 
 
 @register("fault", "leave")

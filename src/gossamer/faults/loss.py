@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from gossamer.config.registry import register
+from gossamer.config.validation import accepting
 from gossamer.faults.fault import Disturbance, Fault, Nodes, Spell, check_window, chosen, until
 from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
-from gossamer.registry import register
-from gossamer.validation import accepting
 
 
 @register("fault", "loss")

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from gossamer.config.registry import register
+from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.faults.fault import Disturbance, Fault, Spell, check_window, until
 from gossamer.network import Path
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
-from gossamer.registry import register
-from gossamer.validation import accepting
 
 
 @register("fault", "partition")

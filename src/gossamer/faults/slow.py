@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
+from gossamer.config.registry import register
 from gossamer.faults.fault import Fault, Nodes, Slowness, Spell, check_window, chosen, until
-from gossamer.registry import register
 
 
 @register("fault", "slow")

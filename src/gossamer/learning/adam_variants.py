@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from gossamer.config.registry import register
 from gossamer.learning.optimizer import Moments, State, correction, counter, decay
-from gossamer.registry import register
 
 
 @register("optimizer", "adamax")

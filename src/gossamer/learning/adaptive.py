@@ -9,9 +9,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import Optimizer, State, counter, decay
-from gossamer.registry import register
 
 
 @register("optimizer", "adagrad")

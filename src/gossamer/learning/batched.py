@@ -18,7 +18,7 @@ from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult, first_step_at
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}

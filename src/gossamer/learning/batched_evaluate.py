@@ -1,6 +1,6 @@
 """Evaluation of many models at once: ``vmap`` of the measures over stacked parameters, all on the same samples.
 
-The models are cut into chunks that stay in a core's cache with what a pass makes of them; a chunk is judged by one worker,
+The models are cut into chunks that stay in a core's cache with what a pass makes of them; a chunk is evaluated by one worker,
 so that results don't depend on the number of workers.
 """
 
@@ -24,22 +24,22 @@ from gossamer.learning.evaluate import Evaluator, Found, batches
 from gossamer.learning.gradients import ForMany
 from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.learning.rows import Rows
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
 """Bytes of the models of a chunk together with the largest tensor that a pass makes of them, and models in it, at most."""
 LEAST = 4
 """Models in a chunk; where there is no room for so many, as with convolutions on a CPU, passes are bound by arithmetic or by
-memory, and models are judged one at a time."""
+memory, and models are evaluated one at a time."""
 
 
 class BatchedEvaluator:
     """Judges many models at once, on the sample and by the measures of an evaluator.
 
     Args:
-        single: judges one model at a time.
+        single: evaluates one model at a time.
         rows: where parameters lie.
-        say: told if many models can't be judged at once.
+        say: told if many models can't be evaluated at once.
     """
 
     def __init__(self, single: Evaluator, rows: Rows, say: Callable[[str], None]) -> None:
@@ -62,7 +62,9 @@ class BatchedEvaluator:
             alone = self._single.test_each(models)
             if not any(isinstance(each, Exception) for each in alone):
                 self._chunk = 1
-                self._say(f"evaluation: one model at a time (many can't be judged at once: {cause(error)})")
+                self._say(
+                    f"evaluation: one model at a time (many can't be evaluated at once: {cause(error)})"
+                )
             return alone
         return self._single.test_each(models)
 
@@ -94,7 +96,7 @@ class BatchedEvaluator:
         return [single.results(column, single.samples) for column in totals.T.tolist()]
 
     def _stack(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
-        """Parameters [models, P] and buffers [models, B], to be read where models are judged."""
+        """Parameters [models, P] and buffers [models, B], to be read where models are evaluated."""
         device = self._single.device
         parameters = self._rows.stack([model.parameters for model in models])
         return parameters.to(device), torch.stack([model.buffers for model in models]).to(device)

@@ -19,7 +19,7 @@ from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import Trainer, TrainResult
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 
 
 class Kind(Enum):

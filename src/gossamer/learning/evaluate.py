@@ -18,7 +18,7 @@ from gossamer.learning.capture import Captured, Function
 from gossamer.learning.gradients import channels_last
 from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
@@ -91,7 +91,7 @@ class Evaluator:
         device = self.inputs.device
         return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
 
-    def rehearse(self, *models: Model) -> None:
+    def warm_up(self, *models: Model) -> None:
         """Have the passes of :meth:`test` recorded, if two models or more are given, on as few samples as that takes."""
         rest = self.samples % BATCH
         for model in models:
@@ -135,12 +135,12 @@ class Evaluator:
                 outputs = functional_call(
                     module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
                 )
-            return tuple(judged(name, measure, outputs, y) for name, measure in self.measures.items())
+            return tuple(measured(name, measure, outputs, y) for name, measure in self.measures.items())
 
         return means
 
 
-def judged(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean that a measure of a task gives, a tensor of one value. (A user's metric may also give a plain number.)
 
     Raises:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.messages import Model, Part
+from gossamer.messages.tags import Model, Part
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]

@@ -18,9 +18,9 @@ import torch
 from pydantic import Field, field_serializer, field_validator, model_validator
 from torch import Tensor
 
+from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
 from gossamer.learning.schedule import Schedule
-from gossamer.registry import Component, build, register
 
 State = dict[str, Tensor]
 """Optimizer state: name -> tensor of shape [P], or [1] for counters (stacked: [nodes, P], [nodes, 1])."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import final
 
 from pydantic import Field, model_validator
 
+from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.registry import Component, register
 
 
 class Schedule(Component):

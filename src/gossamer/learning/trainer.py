@@ -21,7 +21,7 @@ from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import Layout, bare_module
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 

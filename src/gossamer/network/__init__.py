@@ -1,7 +1,7 @@
 """What links and processors cost: networks and compute profiles."""
 
 from gossamer.network.compute import ComputeProfile, Constant, LogNormal
-from gossamer.network.fate import fate
+from gossamer.network.delivery import fate
 from gossamer.network.kollaps import Kollaps
 from gossamer.network.matrix import Matrix
 from gossamer.network.network import Access, Conditions, Network, Path, Uniform

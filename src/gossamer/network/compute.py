@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_serializer, field_validator
 
+from gossamer.config.registry import Component, build, register
 from gossamer.network.nodes import nested
 from gossamer.randomness import generator
-from gossamer.registry import Component, build, register
 
 
 class ComputeProfile(Component):

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field
 
-from gossamer.registry import Component, register
+from gossamer.config.registry import Component, register
 
 BYTES_PER_MEGABIT = 125_000
 

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, NonNegativeInt, model_validator
 
+from gossamer.config.registry import Component
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.registry import Component
 
 
 class SomeNodes(Component):

@@ -12,10 +12,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
+from gossamer.config.registry import Component, register
 from gossamer.network.compute import ComputeProfile, Modified
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
-from gossamer.registry import Component, register
 
 SECONDS_PER_HOUR = 3600.0
 

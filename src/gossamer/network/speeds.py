@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from gossamer.config.registry import register
 from gossamer.network.compute import ComputeProfile, Constant, Modified
 from gossamer.network.nodes import SomeNodes, for_each
 from gossamer.randomness import generator
-from gossamer.registry import register
 
 
 @register("compute", "per-node")

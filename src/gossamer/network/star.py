@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from gossamer.config.registry import register
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path
 from gossamer.network.nodes import for_each
-from gossamer.registry import register
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import PrivateAttr
 
+from gossamer.config.registry import FilePath, register
 from gossamer.network.compute import ComputeProfile
 from gossamer.network.tables import read_number, read_records
 from gossamer.randomness import generator
-from gossamer.registry import FilePath, register
 
 
 @register("compute", "trace")

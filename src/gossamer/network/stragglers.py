@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, PositiveFloat
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.network.network import BYTES_PER_MEGABIT, Access, Conditions, Uniform
 from gossamer.network.nodes import SomeNodes
 from gossamer.randomness import generator
-from gossamer.registry import register
 
 
 @register("network", "stragglers")

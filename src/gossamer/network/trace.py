@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import PositiveFloat
 
+from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
 from gossamer.network.network import BYTES_PER_MEGABIT, Access, Changing, Conditions, Path, Uniform
 from gossamer.network.nodes import check_ranks
 from gossamer.network.tables import read_number, read_records
-from gossamer.registry import FilePath, register
 
 
 class _Record(NamedTuple):

@@ -21,10 +21,10 @@ from pydantic import (
     model_validator,
 )
 
+from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
 from gossamer.network.network import Changing, Conditions, Network, Path
 from gossamer.network.nodes import check_ranks, nested
-from gossamer.registry import Component, build, register
 
 
 class RateChange(Component):

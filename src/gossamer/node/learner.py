@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gossamer.host import Host
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
 from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
+from gossamer.node.host import Host
 from gossamer.node.model import OwnModel
 from gossamer.node.setup import NodeSetup
 from gossamer.randomness import torch_seed

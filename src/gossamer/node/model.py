@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gossamer.host import Host
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.trainer import TrainResult
-from gossamer.messages import Model
+from gossamer.messages.tags import Model
+from gossamer.node.host import Host
 
 Writes = tuple[int, int]
 """How often the parameters and the buffers were written."""

@@ -12,19 +12,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gossamer.checkpoint import Checkpoint
 from gossamer.errors import BadInput
-from gossamer.host import Host
 from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.parameters import Field
-from gossamer.mailbox import Inbox
-from gossamer.messages import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
+from gossamer.messages import freeze
+from gossamer.messages.mailbox import Inbox
+from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
+from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.host import Host
 from gossamer.node.learner import Learner
 from gossamer.node.life import Life
 from gossamer.node.model import OwnModel
 from gossamer.node.reception import Reception
 from gossamer.node.setup import NodeSetup
-from gossamer.payload import freeze
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
 from gossamer.topology.sampler import TAG as SAMPLER

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gossamer.errors import GossamerError
-from gossamer.host import Host
-from gossamer.mailbox import Ages, Inbox, Mailbox, Prefix, Waiter
-from gossamer.messages import Message
+from gossamer.messages.mailbox import Ages, Inbox, Mailbox, Prefix, Waiter
+from gossamer.messages.tags import Message
+from gossamer.node.host import Host
 
 
 class PeerLost(GossamerError):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from jaxtyping import Int
 
-from gossamer.host import Host
 from gossamer.learning.mixing import Missing
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout
-from gossamer.messages import Message, Model
+from gossamer.messages.tags import Message, Model
+from gossamer.node.host import Host
+from gossamer.node.wrapper import NodeWrapper
 from gossamer.topology import TopologySchedule
-from gossamer.wrapper import NodeWrapper
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -46,7 +46,7 @@ class NodeSetup:
         samples: indices of the node's training samples [n].
         label_counts: samples of each class [classes], or None where there are no classes.
         batch_size: samples a local step, or "full".
-        test_samples: samples that a recorded or asked-for evaluation judges.
+        test_samples: samples that a recorded or asked-for evaluation evaluates.
         gather_timeout_s: default timeout of ``gather``, seconds; None waits for ever.
         lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it, "wait" waits
             for it to come back.

@@ -1,6 +1,6 @@
 """The checkpoints of a run, in its folder::
 
-    checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.checkpoint)
+    checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.node.checkpoint)
     checkpoints/<number>/manifest.json              written last: with it the checkpoint is complete
 
 Every file is written beside its place, flushed to disk and renamed, and older checkpoints go only when a newer one is
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer import checkpoint
-from gossamer.checkpoint import Checkpoint, Place
+from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment
+from gossamer.node import checkpoint
+from gossamer.node.checkpoint import Checkpoint, Place
 from gossamer.results.folder import atomic, sync, write_json
 from gossamer.results.run import flat
 
@@ -51,7 +51,7 @@ class Cut:
     trainer: str | None
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
-        """A node's part; arguments and errors as for :func:`gossamer.checkpoint.read`."""
+        """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
         return checkpoint.read(self.folder / _file(rank), _digest(self.experiment), place)
 
     def verify(self) -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger("gossamer")
 
 
 def status_of(reason: str) -> Status:
-    """The status of a run that ended for some reason; see :class:`~gossamer.engines.outcome.Outcome`."""
+    """The status of a run that ended for some reason; see :class:`~gossamer.runtime.outcome.Outcome`."""
     return {"failed": "failed", "stopped": "stopped"}.get(reason, "done")  # type: ignore[return-value]
 
 

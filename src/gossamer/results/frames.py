@@ -107,7 +107,7 @@ def metric_names(run: Run) -> list[str]:
 
 
 def main_metric(run: Run) -> str | None:
-    """The metric that a run is judged by: the first of :func:`metric_names`; None where it has none."""
+    """The metric that a run is evaluated by: the first of :func:`metric_names`; None where it has none."""
     return next(iter(metric_names(run)), None)
 
 

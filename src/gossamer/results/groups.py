@@ -14,9 +14,9 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.confidence import LEVEL, student_t
+from gossamer.results.formatting import NOTHING
 from gossamer.results.frames import AXES, assigned, complete, metric_names, summary
 from gossamer.results.run import Run, cell_names, flat
-from gossamer.results.words import NOTHING
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint"),

@@ -12,7 +12,7 @@ _CONVERGED = 1e-5
 
 
 def by_distance(graph: nx.Graph) -> Float[np.ndarray, "nodes 2"]:  # type: ignore[type-arg]  # generic in its stubs only
-    """Places whose distances follow those in the graph.
+    """CpuSlots whose distances follow those in the graph.
 
     What is made small is the energy of Kamada and Kawai (1989), the sum over pairs of ((place distance - hops) / hops)^2,
     by stress majorization (Gansner, Koren, North, 2004). (networkx leaves it to scipy, which takes longer to import than

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.frames import AXES, assigned, lower_is_better, metric_names, points, summary
 from gossamer.results.groups import Group, group_curve, several
 from gossamer.results.groups import groups as group_runs
@@ -25,7 +26,6 @@ from gossamer.results.plots import (
 from gossamer.results.run import Run, labels
 from gossamer.results.timeline import timeline_data
 from gossamer.results.window import Window
-from gossamer.results.words import is_share, metric_title
 
 MOST_NODE_POINTS = 200
 MOST_EDGES_DRAWN = 3000

@@ -12,11 +12,11 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
+from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.frames import AXES, metric_names, summary
 from gossamer.results.groups import Group, group_curve
 from gossamer.results.layout import by_distance
 from gossamer.results.run import Run, labels
-from gossamer.results.words import is_share, metric_title
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B59F00")
 """Colours that the colour-blind tell apart (Okabe and Ito, 2008; black and yellow, which a light or a dark

@@ -14,6 +14,15 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import write_text
+from gossamer.results.formatting import (
+    NOTHING,
+    bytes_text,
+    count_text,
+    faults_text,
+    metric_title,
+    seconds_text,
+    value_text,
+)
 from gossamer.results.frames import Final, FinalSummary, final_summary, main_metric, metric_names, summary
 from gossamer.results.groups import Group, several
 from gossamer.results.groups import groups as group_runs
@@ -23,15 +32,6 @@ from gossamer.results.run import Run, cell_names, labels
 from gossamer.results.time_to import TimeTo, time_to_frame
 from gossamer.results.time_to_text import note, tables
 from gossamer.results.window import Window
-from gossamer.results.words import (
-    NOTHING,
-    bytes_text,
-    count_text,
-    fates_text,
-    metric_title,
-    seconds_text,
-    value_text,
-)
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
@@ -293,7 +293,7 @@ def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
         "wall time": (seconds_text(final.wall_s), "real"),
         "sent": (bytes_text(final.bytes_sent), "by all nodes"),
         "sent per node": (bytes_text(final.bytes_per_node), "mean"),
-        "messages": (count_text(final.messages.get("sent")), fates_text(final.messages)),
+        "messages": (count_text(final.messages.get("sent")), faults_text(final.messages)),
         "nodes": (count_text(final.nodes), ""),
         "parameters": (count_text(final.parameters), "of each model" if final.parameters else "not recorded"),
     }

@@ -17,17 +17,17 @@ NETWORK = -1
 """The node number of rows about the network as a whole."""
 
 
-def rewind(folder: RunFolder, cut: Cut, judged: Iterable[int]) -> None:
+def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     """Leave of a record what is older than a checkpoint, and take back how the run ended. A kill at any point leaves a record
     that can be rewound again.
 
     Rows of metrics stay whose round (or, for an instant of the grid of time, whose time) is no later than that of their node;
-    of the network's rows, those that all judged nodes had a part in by then. Rows of an end are dropped: there will be
+    of the network's rows, those that all evaluated nodes had a part in by then. Rows of an end are dropped: there will be
     another.
     """
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
-    keep = _Keep(cut, judged)
+    keep = _Keep(cut, evaluated)
     for kind in ("metrics", "events", "timeline", "graphs"):
         _rewind(folder, kind, getattr(keep, kind))
 
@@ -50,10 +50,10 @@ def drop_rounds(folder: RunFolder, last: int) -> None:
 class _Keep:
     """Which rows stay."""
 
-    def __init__(self, cut: Cut, judged: Iterable[int]) -> None:
-        those = [rank for rank in judged if rank in cut.rounds]
+    def __init__(self, cut: Cut, evaluated: Iterable[int]) -> None:
+        those = [rank for rank in evaluated if rank in cut.rounds]
         self._latest, self._last_s = max(cut.rounds.values()), max(cut.times_s.values())
-        # (Of judged nodes that are all lost, the network's rows have been complete before.)
+        # (Of evaluated nodes that are all lost, the network's rows have been complete before.)
         common = min((cut.rounds[rank] for rank in those), default=self._latest)
         common_s = min((cut.times_s[rank] for rank in those), default=self._last_s)
         self._rounds = {**cut.rounds, NETWORK: common}

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gossamer.config.mappings import parse_mapping
 from gossamer.errors import BadInput
-from gossamer.mappings import parse_mapping
 from gossamer.results import recorder
 
 log = logging.getLogger(__name__)

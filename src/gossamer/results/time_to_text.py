@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from gossamer.results.confidence import Interval
+from gossamer.results.formatting import NOTHING, bytes_unit, is_share, metric_title
 from gossamer.results.frames import lower_is_better
 from gossamer.results.time_to import Level, Speed, TimeTo
-from gossamer.results.words import NOTHING, bytes_unit, is_share, metric_title
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head, rows."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.engines.recording import stopwatch
 from gossamer.results.confidence import confidence
 from gossamer.results.console import table_console
 from gossamer.results.frames import finite
+from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.state import State
 from gossamer.sweep.sweep import Planned, Sweep

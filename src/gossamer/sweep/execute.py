@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
-from gossamer.engines.setup import prepare
-from gossamer.engines.signals import ending_signals
 from gossamer.errors import BadInput, cause
-from gossamer.experiment import Experiment, Simulate
 from gossamer.results.folder import RunFolder, write_text
+from gossamer.runtime.setup import prepare
+from gossamer.runtime.signals import ending_signals
 from gossamer.sweep.executors import Processes, Serial, WorkerDied
 from gossamer.sweep.job import Ended, Job, carry_out
 from gossamer.sweep.state import State, claimed, states, write_state

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from gossamer.config import Experiment, assign
+from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.errors import BadInput
-from gossamer.experiment import Experiment, assign
-from gossamer.registry import FromCommandLine, FromFolder
 from gossamer.results.run import part
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}

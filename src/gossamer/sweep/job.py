@@ -39,8 +39,8 @@ def carry_out(job: Job) -> Ended:
     """Do one run; whatever goes wrong in it is told, not raised."""
     # A worker process imports torch when it has something to do, not when it unpickles this function.
     from gossamer.api import Silent, run
+    from gossamer.config import Experiment
     from gossamer.errors import GossamerError, RunFailed, cause
-    from gossamer.experiment import Experiment
 
     class _Mute(Silent):
         def say(self, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gossamer.experiment import Experiment
+from gossamer.config import Experiment
 
 
 class Keys:

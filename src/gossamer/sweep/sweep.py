@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from gossamer.config import Experiment, assign_all
+from gossamer.config.mappings import read_mapping
+from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
-from gossamer.experiment import Experiment, assign_all
-from gossamer.mappings import read_mapping
 from gossamer.results.run import short_names
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
 from gossamer.sweep.key import Keys
-from gossamer.validation import bad_input
 
 if TYPE_CHECKING:
     import polars as pl

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from pydantic import PositiveInt
 
+from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.registry import register
 from gossamer.tasks.classification import NUMERALS, ImageClassification, Images
 
 TEST_SAMPLES = 360
@@ -24,7 +24,7 @@ class Digits(ImageClassification):
     The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
     Machine Learning Repository, 1998). Pixels of 0 to 16 are divided by 16. The source has no test set of its
     own; the one taken here is drawn once and for all, the same for every seed, so that runs with different
-    seeds are judged on the same samples.
+    seeds are evaluated on the same samples.
     """
 
     shape: ClassVar[tuple[int, int, int]] = (1, 8, 8)

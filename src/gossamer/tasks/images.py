@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from gossamer.registry import register
+from gossamer.config.registry import register
 from gossamer.tasks.classification import NUMERALS, ImageClassification, Images
 from gossamer.tasks.data import Column, ImageColumn, LabelColumn, hub_dataset
 from gossamer.tasks.models import ModelName

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.registry import register
 from gossamer.tasks.source import TaskSource
 from gossamer.tasks.task import Task
 

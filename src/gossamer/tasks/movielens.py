@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.registry import register
 from gossamer.tasks.models import MatrixFactorization
 from gossamer.tasks.source import TaskSource
 from gossamer.tasks.split import split_by_owner
@@ -29,7 +29,7 @@ SITE = "https://files.grouplens.org/datasets/movielens"
 
 @dataclass(frozen=True)
 class Stars:
-    """The scale of the ratings, and how predictions on it are judged.
+    """The scale of the ratings, and how predictions on it are evaluated.
 
     Args:
         least: the lowest rating.
@@ -121,7 +121,7 @@ class MovieLens(TaskSource):
 
     Inputs are int64 (user, film) pairs [samples, 2], both counted from 0 in the order of their ids; targets
     are float32 ratings [samples]. The owner of a rating is its user, by GroupLens's id. The loss is the mean
-    squared error of the outputs as they are. The metrics, over all judged ratings of all users together:
+    squared error of the outputs as they are. The metrics, over all evaluated ratings of all users together:
 
     - ``rmse``: square root of the mean squared error, outputs clipped to the scale of the ratings;
     - ``mae``: mean absolute error, outputs clipped;
@@ -130,7 +130,7 @@ class MovieLens(TaskSource):
     - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, hits.
 
     Each user's ratings are split into training and test ratings by a draw that is the same for every seed.
-    All nodes are judged on one sample of all users' test ratings. (The artifact judges each node on the test
+    All nodes are evaluated on one sample of all users' test ratings. (The artifact evaluates each node on the test
     ratings of its own users: what a node knows of other users, whom it never trains on, does not count there,
     and counts here.)
 

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import Field, PositiveInt, field_validator
 
+from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.registry import Component, register
 from gossamer.tasks.task import Task
 
 log = logging.getLogger("gossamer")

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int64, UInt8
 from pydantic import Field, PositiveInt
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.registry import register
 from gossamer.tasks.classification import cross_entropy
 from gossamer.tasks.data import Column, NumberColumn, hub_dataset
 from gossamer.tasks.models import CharacterLSTM
@@ -112,7 +112,7 @@ class Shakespeare(TaskSource):
     The hub has no test set. Of each role the first samples are trained on and the last ones tested on, in the
     order of the data, which is that of the text: neighbouring samples overlap, and so no character that a
     node has to foretell in a test is in a text that was trained on. It does not depend on the seed. All nodes
-    are judged on one sample of all roles' test samples.
+    are evaluated on one sample of all roles' test samples.
 
     ``torch.nn.LSTM`` can't be batched over nodes: the trainer is ``sequential``, which ``auto`` knows. (A
     loop over cells that could be was 3 to 9 times slower a step.)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from pathlib import Path
 
+from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, cause
-from gossamer.registry import Component, FunctionComponent
 from gossamer.tasks.task import Task
 
 

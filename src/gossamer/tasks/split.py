@@ -16,7 +16,7 @@ def split_by_owner(
     Of an owner with n samples, ``fraction * n`` are for training, rounded, but so that whoever has two
     samples or more has both kinds; a single sample is for training.
 
-    It does not depend on the experiment's seed: runs with different seeds are judged on the same samples.
+    It does not depend on the experiment's seed: runs with different seeds are evaluated on the same samples.
 
     Args:
         owners: whose each sample is, numbers from 0.

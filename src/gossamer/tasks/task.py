@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.definition import not_called_with
+from gossamer.config.definition import not_called_with
 from gossamer.errors import BadInput, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -18,7 +18,7 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RootMean:
-    """A metric that is the square root of a mean over all judged samples.
+    """A metric that is the square root of a mean over all evaluated samples.
 
     The mean over batches of their roots is another, smaller number; so evaluation takes the mean over all
     samples first and the root at the end.
@@ -39,7 +39,7 @@ INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and how it is judged.
+    """What is learned, and how it is evaluated.
 
     Args:
         model: makes a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,

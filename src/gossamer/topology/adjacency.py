@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.registry import FilePath, register
 from gossamer.topology.files import read_matrix
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology

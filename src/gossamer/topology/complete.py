@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from gossamer.registry import register
+from gossamer.config.registry import register
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology
 

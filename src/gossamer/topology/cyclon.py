@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field, model_validator
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages import Message, Payload
-from gossamer.registry import register
+from gossamer.messages.tags import Message, Payload
 from gossamer.topology.sampler import Member, Place, SampledTopology, Sampler
 
 _OLDEST = 2**31

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.registry import FilePath, register
 from gossamer.topology.files import read_words
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology

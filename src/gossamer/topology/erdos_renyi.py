@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 from pydantic import Field
 
-from gossamer.registry import register
+from gossamer.config.registry import register
 from gossamer.topology.graph import NetworkX
 from gossamer.topology.topology import RandomTopology, networkx_seed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.registry import register
+from gossamer.config.registry import register
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.registry import register
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology
 

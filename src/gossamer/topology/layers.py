@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
+from gossamer.config.registry import build, register
 from gossamer.errors import BadInput
-from gossamer.registry import build, register
 from gossamer.topology.graph import Graph, union
 from gossamer.topology.topology import Topology
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.registry import register
 from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.topology import RandomTopology, networkx_seed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from gossamer.registry import register
+from gossamer.config.registry import register
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology
 

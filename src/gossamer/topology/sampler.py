@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
+from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.messages import Message, Payload
+from gossamer.messages.tags import Message, Payload
 from gossamer.randomness import generator
-from gossamer.registry import build
 from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
@@ -23,7 +23,7 @@ TAG = "~sampler"
 
 @runtime_checkable
 class Place(Protocol):
-    """What a sampler needs of its node's engine; a :class:`~gossamer.host.Host` has it."""
+    """What a sampler needs of its node's engine; a :class:`~gossamer.node.host.Host` has it."""
 
     lost: set[int]
 

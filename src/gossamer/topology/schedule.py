@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
-from gossamer.registry import Component, FunctionComponent
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.layers import Layers
 from gossamer.topology.sampler import Member, Place, SampledTopology, Sampler

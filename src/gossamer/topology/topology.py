@@ -12,8 +12,8 @@ import networkx as nx
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
+from gossamer.config.registry import Component, build
 from gossamer.errors import BadInput
-from gossamer.registry import Component, build
 from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.weights import Weights
 

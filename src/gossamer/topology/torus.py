@@ -8,8 +8,8 @@ import networkx as nx
 import numpy as np
 from pydantic import Field
 
+from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.registry import register
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import Topology
 

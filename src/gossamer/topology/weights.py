@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Float
 
+from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput
-from gossamer.registry import Component, FilePath, register
 from gossamer.topology.files import read_matrix
 from gossamer.topology.graph import Graph
 

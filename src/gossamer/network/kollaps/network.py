@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
 from gossamer.network.kollaps.description import Description, Link, LinkEvent, NodeEvent, read_description
 from gossamer.network.kollaps.routes import Graph, Routes, directions
 from gossamer.network.network import Changing, Conditions
 from gossamer.randomness import generator
-from gossamer.registry import FilePath, register
 
 
 @register("network", "kollaps")

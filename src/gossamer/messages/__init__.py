@@ -1,0 +1,63 @@
+"""Payloads on the wire and on disk: a msgpack structure, and the little-endian memory of the tensors in it.
+
+::
+
+    message   = head, buffer, buffer, ...           the buffers in the order in which the structure names them
+    head      = array of 3: tag (array of str and int), sent_at (float64), structure
+    structure = nil | bool | int | float64 | str | bin | array | map | tensor | part | model
+    map       = str or int -> structure, no key twice
+    tensor    = ext 1: dtype (uint8: its place in DTYPES), one uint64 (little-endian) a dimension
+    part      = ext 2: tensor (the values), int or str or tensor (where), int (the whole vector's size)
+    model     = ext 3: tensor (the parameters), tensor (the buffers)
+
+A structure says how large every buffer is, so a receiver checks it (:func:`describe`) before it allocates
+one. Nothing is unpickled, and nothing but :class:`FrameError` comes out of bytes that are wrong.
+
+Both engines use this module: ``processes`` sends what :func:`encode` gives; ``simulate`` hands over what
+:func:`freeze` gives and charges :func:`wire_bytes` for it.
+"""
+
+from gossamer.messages.format import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    MAX_TENSORS,
+    BufferSpec,
+    FrameError,
+    raw,
+)
+from gossamer.messages.message import (
+    BEGIN_BYTES,
+    CHUNK_BYTES,
+    DATA_BYTES,
+    framed_bytes,
+    pack_head,
+    unpack_head,
+    wire_bytes,
+)
+from gossamer.messages.reading import decode, describe
+from gossamer.messages.writing import Encoded, encode, freeze
+
+__all__ = [
+    "BEGIN_BYTES",
+    "CHUNK_BYTES",
+    "DATA_BYTES",
+    "DTYPES",
+    "MAX_DEPTH",
+    "MAX_DIMENSIONS",
+    "MAX_ITEMS",
+    "MAX_TENSORS",
+    "BufferSpec",
+    "Encoded",
+    "FrameError",
+    "decode",
+    "describe",
+    "encode",
+    "framed_bytes",
+    "freeze",
+    "pack_head",
+    "raw",
+    "unpack_head",
+    "wire_bytes",
+]

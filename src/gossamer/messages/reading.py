@@ -1,0 +1,239 @@
+"""From a structure, and the buffers that follow it, to a payload. Everything wrong is a :class:`FrameError`."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.messages.format import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    MAX_TENSORS,
+    MODEL,
+    PART,
+    SHAPES,
+    TENSOR,
+    BufferSpec,
+    FrameError,
+    model_fault,
+    part_fault,
+)
+from gossamer.messages.tags import Model, Part, Payload
+
+
+def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
+    """The payload that a structure and its buffers stand for; its tensors are the buffers themselves.
+
+    Args:
+        structure: as in :class:`Encoded`.
+        buffers: tensors of the dtypes and shapes that :func:`describe` gives.
+
+    Raises:
+        FrameError: for anything that :func:`encode` would not have written, and for buffers of another
+            number, dtype or shape.
+    """
+    return Reader(structure, buffers).whole()
+
+
+def describe(structure: bytes) -> list[BufferSpec]:
+    """The (dtype, shape) of every buffer that follows a structure, without allocating any.
+
+    Raises:
+        FrameError: for anything that :func:`encode` would not have written.
+    """
+    reader = Reader(structure, None)
+    reader.whole()
+    return reader.specs
+
+
+# First byte -> (kind, bytes that the length takes); first byte -> (bytes that the number takes, signed).
+_LENGTHS = {
+    **{0xC4 + i: ("bin", 1 << i) for i in range(3)},
+    **{0xC7 + i: ("ext", 1 << i) for i in range(3)},
+    **{0xD9 + i: ("str", 1 << i) for i in range(3)},
+    **{0xDC + i: ("array", 2 << i) for i in range(2)},
+    **{0xDE + i: ("map", 2 << i) for i in range(2)},
+}
+_NUMBERS: dict[int, tuple[int, bool]] = {
+    **{0xCC + i: (1 << i, False) for i in range(4)},
+    **{0xD0 + i: (1 << i, True) for i in range(4)},
+}
+
+
+class Reader:
+    """Reads the subset of msgpack that :mod:`gossamer.messages.writing` and :func:`gossamer.messages.pack_head` write.
+
+    Why not msgpack's own reader: it allocates each array as large as announced before it reads the first
+    element, on each of its hundreds of levels, so a megabyte can ask for gigabytes; it takes types that no
+    payload has; and its errors are of many classes. Here nothing is allocated ahead of the bytes that fill
+    it, and everything wrong is a :class:`FrameError`.
+
+    Args:
+        data: the bytes.
+        buffers: what the tensors stand for; without them tensors become :class:`BufferSpec`.
+    """
+
+    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
+        self._data = data
+        self._buffers = buffers
+        self._items = 0
+        self.at = 0
+        self.specs: list[BufferSpec] = []
+
+    def whole(self) -> Any:
+        """The one value that the bytes hold, with nothing after it."""
+        value = self.value(0)
+        if self.at != len(self._data):
+            raise FrameError(f"{len(self._data) - self.at} bytes after the end of the structure")
+        if self._buffers is not None and len(self._buffers) != len(self.specs):
+            raise FrameError(f"{len(self._buffers)} buffers for {len(self.specs)} tensors")
+        return value
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        end = self.at + count
+        if end > len(self._data):
+            raise FrameError(f"the structure ends {end - len(self._data)} bytes early")
+        taken = self._data[self.at : end]
+        self.at = end
+        return taken
+
+    def value(self, depth: int) -> Any:
+        """The next value; ``depth`` containers are open around it."""
+        self._items += 1
+        if self._items > MAX_ITEMS:
+            raise FrameError(f"more than {MAX_ITEMS} values")
+        first = self.take(1)[0]
+        if first < 0x80:
+            return first
+        if first >= 0xE0:
+            return first - 0x100
+        if first < 0x90:
+            return self._map(first & 0x0F, depth)
+        if first < 0xA0:
+            return self._array(first & 0x0F, depth)
+        if first < 0xC0:
+            return self._text(first & 0x1F)
+        if first == 0xC0:
+            return None
+        if first in (0xC2, 0xC3):
+            return first == 0xC3
+        if first == 0xCB:
+            return struct.unpack(">d", self.take(8))[0]
+        if first in _NUMBERS:
+            width, signed = _NUMBERS[first]
+            return int.from_bytes(self.take(width), "big", signed=signed)
+        if 0xD4 <= first <= 0xD8:
+            return self._extension(1 << (first - 0xD4), depth)
+        if first not in _LENGTHS:
+            raise FrameError(f"type byte {first:#04x}, which no payload has")
+        kind, width = _LENGTHS[first]
+        length = int.from_bytes(self.take(width), "big")
+        if kind == "bin":
+            return self.take(length)
+        if kind == "str":
+            return self._text(length)
+        if kind == "ext":
+            return self._extension(length, depth)
+        return self._array(length, depth) if kind == "array" else self._map(length, depth)
+
+    def _text(self, length: int) -> str:
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise FrameError("text that is not UTF-8") from None
+
+    def _deeper(self, depth: int) -> int:
+        if depth >= MAX_DEPTH:
+            raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
+        return depth + 1
+
+    def _array(self, length: int, depth: int) -> list[Any]:
+        inner = self._deeper(depth)
+        return [self.value(inner) for _ in range(length)]
+
+    def _map(self, length: int, depth: int) -> dict[str | int, Any]:
+        inner = self._deeper(depth)
+        found: dict[str | int, Any] = {}
+        for _ in range(length):
+            key = self._inner()
+            if type(key) is not str and type(key) is not int:
+                raise FrameError(f"a key that is {type(key).__name__}, not str or int")
+            if key in found:
+                raise FrameError(f"key {key!r:.60} twice")
+            found[key] = self.value(inner)
+        return found
+
+    def _inner(self) -> Any:
+        """A key, or what stands in a part or a model: no container, and not counted as a value of its own."""
+        self._items -= 1
+        return self.value(MAX_DEPTH + 1)
+
+    def _extension(self, length: int, depth: int) -> Any:
+        code = self.take(1)[0]
+        end = self.at + length
+        if code == TENSOR:
+            return self._tensor(length)
+        if code not in (PART, MODEL):
+            raise FrameError(f"extension type {code}, which no payload has")
+        if depth > MAX_DEPTH:
+            raise FrameError("a part or a model inside a key, a part or a model")
+        if code == PART:
+            values, where, size = self._inner(), self._inner(), self._inner()
+            fault = part_fault(values, where, size) or _index_fault(where, size)
+        else:
+            parameters, buffers = self._inner(), self._inner()
+            fault = model_fault(parameters, buffers)
+        if fault is not None:
+            raise FrameError(fault)
+        if self.at != end:
+            raise FrameError("an extension that is not as long as what it holds")
+        if self._buffers is None:
+            return None
+        return Part(values, where, size) if code == PART else Model(parameters, buffers)
+
+    def _tensor(self, length: int) -> Tensor | BufferSpec:
+        dimensions, rest = divmod(length - 1, 8)
+        header = self.take(length)
+        if rest or not 0 <= dimensions <= MAX_DIMENSIONS or header[0] >= len(DTYPES):
+            raise FrameError(f"a tensor with the header {header[:16].hex()}")
+        spec = BufferSpec(DTYPES[header[0]], SHAPES[dimensions].unpack(header)[1:])
+        # Strides are 64-bit too, and torch takes an empty dimension as 1 in them.
+        if math.prod(max(length, 1) for length in spec.shape) * spec.dtype.itemsize >= 2**63:
+            raise FrameError(f"a tensor of shape {spec.shape}")
+        place = len(self.specs)
+        if place >= MAX_TENSORS:
+            raise FrameError(f"more than {MAX_TENSORS} tensors")
+        self.specs.append(spec)
+        if self._buffers is None:
+            return spec
+        if place >= len(self._buffers):
+            raise FrameError(f"{len(self._buffers)} buffers for more tensors")
+        buffer = self._buffers[place]
+        if buffer.dtype is not spec.dtype or tuple(buffer.shape) != spec.shape:
+            raise FrameError(
+                f"buffer {place} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
+            )
+        # What torch does with a bool that is neither 0 nor 1 is undefined.
+        if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
+            raise FrameError(f"buffer {place} is torch.bool and has a byte above 1")
+        return buffer
+
+
+def _index_fault(where: Any, size: int) -> str | None:
+    """Whether indices lie outside the vector."""
+    if not isinstance(where, Tensor) or where.numel() == 0:
+        return None
+    lowest, highest = (int(end) for end in where.aminmax())
+    return (
+        None
+        if lowest >= 0 and highest < size
+        else f"a part's indices run from {lowest} to {highest} in a vector of {size}"
+    )

@@ -1,0 +1,91 @@
+"""The words of reports: names of metrics, and numbers with their units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NOTHING = "\N{EN DASH}"
+"""What stands where there is no value."""
+
+_TITLES = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "consensus_distance": "consensus distance",
+    "staleness_s": "staleness / s",
+    "staleness_max_s": "largest staleness / s",
+    "uplink_share": "use of the uplink",
+    "downlink_share": "use of the downlink",
+    "idle_share": "idle share",
+}
+
+
+def metric_title(name: str) -> str:
+    """A metric's name in words."""
+    return _TITLES.get(name, name.replace("_", " "))
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is a share of one, shown in percent."""
+    return name.endswith(("accuracy", "_share"))
+
+
+def value_text(metric: str, value: float) -> str:
+    """A metric's value."""
+    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def count_text(value: int | None) -> str:
+    """A whole number."""
+    return NOTHING if value is None else f"{value:,}"
+
+
+def seconds_text(value: int | float | None) -> str:
+    """A time, in the unit that suits it."""
+    if value is None:
+        return NOTHING
+    if value < 120:
+        return f"{value:.3g} s"
+    minutes, hours = value / 60, value / 3600
+    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:,.1f} h"
+
+
+def bytes_unit(value: float) -> tuple[str, float]:
+    """The unit that suits an amount of traffic, and the bytes in it."""
+    size = 1.0
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 * size:
+            return unit, size
+        size *= 1000
+    return "PB", size
+
+
+def bytes_text(value: int | float | None) -> str:
+    """Traffic, in the unit that suits it."""
+    if value is None:
+        return NOTHING
+    unit, size = bytes_unit(value)
+    return f"{value / size:,.3g} {unit}"
+
+
+def faults_text(messages: Mapping[str, int]) -> str:
+    """What became of messages, beside the number of those that were sent.
+
+    Args:
+        messages: fate -> how many. Neither taken back nor given up for a dead peer are among those sent; those that gave
+            way to newer ones or came too late are among those received.
+    """
+    count = {name: messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")}
+    whole = max(count["sent"], count["received"] + count["lost"]) + count["cancelled"]
+    if not whole:
+        return ""
+
+    def shares(said: Mapping[str, str]) -> str:
+        found = {text: messages.get(name, 0) for name, text in said.items()}
+        return ", ".join(f"{100 * part / whole:.3g} % {text}" for text, part in found.items() if part)
+
+    unused = shares({"superseded": "gave way to newer ones", "late": "came too late"})
+    received = f"received ({unused})" if unused else "received"
+    ends = shares({"received": received, "lost": "lost", "cancelled": "taken back by the sender"})
+    of = "" if whole == count["sent"] else f"of {whole:,} that were to be sent: "
+    return f"sent; {of}{ends}" if ends else "sent"

@@ -1,0 +1,84 @@
+"""The record of what happened to nodes: rows of events, and a line about who was lost at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gossamer.faults import StartFrom
+from gossamer.node.checkpoint import Checkpoint
+from gossamer.results.segment import Segment
+
+MOST_NAMED = 20
+
+
+def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
+    """What a node begins with, in words."""
+    if saved is not None:
+        return f"its checkpoint of round {saved.round}"
+    return "a neighbour's model" if start_from == "neighbor" else "its initial model"
+
+
+class HeardClock:
+    """The nodes' clock, as who only hears of it from time to time knows it: what was heard last, and what has passed since.
+
+    Args:
+        clock: real seconds. (The nodes' clock may stand still where this one goes on.)
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._heard: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # a time, and the real instant when it was so late
+        self._said = 0.0
+
+    def hear(self, time_s: float, *, runs: bool = True) -> None:
+        """It is so late now on some node's clock, which runs, or does not yet."""
+        if self._heard[1] is None or time_s >= self._heard[0]:
+            self._heard = time_s, self._clock() if runs else None
+
+    def now(self) -> float:
+        """Seconds; never less than before."""
+        time_s, since = self._heard
+        self._said = max(self._said, time_s + (0.0 if since is None else self._clock() - since))
+        return self._said
+
+
+class EventLog:
+    """Writes events down, and keeps in mind who is away.
+
+    Args:
+        segment: where rows go.
+        now: seconds of the engine's clock.
+        wall: real seconds since the start.
+    """
+
+    def __init__(self, segment: Segment, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._segment, self._now, self._wall = segment, now, wall
+        self._away: dict[int, float] = {}
+
+    def append(self, node: int | None, event: str, detail: str) -> None:
+        """Something happens now.
+
+        Args:
+            node: to whom; None where it is not about one node.
+            event: its kind; "lost", "left" and "returned" tell who is away.
+            detail: one line.
+        """
+        time_s = self._now()
+        self._segment.append(
+            {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
+        )
+        if node is not None and event in ("lost", "left"):
+            self._away[node] = time_s
+        elif node is not None and event == "returned":
+            self._away.pop(node, None)
+
+    def summary(self) -> str | None:
+        """Who is away at the end, and since when, in one line; None if nobody is."""
+        if not self._away:
+            return None
+        said = [f"node {rank} since {time_s:.1f} s" for rank, time_s in sorted(self._away.items())]
+        more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
+        return f"away at the end: {', '.join(said[:MOST_NAMED])}{more}"

@@ -1,0 +1,108 @@
+"""The engine ``processes``, from the user's process: has the fork server do the work, shows what it says, collects the
+models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gossamer.config import Experiment, Processes
+from gossamer.errors import BadInput, RunFailed
+from gossamer.network import Constant
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.processes.fork_server import ForkServer
+from gossamer.runtime.processes.system.memory import FINAL, SharedModels
+from gossamer.runtime.processes.transport.shaper import simplified
+from gossamer.runtime.recording import Observer, stopwatch
+from gossamer.runtime.signals import ending_signals
+
+
+class ProcessesEngine:
+    """One operating-system process a node, over TCP on loopback. Making one has the fork server prepare the run, which
+    finds bad input.
+
+    Args:
+        experiment: what is run.
+        server: the fork server, which ends with this; None starts one.
+    """
+
+    def __init__(self, experiment: Experiment, server: ForkServer | None = None) -> None:
+        self._experiment = experiment
+        self._server = server or ForkServer()
+        try:
+            self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
+                experiment
+            )
+            self.description, self._parameters, self._buffers = self._prepare()
+        except BaseException:
+            self._server.close()
+            raise
+
+    def _prepare(self) -> tuple[dict[str, Any], int, int]:
+        self._server.begin(self._experiment.to_yaml())
+        answer = self._server.channel.receive()
+        if answer is None:
+            raise RunFailed(f"the fork server died while it loaded the data: {self._server.how_it_died()}")
+        if answer[0] == "bad-input":
+            raise BadInput(*answer[1])
+        return answer[1], answer[2], answer[3]
+
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+        """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
+        wall, time_s = stopwatch(0.0 if cut is None else cut.wall_s), 0.0
+        observer.start(self.description)
+        for text in self._otherwise:
+            observer.say(text)
+        reason, failure, private = "failed", None, None
+        channel = self._server.channel
+        with ending_signals(lambda: channel.send("stop")):
+            self._server.fork(str(folder.path), resume=cut is not None)
+            while True:
+                message = channel.receive()
+                if message is None:
+                    failure = RunFailed(f"the fork server died: {self._server.how_it_died()}")
+                    break
+                what, *rest = message
+                if what == "ended":
+                    reason = rest[0]
+                    if rest[1] is not None:
+                        details = dict(rest[1])
+                        failure = RunFailed(details.pop("message"), **details)
+                    break
+                if what == "memory":
+                    private = rest[0]
+                elif what == "progress":
+                    observer.progress(rest[0], rest[1])
+                    time_s = max(time_s, rest[1])
+                elif what == "row":
+                    observer.row(rest[0])
+                    time_s = max(time_s, rest[0]["time_s"])
+                elif what == "say":
+                    observer.say(rest[0])
+        parameters = buffers = None
+        if failure is None:
+            models = SharedModels(
+                self._server.memory, self._experiment.nodes, self._parameters, self._buffers
+            )
+            parameters, buffers = models.all(FINAL)
+        return Outcome(
+            reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
+        )
+
+    def __enter__(self) -> ProcessesEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the fork server, and with it every node."""
+        self._server.close()
+
+
+def _unpaced(experiment: Experiment) -> list[str]:
+    """What there is to say of a compute profile that was asked for and is not kept."""
+    engine = experiment.engine
+    if (isinstance(engine, Processes) and engine.pace) or experiment.compute == Constant():
+        return []
+    return [
+        "compute: steps take as long as they take here; with engine.pace=true, no less than the compute profile says"
+    ]

@@ -1,0 +1,72 @@
+"""What the process of a supervisor does.
+
+A process of its own, because it forks: it imports everything and loads the data once, with one torch thread
+and no event loop, and every node is a fork of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from gossamer.config import Experiment
+from gossamer.errors import BadInput, cause
+from gossamer.learning.memory import keep_freed_memory
+from gossamer.results.checkpoints import newest
+from gossamer.results.folder import RunFolder
+from gossamer.results.segment import RecordError
+from gossamer.runtime.processes.supervisor.ended import Ended
+from gossamer.runtime.processes.supervisor.supervisor import Supervisor
+from gossamer.runtime.processes.system.channel import Channel
+from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
+from gossamer.runtime.processes.worker.warmup import Stage, with_data_for_forks
+from gossamer.runtime.setup import prepare
+
+
+def outcome_of(run: Callable[[], Ended]) -> Ended:
+    """How a run ended, also where what supervises it did not get on."""
+    try:
+        return run()
+    except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
+        return Ended("failed", message=f"the record can't be written: {error}")
+    except OSError as error:  # no descriptor or process is left, ...
+        trace = traceback.format_exc()
+        return Ended("failed", message=f"the supervisor of the nodes failed: {cause(error)}", traceback=trace)
+
+
+def serve(channel: int, memory: int) -> None:
+    """Prepare the experiment that the launcher tells, and run it.
+
+    Args:
+        channel: descriptor of the channel to the launcher.
+        memory: descriptor of the file that all processes share.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+    keep_freed_memory()
+    launcher = Channel(socket.socket(fileno=channel))
+    hello = launcher.receive()
+    if hello is None:
+        return
+    try:
+        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
+        raise_descriptor_limit(setup, channels=setup.experiment.nodes)
+    except BadInput as error:
+        launcher.send("bad-input", list(error.problems))
+        return
+    launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    stage = Stage(setup)
+    stage.warm_up()  # while the launcher makes the folder
+    answer = launcher.receive()
+    if answer is None:
+        return
+    folder = RunFolder.open(answer[1])
+    cut = newest(folder.checkpoints) if answer[2] else None
+    supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
+    end = outcome_of(supervisor.run)
+    launcher.send("memory", supervisor.private_bytes())
+    launcher.send("ended", end.reason, end.failure)

@@ -1,0 +1,127 @@
+"""Memory of a run's processes: snapshots of models that all share, and how much a process has to itself."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gossamer.messages import raw
+from gossamer.messages.tags import Model
+from gossamer.runtime.processes.system.shared_file import shared_file
+
+SNAPSHOTS = 2
+"""Evaluations of a node that may wait for the other nodes' ones, at a time."""
+FINAL = SNAPSHOTS
+"""The slot of the models at the end."""
+
+
+def for_forks(tensor: Tensor) -> Tensor:
+    """A copy of a large tensor that costs a fork nothing. (A process's own memory takes a fork a five-hundredth of it for
+    page tables, and the time to write them: gigabytes, for a thousand forks.)
+
+    Who writes it does so in a copy of the page.
+    """
+    descriptor = shared_file()
+    try:
+        _transfer(os.pwrite, descriptor, tensor.contiguous(), 0)
+        pages = mmap.mmap(descriptor, tensor.nbytes, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(descriptor)
+    # What one process alone has looked at would count as its own.
+    np.frombuffer(pages, dtype=np.uint8)[:: mmap.PAGESIZE].max()
+    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
+
+
+class SharedModels:
+    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. What nobody has written takes no
+    memory.
+
+    Why by reads and writes, and not mapped: a mapping's pages count for every process that has looked at them, and take
+    page tables in each; a thousand nodes write a few rows each.
+
+    Args:
+        descriptor: a file from :func:`~gossamer.runtime.processes.system.shared_file.shared_file`.
+        nodes: number of nodes.
+        parameters: P.
+        buffers: B.
+    """
+
+    def __init__(self, descriptor: int, nodes: int, parameters: int, buffers: int) -> None:
+        self._descriptor, self._nodes = descriptor, nodes
+        self._parameters, self._width = parameters, parameters + buffers
+        size = self._place(SNAPSHOTS + 1, 0)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+
+    def write(self, slot: int, rank: int, model: Model) -> None:
+        """Put a node's model into a slot."""
+        place = self._place(slot, rank)
+        for vector in model:
+            _transfer(os.pwrite, self._descriptor, vector.contiguous(), place)
+            place += vector.nbytes
+
+    def read(self, slot: int, rank: int) -> Model:
+        """A copy of a node's model."""
+        row = torch.empty(self._width)
+        _transfer(_pread, self._descriptor, row, self._place(slot, rank))
+        return Model(row[: self._parameters], row[self._parameters :])
+
+    def all(self, slot: int) -> tuple[Float[Tensor, "nodes params"], Float[Tensor, "nodes buffers"] | None]:
+        """Copies of all nodes' parameters, and buffers where there are any."""
+        models = torch.empty(self._nodes, self._width)
+        _transfer(_pread, self._descriptor, models, self._place(slot, 0))
+        buffers = models[:, self._parameters :]
+        return models[:, : self._parameters].contiguous(), buffers if buffers.shape[1] else None
+
+    def _place(self, slot: int, rank: int) -> int:
+        return (slot * self._nodes + rank) * self._width * 4
+
+
+def _transfer(
+    move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, place: int
+) -> None:
+    """Write or read a whole contiguous tensor; the system may do it in parts."""
+    left = raw(tensor)
+    while left:
+        count = move(descriptor, left, place)
+        if count == 0:
+            raise OSError(f"the shared models end {left.nbytes} bytes early")
+        left, place = left[count:], place + count
+
+
+def _pread(descriptor: int, into: memoryview, place: int) -> int:
+    return os.preadv(descriptor, [into], place)
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that may still be taken, on this machine and in its control group; None where the system doesn't
+    say."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
+
+
+def private_bytes(pid: int | None = None) -> int | None:
+    """Bytes of memory that a process (None: this one) shares with no other; None where the system doesn't say (it is
+    Linux that does)."""
+    try:
+        lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    # "Private_Dirty:     12345 kB"
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

@@ -1,0 +1,273 @@
+"""How a node begins that comes later: with a neighbour's model, and among others that wait for each other.
+
+All of it is messages on the links that the nodes have: the same under every engine. They pass beneath the wrappers, and
+the algorithm sees none of them. Where no supervisor tells nodes in which round they meet, the newcomer asks::
+
+    newcomer -> other    MEET n, anew     which round are you in? (from the next one on, what you send arrives)
+    other -> newcomer    AT n, round      that one; I don't wait for you in it, nor in those before
+    newcomer -> other    FROM round       I go on with this one: don't wait for me before
+
+An answer repeats the number n of its question, so that one that comes too late is not taken for that to another question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from statistics import median_high
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.messages import freeze
+from gossamer.messages.tags import Message, Model, Payload, Sending
+from gossamer.node import Node
+from gossamer.node.host import Host
+
+_TAG = "gossamer/newcomer"
+_HIGHEST = 2**32 - 1
+
+
+class Question:
+    """What a node has asked another one.
+
+    Args:
+        rank: the other one.
+        expects: the tag of the answer.
+
+    Attributes:
+        open: whether an answer is still awaited.
+        answer: what it was; None where none came.
+    """
+
+    def __init__(self, rank: int, expects: tuple[str | int, ...]) -> None:
+        self.rank, self.expects = rank, expects
+        self.open = True
+        self.answer: Any = None
+        self.woken: asyncio.Future[None] | None = None
+
+    def close(self, answer: Any = None) -> None:
+        """Nothing more is awaited."""
+        self.open, self.answer = False, answer
+        self.wake()
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+        if self.woken is not None and not self.woken.done():
+            self.woken.set_result(None)
+
+
+class Hospitality:
+    """A node's readiness to give its model to a newcomer that asks for it, and to wait for it from some round on; and
+    what it asks others itself.
+
+    Args:
+        node: whose it is.
+        host: the node's side of the engine.
+
+    Attributes:
+        asks: whom the node asks for the model that it is to begin with, and since when; None where it doesn't.
+    """
+
+    def __init__(self, node: Node, host: Host) -> None:
+        self._node, self._host = node, host
+        self.asks: tuple[int, float] | None = None
+        self._asked = 0
+        self._questions: dict[int, Question] = {}  # the last one to each rank
+        self._answers: dict[tuple[int, str], Sending] = {}  # the last one of each kind to each rank
+
+    # --- answering
+
+    def takes(self, message: Message) -> bool:
+        """Take in a message, unless it is the algorithm's."""
+        if message.tag[:1] != (_TAG,):
+            return False
+        self._hear(message.source, message.tag, message.payload)
+        return True
+
+    def _hear(self, source: int, tag: tuple[str | int, ...], said: Any) -> None:
+        node = self._node
+        match tag[1:]:
+            case "ask", int(number):
+                self._answer(source, node.model if len(node.buffers) else node.parameters, "give", number)
+            case "meet", int(number):
+                node.peer_found(source, node.round + 1, anew=said is True)
+                self._answer(source, node.round, "at", number)
+            case ("from",) if _is_round(said):
+                node.peer_found(source, max(said, node.first_of(source)), anew=False)
+            case "at" | "give", int():
+                question = self._questions.get(source)
+                if question is not None and question.open and question.expects == tag:
+                    question.close(said)
+                else:
+                    self._host.counters.messages_late += 1
+            case _:  # it makes no sense, and is nobody's
+                pass
+
+    def _answer(self, to: int, payload: Payload, what: str, number: int) -> None:
+        """Answer, in place of what has not left yet: who asks all the time must not fill this node's memory."""
+        before = self._answers.get((to, what))
+        if before is not None:
+            before.cancel()
+        self._answers[to, what] = self.say(to, payload, what, number)
+
+    # --- asking
+
+    def say(self, to: int, payload: Payload, *what: str | int) -> Sending:
+        """Send a message to another node's hospitality."""
+        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
+
+    def question(self, rank: int, answer: str) -> Question:
+        """A new question to another node, in place of the last one: nothing else is awaited of it any more."""
+        if (before := self._questions.get(rank)) is not None and before.open:
+            before.close()
+        self._asked += 1
+        question = self._questions[rank] = Question(rank, (_TAG, answer, self._asked))
+        return question
+
+    async def ask(self, question: Question, what: str, payload: Payload, timeout_s: float) -> None:
+        """Ask, perhaps again, and wait as :meth:`wait` does."""
+        self.say(question.rank, payload, what, question.expects[-1])
+        await self.wait(question, timeout_s)
+
+    async def wait(self, question: Question, timeout_s: float) -> None:
+        """Wait until a question that was asked is answered, or it's clear that it won't be, or for so many seconds."""
+        if question.rank in self._host.lost:
+            question.close(question.answer)
+        if not question.open:
+            return
+        question.woken = asyncio.get_running_loop().create_future()
+        timer = self._host.timer(timeout_s, question.wake)
+        try:
+            await question.woken
+        finally:
+            timer.cancel()
+
+    def peer_lost(self) -> None:
+        """The node has lost a peer, which answers nothing."""
+        for rank in self._host.lost & self._questions.keys():
+            self._questions[rank].close(self._questions[rank].answer)
+
+
+def _is_round(said: Any) -> bool:
+    return type(said) is int and 0 <= said <= _HIGHEST
+
+
+def _hospitality(node: Node) -> Hospitality:
+    assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
+    return node.companion
+
+
+def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+    """Where a node goes on that comes, or comes back, among others that wait for each other: in the round that most
+    of them are in; and from when on it and each of them wait for each other, which is a round that neither has begun.
+
+    Args:
+        rounds: which round each of the others is in.
+        least: no earlier round than this one.
+    """
+    first = max(median_high(rounds.values()), least) if rounds else least
+    return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
+
+
+async def newcomer(
+    run: Callable[[Node], Coroutine[Any, Any, None]],
+    node: Node,
+    timeout_s: float | None,
+    meet: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """The protocol of a node that comes later.
+
+    Args:
+        run: what it does from then on.
+        node: the newcomer.
+        timeout_s: seconds that a neighbour has to give its model, before the next one is asked; None asks nobody.
+        meet: what is to be done right before, where nobody has told it which round to begin with.
+    """
+    if timeout_s is not None:
+        await _begin_as_neighbor(node, timeout_s)
+    if meet is not None:
+        await meet()
+    await run(node)
+
+
+async def come_back(node: Node, others: Iterable[int], timeout_s: float) -> None:
+    """Go on among others in the round that most of them are in, and no earlier than in the node's own; see :func:`meeting`.
+
+    Args:
+        node: who comes, or comes back, and is not in a round yet.
+        others: those that may wait for it, or it for them.
+        timeout_s: seconds that they have to answer; who does not is asked on (:func:`meet_again`) while the node goes on.
+    """
+    hospitality = _hospitality(node)
+    asked = {rank: hospitality.question(rank, "at") for rank in others}
+    end_s = node.now() + timeout_s
+    for rank, question in asked.items():
+        hospitality.say(rank, True, "meet", question.expects[-1])
+    rounds, silent = {}, []
+    for rank, question in asked.items():
+        await hospitality.wait(question, max(end_s - node.now(), 0.0))
+        if _is_round(question.answer):
+            rounds[rank] = question.answer
+        elif question.open:
+            silent.append(rank)
+    first, together = meeting(rounds, node.round)
+    for rank, since in together.items():
+        _agree(node, rank, first, since)
+    node.rejoin(first)
+    node.catch_up()
+    for rank in silent:
+        node.spawn(meet_again(node, rank, timeout_s, anew=True))
+
+
+async def meet_again(node: Node, other: int, timeout_s: float, *, anew: bool = False) -> None:
+    """Messages between two nodes were lost, and are not any more: neither waits for what the other sent meanwhile.
+
+    The other one is asked until it answers or is lost, each time after twice as long; or until the two are to meet again
+    once more.
+
+    Args:
+        node: one of them, in one of its rounds.
+        other: the other one.
+        timeout_s: seconds that it has to answer before it is asked again.
+        anew: whether the node was started again.
+    """
+    hospitality = _hospitality(node)
+    question = hospitality.question(other, "at")
+    while question.open:
+        await hospitality.ask(question, "meet", anew, timeout_s)
+        timeout_s *= 2
+    if _is_round(question.answer):
+        first = node.round + 1
+        _agree(node, other, first, max(first, question.answer + 1))
+
+
+def _agree(node: Node, other: int, first: int, since: int) -> None:
+    """Go on with a round, and wait for another node from some round on."""
+    node.peer_found(other, max(since, node.first_of(other)), anew=False)
+    _hospitality(node).say(other, first, "from")
+
+
+async def _begin_as_neighbor(node: Node, timeout_s: float) -> None:
+    """Take over the model of the first neighbour that gives one that fits; without one the node keeps its own."""
+    hospitality = _hospitality(node)
+    for peer in await node.neighbors(direction="in" if node.view is None else "out"):
+        question = hospitality.question(peer, "give")
+        hospitality.asks = peer, node.now()
+        await hospitality.ask(question, "ask", None, timeout_s)
+        hospitality.asks = None
+        given = question.answer
+        question.close()
+        if _fits(given, node.model if len(node.buffers) else node.parameters):
+            if isinstance(given, Model):
+                node.model = given
+            else:
+                node.parameters = given
+            return
+
+
+def _fits(given: Any, own: Model | Tensor) -> bool:
+    """Whether this may stand in the place of a node's own model, as far as shapes say."""
+    if isinstance(own, Model):
+        return isinstance(given, Model) and all(map(_fits, given, own))
+    return isinstance(given, Tensor) and (given.shape, given.dtype) == (own.shape, own.dtype)

@@ -1,0 +1,265 @@
+"""From an experiment to what an engine runs: data, partition, topology and initial models; all bad input is
+found here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import nn
+
+from gossamer.config import Experiment, Processes, Simulate
+from gossamer.config.definition import not_called_with
+from gossamer.config.registry import names
+from gossamer.errors import BadInput, GossamerError, cause, listed
+from gossamer.faults import Schedule
+from gossamer.learning.parameters import Layout, initial_model
+from gossamer.messages.tags import Model
+from gossamer.network import ComputeProfile, Network
+from gossamer.node import NodeSetup
+from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.runtime.rejoin import Hospitality
+from gossamer.tasks import Task, label_counts, load_task
+from gossamer.topology import Graph, TopologySchedule
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What all nodes of a run are made of; made by :func:`prepare`.
+
+    Args:
+        experiment: what is run.
+        task: its data, model and loss.
+        parts: indices of each node's training samples.
+        labels: samples of each class at each node, or None where there are no classes.
+        topology: who may talk to whom.
+        faults: what goes wrong, and when.
+        network: what links do to a message, faults included.
+        compute: how long local steps take, settled for these nodes, faults included.
+        layout: the shapes behind the flat vectors.
+        outcome_ranks: ranks whose model is the algorithm's outcome.
+        evaluated: ranks whose model is evaluated by itself.
+        message_limit: the largest message that a node accepts, bytes.
+        hospitable: whether nodes answer those that come later, though no fault says that some do.
+    """
+
+    experiment: Experiment
+    task: Task
+    parts: list[Int[np.ndarray, " _"]]
+    labels: Int[np.ndarray, "nodes classes"] | None
+    topology: TopologySchedule
+    faults: Schedule
+    network: Network
+    compute: ComputeProfile
+    layout: Layout
+    outcome_ranks: frozenset[int]
+    evaluated: frozenset[int]
+    message_limit: int
+    hospitable: bool = False
+
+    def initial(self, rank: int) -> Model:
+        """The model that a node starts with: the same everywhere, or drawn for each node."""
+        shared = self.experiment.initial == "common"
+        seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
+        return initial_model(self.task.model, seed)
+
+    def node(self, rank: int, initial: Model | None = None) -> NodeSetup:
+        """What one node is made of."""
+        experiment = self.experiment
+        samples = experiment.evaluation.samples
+        test_samples = len(self.task.test[0])
+        return NodeSetup(
+            rank=rank,
+            size=experiment.nodes,
+            seed=experiment.seed,
+            topology=self.topology,
+            layout=self.layout,
+            initial=initial or self.initial(rank),
+            optimizer=experiment.optimizer,
+            samples=self.parts[rank],
+            label_counts=None if self.labels is None else self.labels[rank],
+            batch_size=experiment.batch_size,
+            test_samples=test_samples if samples is None else min(samples, test_samples),
+            gather_timeout_s=experiment.gather.timeout_s,
+            lost_peer=experiment.gather.lost_peer,
+            missing=experiment.gather.missing,
+            wrappers=experiment.wrappers,
+            companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
+        )
+
+    def description(self) -> dict[str, Any]:
+        """What the record keeps of the start: nodes, label counts, the first graph."""
+        graph = self.topology.graph(0)
+        return {
+            "nodes": self.experiment.nodes,
+            "directed": graph.directed,
+            "parameters": self.layout.size,
+            "samples": [len(part) for part in self.parts],
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "classes": None if self.task.classes is None else list(self.task.classes),
+            "outcome_ranks": sorted(self.outcome_ranks),
+            "graphs": {"0": edges(graph)},
+        }
+
+
+def edges(graph: Graph) -> list[list[int]]:
+    """A graph's edges as lists, for the record."""
+    return [list(edge) for edge in graph.edges()]
+
+
+def prepare(experiment: Experiment) -> Setup:
+    """Load, partition and check everything that a run needs, before any work starts.
+
+    Raises:
+        BadInput: for anything that can't be used; names the field.
+    """
+    algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
+    _check_algorithm(algorithm)
+    virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
+    experiment.network.conditions(nodes, seed)
+    faults = Schedule(experiment.faults, nodes, seed)
+    network = faults.network(experiment.network, frozen=virtual)
+    _check_network(experiment, network)
+    _check_faults(experiment, faults)
+    holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
+    task = load_task(experiment.task, experiment.data_root, seed)
+    layout = _layout(task.model)
+    parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
+    assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
+    for rank, part in zip(holders, assigned, strict=True):
+        parts[rank] = part
+    topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
+    topology.check()
+    if topology.sampled and not algorithm.tolerates_sampling:
+        bearing = sorted(
+            name for name, each in names("algorithm").items() if getattr(each, "tolerates_sampling", False)
+        )
+        raise BadInput(
+            f"topology: {topology.topology.name_of()}, where a node does not know who sends to it, for"
+            f" {algorithm.name_of()}; accepted: a topology with a graph (or an algorithm that does not ask:"
+            f" {listed(bearing)})"
+        )
+    compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
+    algorithm.check(topology, experiment.optimizer)
+    _check_metric(experiment, task)
+    return Setup(
+        experiment=experiment,
+        task=task,
+        parts=parts,
+        labels=label_counts(task, parts),
+        topology=topology,
+        faults=faults,
+        network=network,
+        compute=compute,
+        layout=layout,
+        outcome_ranks=frozenset(outcomes),
+        evaluated=frozenset(_evaluated(experiment, outcomes)),
+        message_limit=algorithm.message_limit(layout.size, nodes),
+    )
+
+
+def _check_algorithm(algorithm: Any) -> None:
+    """(Engines don't import the base of algorithms.)"""
+    if not hasattr(algorithm, "gathers"):
+        found = "no subclass of gossamer.Algorithm"
+    elif inspect.isasyncgenfunction(algorithm.run):
+        found = "run() has a yield, which makes a generator of it"
+    elif not inspect.iscoroutinefunction(algorithm.run):
+        found = "run() is not async"
+    elif (refused := not_called_with(algorithm.run, "node")) is not None:
+        found = f"run() can't be called with a node ({refused})"
+    else:
+        return
+    raise BadInput(
+        f"algorithm: {algorithm.name_of()!r}: {found}; accepted: a subclass of gossamer.Algorithm with async def run(self,"
+        " node)"
+    )
+
+
+def _layout(make: Callable[[], Any]) -> Layout:
+    """The shapes of a task's model, which is made twice: one that is the same again would be shared by all that compute,
+    and no seed would tell its initial values."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            module, other = make(), make()
+        except GossamerError:
+            raise
+        except Exception as error:
+            raise BadInput(f"task.model: raised {cause(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"task.model: gives {type(module).__name__}; accepted: a fresh nn.Module")
+    if other is module:
+        raise BadInput("task.model: gives the same module again; accepted: a fresh one at each call")
+    return Layout.of(module)
+
+
+def _check_network(experiment: Experiment, network: Network) -> None:
+    algorithm = experiment.algorithm
+    waits = algorithm.gathers and experiment.gather.timeout_s is None
+    if algorithm.tolerates_loss and not waits:
+        return
+    if not network.loses(experiment.nodes, experiment.seed):
+        return
+    if experiment.network.loses(experiment.nodes, experiment.seed):
+        loser, without = "network: one that loses messages", "one without loss, whose paths stay"
+    else:
+        loser, without = "faults: some that lose messages", "none that do"
+    if not algorithm.tolerates_loss:
+        raise BadInput(f"{loser}, for {algorithm.name_of()}; accepted: {without}")
+    raise BadInput(
+        f"gather.timeout_s: null {'on a network that loses' if loser[0] == 'n' else 'with faults that lose'} messages;"
+        " accepted: seconds"
+    )
+
+
+def _check_faults(experiment: Experiment, faults: Schedule) -> None:
+    """Refuse that nodes are away where the algorithm, or what its nodes do about a dead peer, can't work then."""
+    algorithm, gather = experiment.algorithm, experiment.gather
+    restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
+    if not (faults.hit or restarts):
+        return
+    field = "faults: nodes that are away" if faults.hit else "engine.restart: always"
+    if not algorithm.tolerates_absence:
+        raise BadInput(
+            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that bears it (docs/faults.md)"
+        )
+    needed = sorted(faults.hit & set(algorithm.needed_ranks(experiment.nodes)))
+    if needed:
+        raise BadInput(
+            f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
+        )
+    if algorithm.gathers and gather.lost_peer == "fail":
+        raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
+
+
+def _check_metric(experiment: Experiment, task: Task) -> None:
+    target = experiment.stop.target
+    if target is None:
+        return
+    accepted = ["train_loss", "test_loss", "consensus_distance", *(f"test_{name}" for name in task.metrics)]
+    if target.metric not in accepted:
+        raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
+
+
+def _evaluated(experiment: Experiment, outcomes: tuple[int, ...]) -> tuple[int, ...]:
+    chosen = experiment.evaluation.nodes
+    if chosen == "all":
+        return outcomes
+    if chosen == "average":
+        return ()
+    if isinstance(chosen, int):
+        drawn = generator(experiment.seed, "evaluated").choice(
+            outcomes, min(chosen, len(outcomes)), replace=False
+        )
+        return tuple(sorted(int(rank) for rank in drawn))
+    ranks = tuple(sorted(set(chosen) & set(outcomes)))
+    if not ranks:
+        raise BadInput(
+            f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: among {list(outcomes)}"
+        )
+    return ranks

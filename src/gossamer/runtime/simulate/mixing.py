@@ -1,0 +1,135 @@
+"""Mixing steps of all nodes, when everything else of an instant is done.
+
+The sum of whole vectors is *owed*: the node gets its row at once, but the row is written when somebody is about to
+read parameters: an algorithm, a computation, a record. Until then what many nodes mix gathers, at one instant or at many,
+and is computed together. Nobody can tell: what is mixed is immutable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.learning.mixing import Mix
+from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers
+from gossamer.runtime.profile import Profile
+from gossamer.runtime.simulate.clock import Clock
+
+LEAST_TERMS = 24
+"""Terms of all owed sums from which on they are computed together; the bits are the same."""
+MOST_OWED = 256
+"""Owed sums beyond which they are computed at the end of the instant: they hold the rows that they read."""
+MOST_RESERVED = 32
+"""Rows that are taken ahead of need, at most."""
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    rank: int
+    prepare: Callable[[], Mix]
+    commit: Callable[[Any], Any]
+    read: bool
+    future: asyncio.Future[Any]
+
+
+class Mixing:
+    """Carries out mixing steps in the order (rank, order of the calls); each step is indivisible.
+
+    Args:
+        clock: says when all else of an instant is done.
+        rows: where vectors live.
+        workers: share the work.
+        profile: told how long it takes.
+    """
+
+    def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
+        self._clock, self._rows, self._workers = clock, rows, workers
+        self._profile = profile
+        self._requests: list[_Request] = []
+        self._owed: list[tuple[Sum, Tensor]] = []
+        self._unwritten: set[int] = set()  # ids of rows that are owed
+        self._reserve: list[Tensor] = []
+        self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
+
+    def submit(
+        self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
+    ) -> Awaitable[Any]:
+        """Queue a node's step; gives what ``commit`` returns.
+
+        Args:
+            rank: the node.
+            prepare: gives what is mixed.
+            commit: takes the result.
+            read: whether the result is read as soon as it is committed; else :meth:`settle` comes before.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self._requests:
+            self._clock.when_quiet(-1, self._flush)
+        self._requests.append(_Request(rank, prepare, commit, read, future))
+        return future
+
+    def settle_for(self, vector: Any) -> None:
+        """Compute what is owed if a vector is part of it."""
+        if id(vector) in self._unwritten:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compute what is owed."""
+        if not self._owed:
+            return
+        with self._profile.part("mix"):
+            sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
+            together = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
+            if not (together and mix_rows(self._rows, sums, self._workers, rows)):
+                for owed, row in self._owed:
+                    # (Writes by way of .data don't count as the modification of a snapshot.)
+                    owed.write(row.data)
+        self._owed = []
+        self._unwritten.clear()
+        self._whole.clear()
+
+    def _flush(self) -> None:
+        requests, self._requests = self._requests, []
+        requests.sort(key=lambda request: request.rank)
+        with self._profile.part("mix"):
+            for request in requests:
+                if not request.future.done():  # cancelled
+                    self._run(request)
+        if len(self._owed) > MOST_OWED or any(request.read for request in requests):
+            self.settle()
+
+    def _run(self, request: _Request) -> None:
+        try:
+            mix = request.prepare()
+            self.settle_for(mix.own)
+            row = self._owe(mix)
+            request.future.set_result(request.commit(mix.run(self._rows.vector) if row is None else row))
+        except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
+            request.future.set_exception(error)
+
+    def _owe(self, mix: Mix) -> Tensor | None:
+        terms = mix.terms()
+        if terms is None:
+            return None
+        whole = self._whole
+        if not all(id(vector) in whole or self._rows.is_row(vector) for vector in terms[0]):
+            return None
+        row = self._fresh()
+        self._owed.append((Sum(*terms), row))
+        whole.update(map(id, terms[0]))  # which stay theirs, as the sum holds the vectors
+        self._unwritten.add(id(row))
+        return row
+
+    def _fresh(self) -> Tensor:
+        # Rows that are mixed one after the other lie together, also when they are taken at different instants: the
+        # next batch reads them in that order.
+        if not self._reserve:
+            rows, _ = self._rows.block(max(1, min(MOST_RESERVED, self._rows.taken // 16)))
+            self._reserve = rows[::-1]
+        return self._reserve.pop()

@@ -1,0 +1,158 @@
+"""What the command line changes in an experiment."""
+
+from __future__ import annotations
+
+import pytest
+from experiment_texts import DESIGN, refused, text
+
+from gossamer import BadInput, Experiment
+from gossamer.algorithms.d_psgd import DPSGD
+from gossamer.config import Processes
+from gossamer.learning.optimizer import SGD
+from gossamer.network import LogNormal, Slowdowns, Uniform
+
+
+def test_overrides_are_typed_and_reach_inside() -> None:
+    experiment = Experiment.parse(
+        DESIGN,
+        [
+            "optimizer.lr=0.05",
+            "nodes=8",
+            "batch_size=full",
+            "evaluation.samples=null",
+            "evaluation.nodes=[0, 3]",
+            "algorithm.overlap=true",
+            "stop={time_s: 2.5}",
+        ],
+    )
+    assert experiment.optimizer == SGD(lr=0.05)
+    assert (experiment.nodes, experiment.batch_size) == (8, "full")
+    assert experiment.evaluation.samples is None
+    assert experiment.evaluation.nodes == [0, 3]
+    assert experiment.algorithm == DPSGD(local_steps=5, overlap=True)
+    assert (experiment.stop.rounds, experiment.stop.time_s) == (None, 2.5)
+
+
+def test_the_experiments_own_name_can_be_overridden() -> None:
+    experiment = Experiment.parse(DESIGN, ["name=other"])
+    assert experiment == Experiment.parse(DESIGN).override(name="other")
+
+
+def test_an_override_that_would_undo_another_one_is_refused() -> None:
+    accepted = "accepted: every field once, a whole one before its parts"
+    assert refused(DESIGN, "nodes=8", "nodes=20") == (f"--set nodes=20: nodes is set already; {accepted}",)
+    assert refused(DESIGN, "topology.name=ring", "nodes=8", "topology.name=star") == (
+        f"--set topology.name=star: topology.name is set already; {accepted}",
+    )
+    assert refused(DESIGN, "stop.rounds=3", "stop={time_s: 2}") == (
+        f"--set stop={{time_s: 2}}: stop.rounds is set already; {accepted}",
+    )
+    assert refused(DESIGN, "topology=ring", "topology.degree=3", "topology.name=random-regular") == (
+        f"--set topology.name=random-regular: topology is set already; {accepted}",
+    )
+    stop = Experiment.parse(DESIGN, ["stop={time_s: 2}", "stop.rounds=3"]).stop
+    assert (stop.time_s, stop.rounds) == (2, 3)
+
+
+def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:
+    changed = Experiment.parse(DESIGN, ["compute.name=log-normal", "compute.sigma=0.1"])
+    assert changed.compute == LogNormal(sigma=0.1)
+    same = Experiment.parse(DESIGN, ["compute.name=constant"])
+    assert same.compute == Experiment.parse(DESIGN).compute
+
+
+def test_a_component_is_named_before_its_parameters_are_given_whatever_the_order() -> None:
+    source = text(topology={"name": "erdos-renyi", "p": 0.5})
+    for overrides in (
+        ["topology.degree=3", "topology.name=random-regular"],
+        ["topology.name=random-regular", "topology.degree=3"],
+    ):
+        topology = Experiment.parse(source, overrides).topology
+        assert (topology.name_of(), topology.spec()["degree"]) == ("random-regular", 3)
+        assert Experiment.parse(DESIGN, overrides).topology.spec()["degree"] == 3
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "compute={name: slowdowns, base: {name: constant}}",
+            "compute.base.sigma=0.2",
+            "compute.base.name=log-normal",
+        ],
+        ["compute.base.sigma=0.2", "compute.base.name=log-normal", "compute.name=slowdowns"],
+    ],
+    ids=["all of it", "its name"],
+)
+def test_what_holds_a_component_is_there_before_the_component_is_named(overrides: list[str]) -> None:
+    overrides = [*overrides, "compute.random={per_hour: 1, mean_s: 1, factor: 2}"]
+    compute = Experiment.parse(DESIGN, overrides).compute
+    assert isinstance(compute, Slowdowns)
+    assert compute.base == LogNormal(sigma=0.2)
+
+
+def test_a_parameter_of_a_component_that_is_only_named() -> None:
+    assert Experiment.parse(text(), ["algorithm.local_steps=3"]).algorithm == DPSGD(local_steps=3)
+
+
+def test_a_parameter_of_a_component_that_is_left_to_its_default() -> None:
+    experiment = Experiment.parse(text(), ["optimizer.lr=0.05", "network.latency_s=0.5"])
+    assert experiment.optimizer == SGD(lr=0.05)
+    assert experiment.network == Uniform(latency_s=0.5)
+
+
+def test_override_gives_a_changed_copy() -> None:
+    experiment = Experiment.parse(DESIGN)
+    changed = experiment.override(nodes=8, optimizer={"name": "sgd", "lr": 0.5})
+    assert (changed.nodes, changed.optimizer) == (8, SGD(lr=0.5))
+    assert experiment.nodes == 16
+    assert changed.override(nodes=16, optimizer={"name": "sgd", "lr": 0.1}) == experiment
+    with pytest.raises(BadInput, match="nodes: got 0; accepted: greater than or equal to 1"):
+        experiment.override(nodes=0)
+
+
+@pytest.mark.parametrize("override", ["nodes", "=3", "a b=3", ".nodes=3", "nodes.=3"])
+def test_an_override_that_is_no_assignment(override: str) -> None:
+    assert refused(text(), override) == (f"--set {override}: accepted: a.b=value, e.g. optimizer.lr=0.05",)
+
+
+def test_an_override_that_leads_nowhere() -> None:
+    assert refused(text(), "nodes=[") == ("--set nodes=[: '[' is not a YAML value",)
+    assert refused(text(), "seed=2026-13-01") == ("--set seed=2026-13-01: '2026-13-01' is not a YAML value",)
+    assert refused(text(gather=None), "gather.timeout_s=3") == (
+        "--set gather.timeout_s=3: gather is null (empty), which has no fields",
+    )
+    assert refused(text(), "nodes.x=3") == ("--set nodes.x=3: nodes is 4, which has no fields",)
+    (problem,) = refused(text(), "stop.round=3")
+    assert problem.startswith("stop.round: unknown field (did you mean 'rounds'?)")
+
+
+def test_an_unknown_engine_on_the_command_line() -> None:
+    (problem,) = refused(text(), engine="proceses")
+    assert problem.startswith("engine.name: got 'proceses'")
+    assert "(did you mean 'processes'?)" in problem
+
+
+@pytest.mark.parametrize(
+    "override", ["engine.name=simulate", "engine=simulate", "engine={name: simulate, workers: 2}"]
+)
+def test_two_names_of_the_engine_are_refused(override: str) -> None:
+    assert refused(text(), override, engine="processes") == (
+        "engine.name: got 'simulate' by --set, and 'processes' by --engine or by the command; accepted: one of them",
+    )
+
+
+@pytest.mark.parametrize(
+    "override", ["engine.name=processes", "engine=processes", "engine={name: processes}"]
+)
+def test_one_name_of_the_engine_may_be_said_twice(override: str) -> None:
+    source = text(engine={"name": "simulate", "trainer": "batched"})
+    assert Experiment.parse(source, [override], "processes").engine == Processes()
+
+
+def test_what_is_said_of_the_engine_is_kept_or_refused_when_its_name_is_given_apart() -> None:
+    source = text(engine={"name": "simulate", "trainer": "batched"})
+    for override in ("engine.pace=true", "engine={pace: true}"):
+        assert Experiment.parse(source, [override], "processes").engine == Processes(pace=True)
+    (problem,) = refused(source, "engine.workers=2", engine="processes")
+    assert problem.startswith("engine.workers: unknown field")

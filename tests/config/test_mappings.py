@@ -1,0 +1,69 @@
+"""YAML files that hold a mapping: what is read, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.config.mappings import parse_mapping, read_mapping
+from gossamer.errors import BadInput
+
+
+def test_a_mapping_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("a: {b: [1, 2.5, ü]}\n", encoding="utf-8")
+    assert read_mapping(file, "a file") == {"a": {"b": [1, 2.5, "ü"]}}
+
+
+def test_what_is_merged_may_be_said_again() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: [*a, *b], 1: u, '1': v}"
+    assert parse_mapping(text, "there")["b"] == {"x": 3, "y": 2}
+    assert parse_mapping(text, "there")["c"] == {"x": 1, "y": 2, 1: "u", "1": "v"}
+    text = "a: &a {x: 1}\nbase:\n  b: &b {<<: *a, x: 2}\nc: {<<: *b}"  # c is read before b
+    assert parse_mapping(text, "there") == {"a": {"x": 1}, "base": {"b": {"x": 2}}, "c": {"x": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "there, line 1, column 5: not YAML: while parsing a flow node, expected the node content"),
+        (
+            "a: [1,\n 2\nb: 3",
+            "there, line 3, column 2: not YAML: while parsing a flow sequence that begins in line 1, ",
+        ),
+        ("a: 1\n b: 2", "there, line 2, column 3: not YAML: mapping values are not allowed here"),
+        (
+            '{"a": 1,\n "b" 2}',
+            "there, line 2, column 6: not YAML: while parsing a flow mapping that begins in line 1, ",
+        ),
+        ("a: 1\nb: \a", "there, line 2, column 4: not YAML: special characters are not allowed: '\\x07'"),
+        (
+            "a: !!python/object/apply:os.getcwd []",
+            "there, line 1, column 4: not YAML: could not determine a constructor",
+        ),
+        ("a: {b: 1, c: 2,\n b: 3}", "there, line 2, column 2: not YAML: 'b' a second time"),
+        ("a: 1\na: 1", "there, line 2, column 1: not YAML: 'a' a second time"),
+        ("a: !!map [1, 2]", "there, line 1, column 4: not YAML: expected a mapping node"),
+        ("a: 2026-13-01", "there: a value that YAML can't read: month must be in 1..12"),
+        ("- a", "there: a list; accepted: a mapping with 'a'"),
+        ("", "there: empty; accepted: a mapping with 'a'"),
+        ("# nothing\n", "there: empty; accepted: a mapping with 'a'"),
+    ],
+)
+def test_anything_else_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_mapping(text, "there", "a mapping with 'a'")
+    [problem] = refused.value.problems
+    assert problem.startswith(said)
+    assert "\n" not in problem
+    assert "unicode string" not in problem
+    assert "^" not in problem
+
+
+def test_a_file_that_cannot_be_read_says_what_it_should_be(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.yaml: No such file or directory; accepted: a list of birds$"):
+        read_mapping(tmp_path / "none.yaml", "a list of birds")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match=r"binary\.yaml: .*; accepted: a list of birds$"):
+        read_mapping(tmp_path / "binary.yaml", "a list of birds")

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import Field
+
+from gossamer.algorithms.d_psgd import DPSGD
+from gossamer.config import registry
+from gossamer.config.registry import (
+    KINDS,
+    Component,
+    FilePath,
+    FromCommandLine,
+    FunctionComponent,
+    build,
+    find,
+    names,
+    register,
+)
+from gossamer.errors import BadInput
+from gossamer.topology import Ring
+
+
+class Mine(Component):
+    """A user's component."""
+
+    size: int = Field(default=3, ge=1)
+    path: FilePath | None = None
+
+
+def double(size: int, factor: float = 2.0) -> float:
+    return size * factor
+
+
+MINE = f"{__name__}:Mine"
+NUMBER = 7
+
+
+def test_built_in_names_of_every_kind() -> None:
+    for kind in KINDS:
+        for name, cls in names(kind).items():
+            assert find(kind, name) is cls
+            assert cls.name_of() == name
+    assert find("algorithm", "d-psgd") is DPSGD
+    expected = {"ring", "star", "complete", "random-regular", "erdos-renyi", "small-world", "torus"}
+    assert expected | {"hypercube", "exponential", "edge-list", "adjacency"} <= set(names("topology"))
+
+
+def test_an_unknown_name_lists_what_is_accepted_and_suggests_the_nearest() -> None:
+    with pytest.raises(BadInput) as failure:
+        find("optimizer", "adm")
+    assert str(failure.value) == (
+        "optimizer: unknown name 'adm' (did you mean 'adam'?); accepted: "
+        + ", ".join(sorted(names("optimizer")))
+        + ' or "package.module:Class"'
+    )
+    with pytest.raises(BadInput, match="topology: unknown name 'xyzzy'; accepted: ") as failure:
+        find("topology", "xyzzy")
+    assert "did you mean" not in str(failure.value)
+
+
+def test_a_class_by_its_path() -> None:
+    assert find("task", MINE) is Mine
+    assert Mine.name_of() == MINE
+    built = build("task", {"name": MINE, "size": 5})
+    assert isinstance(built, Mine)
+    assert built.size == 5
+    assert build("task", built.spec()) == built
+
+
+def test_a_function_by_its_path_has_its_parameters_as_fields() -> None:
+    path = f"{__name__}:double"
+    built = build("task", {"name": path, "size": "4"})
+    assert isinstance(built, FunctionComponent)
+    assert built.call() == 8.0
+    assert built.spec() == {"name": path, "size": 4, "factor": 2.0}
+    assert build("task", built.spec()) == built
+    assert find("task", path) is type(built)
+    with pytest.raises(BadInput, match=r"task\.size: missing"):
+        build("task", path)
+    with pytest.raises(BadInput, match=r"task\.facto: unknown field \(did you mean 'factor'\?\)"):
+        build("task", {"name": path, "size": 1, "facto": 3})
+
+
+def test_the_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_of_a_user.py").write_text("def make(a: int = 1) -> int:\n    return a + 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
+    built = build("task", "module_of_a_user:make")
+    assert isinstance(built, FunctionComponent)
+    assert built.call() == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module:X", r"no module named 'no_such_module' \(the working directory is searched too\)"),
+        (f"{__name__}:Mien", r"has no 'Mien' \(did you mean 'Mine'\?\)"),
+        (f"{__name__}:NUMBER", "is int; accepted: a Component class or a function"),
+    ],
+)
+def test_a_path_that_leads_nowhere(path: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as failure:
+        find("task", path)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_module_that_can_not_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match="importing 'broken_module' raised ZeroDivisionError: division"):
+        find("task", "broken_module:X")
+
+
+class Point:
+    """An entry point."""
+
+    def __init__(self, name: str, value: str, found: Any) -> None:
+        self.name, self.value, self._found = name, value, found
+
+    def load(self) -> Any:
+        return self._found
+
+
+def test_entry_points_are_found_after_the_built_in_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs(Component):
+        registered_name: ClassVar[str] = ""
+
+    def entry_points(group: str) -> list[Point]:
+        assert group == "gossamer.topology"
+        return [Point("theirs", "their.module:Theirs", Theirs), Point("ring", "their.module:Ring", Theirs)]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    assert find("topology", "theirs") is Theirs
+    assert build("topology", "theirs").spec() == {"name": "theirs"}
+    assert find("topology", "ring") is Ring
+    assert "theirs" in names("topology")
+
+
+def test_a_name_is_given_once() -> None:
+    class Again(Component):
+        pass
+
+    with pytest.raises(ValueError, match="topology 'ring' is registered twice"):
+        register("topology", "ring")(Again)
+
+
+def test_a_component_is_frozen_and_has_no_other_fields() -> None:
+    component = Mine()
+    with pytest.raises(AttributeError, match="Mine.size can't be set: the object holds settings only"):
+        component.size = 4
+    with pytest.raises(BadInput, match=r"task\.siez: unknown field .*'size'\?\); accepted: path, size"):
+        build("task", {"name": MINE, "siez": 4})
+
+
+@pytest.mark.parametrize("value", [3, None, [], {"size": 3}, {"name": 3}])
+def test_what_is_no_component(value: Any) -> None:
+    with pytest.raises(BadInput, match=r"^place: got .*; accepted: a name, or a mapping with 'name'"):
+        build("task", value, field="place")
+
+
+def test_a_bad_parameter_names_its_field_value_and_bounds() -> None:
+    with pytest.raises(BadInput, match=r"^optimizer\.lr: got -1; accepted: greater than 0$"):
+        build("optimizer", {"name": "sgd", "lr": -1})
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("wrap", [str, FromCommandLine])
+def test_relative_paths(tmp_path: Path, elsewhere: Path, wrap: Callable[[str], str]) -> None:
+    built = build("task", {"name": MINE, "path": wrap("data.txt")}, {"folder": tmp_path / "experiments"})
+    assert isinstance(built, Mine)
+    home = elsewhere if wrap is FromCommandLine else tmp_path / "experiments"
+    assert built.path == home / "data.txt"
+    assert build("task", built.spec(), {"folder": Path("/other")}) == built

@@ -1,0 +1,62 @@
+"""Whole messages: heads, and what they weigh."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.messages import FrameError, encode, framed_bytes, pack_head, unpack_head, wire_bytes
+from payload_samples import VECTOR, ext, payloads
+
+
+@given(
+    st.lists(st.one_of(st.text(max_size=4), st.integers(-(2**63), 2**64 - 1)), max_size=4),
+    st.floats(-1e9, 1e9),
+)
+def test_head_round_trip(tag: list[str | int], sent_at: float) -> None:
+    assert unpack_head(pack_head(tuple(tag), sent_at, VECTOR)) == (tuple(tag), sent_at, VECTOR)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\x92\x90\xc0",
+        b"\x93\xa1a" + struct.pack(">Bd", 0xCB, 1.0),
+        b"\x93\x91\xc3" + struct.pack(">Bd", 0xCB, 1.0),
+        b"\x93\x91" + ext(2, VECTOR + b"\x00\x09") + struct.pack(">Bd", 0xCB, 1.0),
+        b"\x93\x90\x05",
+        b"\x93\x90" + struct.pack(">Bd", 0xCB, math.nan),
+        b"\x93\x90\xcb\x00",
+    ],
+)
+def test_malformed_heads(head: bytes) -> None:
+    with pytest.raises(FrameError):
+        unpack_head(head)
+
+
+def test_tags_that_cannot_travel() -> None:
+    with pytest.raises(ValueError, match="64-bit"):
+        pack_head(2**64, 0.0, b"")
+    with pytest.raises(ValueError, match="Unicode"):
+        pack_head("\ud800", 0.0, b"")
+
+
+def test_wire_bytes_counted_by_hand() -> None:
+    # Head: array of 3 (1), array of 1 (1), "t" (2), float64 (9), ext 8 of 9 bytes (3 + 9) = 25; one chunk.
+    assert wire_bytes("t", torch.zeros(100)) == 25 + 400 + 19
+    # 359,336 bytes of vector as in the paper's GN-LeNet: 359,361 bytes in 22 chunks.
+    assert wire_bytes("t", torch.zeros(89_834)) == 359_361 + 19 + 21 * 7
+    assert framed_bytes(16_384) == 16_384 + 19
+    assert framed_bytes(16_385) == 16_385 + 19 + 7
+
+
+@given(payloads)
+def test_wire_bytes_of_payload_and_of_encoding_agree(payload: Any) -> None:
+    assert wire_bytes(("a", 1), payload) == wire_bytes(("a", 1), encode(payload))

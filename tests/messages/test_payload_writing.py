@@ -1,0 +1,207 @@
+"""Payloads on their way out: round trips, what is frozen, what can't be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor, nn
+
+from gossamer.messages import (
+    MAX_DEPTH,
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    MAX_TENSORS,
+    Encoded,
+    decode,
+    describe,
+    encode,
+    freeze,
+    raw,
+    reading,
+    wire_bytes,
+    writing,
+)
+from gossamer.messages.tags import Model, Part
+from payload_samples import payloads, same
+
+
+@given(payloads)
+def test_round_trip(payload: Any) -> None:
+    encoded = encode(payload)
+    assert same(payload, decode(encoded.structure, encoded.buffers))
+    assert describe(encoded.structure) == [(buffer.dtype, tuple(buffer.shape)) for buffer in encoded.buffers]
+    assert encoded.nbytes == len(encoded.structure) + sum(len(raw(buffer)) for buffer in encoded.buffers)
+
+
+@given(payloads)
+def test_structure_is_plain_msgpack(payload: Any) -> None:
+    """Another reader of the same format agrees on everything but the tensors."""
+    structure = encode(payload).structure
+    read = msgpack.unpackb(structure, strict_map_key=False, ext_hook=lambda code, data: (code, len(data)))
+
+    def without_tensors(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return (1, 1 + 8 * item.dim())
+        if isinstance(item, Model):
+            return (3, 24)
+        if isinstance(item, Part):
+            where = item.where
+            return (2, 12 + (12 if isinstance(where, Tensor) else len(msgpack.packb(where))) + 1)
+        if isinstance(item, list | tuple):
+            return [without_tensors(inner) for inner in item]
+        if isinstance(item, dict):
+            return {key: without_tensors(inner) for key, inner in item.items()}
+        return item
+
+    assert repr(read) == repr(without_tensors(payload))
+
+
+@given(payloads)
+def test_freeze_gives_what_the_receiver_gets(payload: Any) -> None:
+    encoded = encode(payload)
+    assert same(freeze(payload, lambda tensor: False), decode(encoded.structure, encoded.buffers))
+
+
+def test_freeze_is_independent_and_keeps_what_it_may() -> None:
+    kept, changed = torch.arange(3.0), torch.arange(3.0)
+    inner: list[Any] = [changed.requires_grad_()]
+    payload = {"a": inner, 1: (kept, Part(changed, torch.tensor([0, 1, 2]), 9))}
+    frozen = freeze(payload, lambda tensor: tensor is kept)
+    assert frozen[1][0] is kept
+    with torch.no_grad():
+        changed += 5
+    inner.append(None)
+    assert torch.equal(frozen["a"][0], torch.arange(3.0))
+    assert not frozen["a"][0].requires_grad
+    assert len(frozen["a"]) == 1
+    assert torch.equal(frozen[1][1].values, torch.arange(3.0))
+    assert isinstance(frozen[1], list)
+
+
+def test_lazy_and_scattered_tensors_become_plain() -> None:
+    complex_numbers = torch.tensor([1 + 2j, 3 - 1j])
+    payload = [
+        complex_numbers.conj(),
+        complex_numbers.conj().imag,
+        torch.arange(6).reshape(2, 3).t(),
+        torch.ones(1).expand(4),
+        nn.Parameter(torch.ones(2)),
+        torch.zeros(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    ]
+    encoded = encode(payload)
+    frozen = freeze(payload, lambda tensor: False)
+    for sent, buffer, clone in zip(payload, encoded.buffers, frozen, strict=True):
+        assert torch.equal(buffer, sent)
+        assert torch.equal(clone, sent)
+        for tensor in (buffer, clone):
+            assert type(tensor) is Tensor
+            assert tensor.is_contiguous()
+            assert not tensor.is_conj()
+            assert not tensor.is_neg()
+            assert not tensor.requires_grad
+
+
+def test_number_subclasses_travel_as_numbers() -> None:
+    frozen = freeze([np.float64(0.5)], lambda tensor: False)
+    assert type(frozen[0]) is float
+    assert decode(encode(np.float64(0.5)).structure, []) == 0.5
+
+
+def test_encoding_does_not_copy_what_is_plain() -> None:
+    tensor = torch.zeros(5)
+    encoded = encode([tensor])
+    assert isinstance(encoded, Encoded)
+    assert encoded.buffers[0].data_ptr() == tensor.data_ptr()
+
+
+def cyclic() -> list[Any]:
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+def nested(levels: int) -> Any:
+    payload: Any = 7
+    for _ in range(levels):
+        payload = [payload]
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "error", "reason"),
+    [
+        (
+            {"a": [1, np.zeros(2)]},
+            TypeError,
+            r"payload\['a'\]\[1\]: ndarray can't be sent; accepted: None, bool",
+        ),
+        ({1, 2}, TypeError, "payload: set can't"),
+        (nn.Linear(1, 1), TypeError, "payload: Linear can't"),
+        ([bytearray(b"x")], TypeError, r"payload\[0\]: bytearray"),
+        ({2.5: 1}, TypeError, "float 2.5 as a key; accepted: str and int"),
+        ({True: 1}, TypeError, "bool True as a key"),
+        (torch.eye(2).to_sparse(), TypeError, "sparse"),
+        (torch.empty(2, device="meta"), TypeError, "meta tensor"),
+        (torch.empty(2, dtype=torch.bits8), TypeError, "torch.bits8 can't be sent; accepted: torch.bool"),
+        (torch.zeros([1] * (MAX_DIMENSIONS + 1)), ValueError, "dimensions"),
+        ({"k": 2**64}, ValueError, r"payload\['k'\]: 18446744073709551616 does not fit into 64 bits"),
+        (-(2**63) - 1, ValueError, "64 bits"),
+        ({2**64: 1}, ValueError, "64 bits"),
+        (["\ud800"], ValueError, r"payload\[0\].*surrogates"),
+        ({"\ud800": 1}, ValueError, "surrogates"),
+        (cyclic(), ValueError, "nested deeper"),
+        (nested(MAX_DEPTH + 1), ValueError, "nested deeper"),
+        ([0] * MAX_ITEMS, ValueError, f"more than {MAX_ITEMS} values"),
+        ([torch.zeros(0)] * (MAX_TENSORS + 1), ValueError, f"more than {MAX_TENSORS} tensors"),
+        (Part(torch.zeros(2, 2), 0, 9), ValueError, "not a vector"),
+        (Part(torch.zeros(4), 6, 9), ValueError, "4 values from 6 in a vector of 9"),
+        (Part(torch.zeros(4), -1, 9), ValueError, "from -1"),
+        (Part(torch.zeros(4), 0, 3), ValueError, "4 values of a vector of 3"),
+        (Part(torch.zeros(4), torch.zeros(3, dtype=torch.int64), 9), ValueError, r"indices of shape \(3,\)"),
+        (Part(torch.zeros(3), torch.zeros(3), 9), ValueError, "indices are torch.float32"),
+        (Part(torch.zeros(3), True, 9), ValueError, "where is bool"),
+        (Model(torch.zeros(2, 2), torch.zeros(0)), ValueError, "a model's parameters are not a vector"),
+        (Model(torch.zeros(2), torch.zeros(())), ValueError, "a model's buffers are not a vector"),
+        (Model(torch.zeros(2), None), TypeError, r"payload\['buffers'\]: NoneType; accepted: a tensor"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_sent(payload: Any, error: type[Exception], reason: str) -> None:
+    for attempt in (
+        encode,
+        lambda item: freeze(item, lambda tensor: False),
+        lambda item: wire_bytes("t", item),
+    ):
+        with pytest.raises(error, match=reason) as raised:
+            attempt(payload)
+        assert "\n" not in str(raised.value)
+
+
+def test_indices_outside_the_vector_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="indices run from 0 to 9 in a vector of 9"):
+        encode(Part(torch.zeros(2), torch.tensor([0, 9]), 9))
+
+
+def test_both_sides_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for side in (reading, writing):
+        monkeypatch.setattr(side, "MAX_ITEMS", 60)
+        monkeypatch.setattr(side, "MAX_TENSORS", 20)
+    part = Part(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1)
+    model = Model(torch.zeros(1), torch.zeros(0))
+    largest = [
+        nested(MAX_DEPTH),
+        {str(i): i for i in range(59)},
+        [part] * 10,
+        [model] * 10,
+        [torch.zeros(0)] * 20,
+    ]
+    for payload in largest:
+        encoded = encode(payload)
+        assert same(payload, decode(encoded.structure, encoded.buffers))
+    for payload in ({str(i): i for i in range(60)}, [*largest[2], part], [*largest[3], model]):
+        with pytest.raises(ValueError, match="more than"):
+            encode(payload)

@@ -1,0 +1,237 @@
+"""Checkpoints of single nodes: what a node saves it restores, a file holds all of it, and what is wrong is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from gossamer import Node
+from gossamer.errors import BadInput
+from gossamer.messages.tags import Message, Model
+from gossamer.node.checkpoint import Arrival, Checkpoint, read, write
+from payload_samples import payloads, same
+from scenario import play
+
+numbers = st.integers(0, 2**40)
+seconds = st.floats(0, 1e6)
+states = st.dictionaries(st.text(max_size=4), payloads, max_size=3)
+tags = st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), max_size=3)
+messages = st.tuples(st.integers(0, 9), tags, payloads, seconds, st.integers(-1, 50))
+# Fields, and not the objects: what checks types when they are made draws numbers, which strategies must not.
+fields = st.fixed_dictionaries(
+    {
+        "rank": numbers,
+        "round": numbers,
+        "time_s": seconds,
+        "optimizer": st.sampled_from([None, {}, {"velocity": torch.ones(3), "steps": torch.ones(1)}]),
+        "state": states,
+        "node": states,
+        "engine": states,
+        "unread": st.lists(messages, max_size=3),
+        "arriving": st.lists(st.tuples(messages, seconds), max_size=3),
+    }
+)
+
+
+def message(source: int, tag: list[str | int], payload: Any, sent_at: float, number: int) -> Message:
+    return Message(source, tuple(tag), payload, sent_at, number=number)
+
+
+def equal(one: Checkpoint, other: Checkpoint) -> bool:
+    return same(one.sections(), other.sections())
+
+
+def small(**changes: Any) -> Checkpoint:
+    fields: dict[str, Any] = {
+        "rank": 3,
+        "round": 7,
+        "time_s": 1.5,
+        "model": Model(torch.arange(4.0), torch.zeros(1)),
+        "optimizer": {"velocity": torch.ones(4)},
+        "state": {"age": 2, "kept": torch.tensor([1, 2])},
+        "node": {},
+        "unread": [Message(1, ("model", 7), torch.ones(4), 0.5, number=4)],
+    }
+    return Checkpoint(**{**fields, **changes})
+
+
+# --- files ---
+
+
+@settings(max_examples=40)
+@given(fields)
+def test_a_file_holds_all_of_a_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "whole.safetensors"
+    unread = [message(*each) for each in drawn["unread"]]
+    arriving = [Arrival(message(*each), due_s) for each, due_s in drawn["arriving"]]
+    model = Model(torch.arange(3.0), torch.ones(2))
+    saved = Checkpoint(**{**drawn, "unread": unread, "arriving": arriving}, model=model)
+    write(saved, path, "this")
+    assert equal(saved, read(path, "this"))
+
+
+def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
+    path = tmp_path / "node.safetensors"
+    write(small(), path, "this")
+    tensors = load_file(path)
+    assert torch.equal(tensors["model.0"], torch.arange(4.0))
+    assert torch.equal(tensors["optimizer.0"], torch.ones(4))
+    assert torch.equal(tensors["state.0"], torch.tensor([1, 2]))
+    assert torch.equal(tensors["unread-0.0"], torch.ones(4))
+
+
+def test_tensors_come_to_lie_where_they_are_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "node.safetensors"
+    write(small(), path, "this")
+    found = read(path, "this", torch.neg)
+    assert torch.equal(found.model.parameters, -small().model.parameters)
+    assert torch.equal(found.unread[0].payload, -torch.ones(4))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
+    write(small(), path, "this")
+    whole = path.read_bytes()
+    kind = data.draw(st.sampled_from(["cut", "longer", "flipped"]))
+    place = data.draw(st.integers(0, len(whole) - 1))
+    if kind == "cut":
+        damaged = whole[:place]
+    elif kind == "longer":
+        damaged = whole + whole[: place + 1]
+    else:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(damaged)
+    try:
+        found = read(path, "this")
+    except BadInput as error:
+        said = error.problems
+    else:  # a space of the padding, or the case of a letter in an escape, says nothing
+        assert kind == "flipped"
+        assert equal(found, small())
+        return
+    assert len(said) == 1
+    assert said[0].startswith(f"{path}: ")
+    assert "accepted: a checkpoint as gossamer has written it" in said[0]
+
+
+def test_a_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node.safetensors"
+    write(small(), path, "this")
+    with pytest.raises(BadInput, match="it is of another experiment; accepted: a checkpoint as gossamer"):
+        read(path, "that")
+    assert equal(read(path), small())
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file or directory; accepted: a checkpoint"):
+        read(tmp_path / "none.safetensors")
+    path = tmp_path / "other.safetensors"
+    header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
+    for content in (
+        b"",
+        b"abc",
+        struct.pack("<Q", 2**60),
+        struct.pack("<Q", len(header)) + header,
+        b"\0" * 64,
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match="accepted: a checkpoint as gossamer has written it"):
+            read(path)
+
+
+# --- nodes ---
+
+
+def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
+    """Saved by one node of a run, restored in the same place of another run: the same steps from there."""
+
+    async def until(node: Node, steps: int) -> None:
+        for _ in range(steps):
+            await node.train()
+
+    saved: dict[int, Checkpoint] = {}
+
+    async def first(node: Node) -> Any:
+        node.index_set("half", torch.tensor([0, 2]))
+        node.state["kept"] = [torch.ones(2), {"age": 3}]
+        await until(node, 3)
+        if node.rank == 0:
+            node.send(1, node.parameters, tag=("model", 1))
+            node.send(1, "later", tag="gone")
+        await node.sleep(1.0)
+        with pytest.raises(TimeoutError):
+            await node.receive("never", timeout=0.5)
+        inbox = await node.gather(node.peers(), tag="gone", timeout=0.0)
+        assert len(inbox.missing) == 1 - node.rank
+        node.record(half=0.5)
+        node.reset_optimizer()
+        saved[node.rank] = node.checkpoint(secrets=2)
+        node.state["kept"][0].zero_()  # which is the algorithm's to write
+        await until(node, 3)
+        return node.parameters, node.step
+
+    async def second(node: Node) -> Any:
+        write(saved[node.rank], tmp_path / "node.safetensors", "")
+        found = read(tmp_path / "node.safetensors")
+        assert found.engine == {"secrets": 2}
+        node.restore(found)
+        assert same(node.state, {"kept": [torch.ones(2), {"age": 3}]})
+        assert node.columns == {"half": 0.5}
+        assert equal(node.checkpoint(secrets=2), replaced_time(found, node.now()))
+        if node.rank == 0:
+            node.send(1, "again", tag=("gone", 2))
+            node.send(1, "once more", tag=("gone", 3))
+        else:
+            node.send(0, "too late", tag="gone")
+            node.send(0, "in time", tag="gone")
+        await node.sleep(0.5)
+        heard = [(message.tag, message.payload) for message in node.drain()]
+        await until(node, 3)
+        return node.parameters, node.step, heard
+
+    optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    before = play(tmp_path, first, 2, optimizer=optimizer).values
+    after = play(tmp_path, second, 2, optimizer=optimizer).values
+    for rank in range(2):
+        assert torch.equal(before[rank][0], after[rank][0])
+        assert before[rank][1] == after[rank][1] == 6
+    assert after[0][2] == [(("gone",), "in time")]
+    assert [tag for tag, _ in after[1][2]] == [("model", 1), ("gone", 2), ("gone", 3)]
+    assert torch.equal(after[1][2][0][1], saved[1].unread[0].payload)
+
+
+def replaced_time(saved: Checkpoint, now: float) -> Checkpoint:
+    return Checkpoint(**{**vars(saved), "time_s": now})
+
+
+def test_a_node_is_no_other_node(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        saved = node.checkpoint()
+        with pytest.raises(BadInput, match=rf"of node {node.rank + 1}, .*accepted: of node {node.rank}"):
+            node.restore(Checkpoint(**{**vars(saved), "rank": node.rank + 1}))
+        with pytest.raises(BadInput, match="with \\(7,\\) parameters"):
+            node.restore(Checkpoint(**{**vars(saved), "model": Model(torch.zeros(7), torch.zeros(0))}))
+
+    play(tmp_path, script, 2)
+
+
+def test_state_that_can_t_be_saved_is_named(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        node.state["odd"] = {1, 2}
+        with pytest.raises(TypeError, match=r"node.state: payload\['odd'\]: set can't be sent"):
+            node.checkpoint()
+
+    play(tmp_path, script, 1)

@@ -1,0 +1,156 @@
+"""CpuSlots to compute in: limited, freed by death, and no waiter waits for one whose holder stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gossamer.runtime.processes.system import cpu_slots
+from gossamer.runtime.processes.system.cpu_slots import CpuSlots, holds, news
+from gossamer.runtime.processes.system.shared_file import shared_file
+
+Fork = Callable[[Callable[[], object]], int]
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = shared_file()
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    made = news()
+    yield made
+    for end in made:
+        os.close(end)
+
+
+@pytest.fixture
+def fork() -> Iterator[Fork]:
+    """Does something in a process that is not there any more afterwards."""
+    children = []
+
+    def forked(deed: Callable[[], object]) -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                deed()
+            finally:
+                os._exit(0)
+        children.append(child)
+        return child
+
+    yield forked
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+class Telling(CpuSlots):
+    """Says when it waits."""
+
+    tell = -1
+
+    def _wait(self) -> None:
+        os.write(self.tell, b"w")
+        super()._wait()
+
+
+def stop_inside(shared: CpuSlots) -> None:
+    with shared.one():
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pause()
+
+
+def until_stopped(child: int) -> None:
+    os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOWAIT)
+
+
+def test_places_are_limited_and_freed_by_death(file: int, ends: tuple[int, int], fork: Fork) -> None:
+    """A child takes the only place and is killed in it: the place is free again, and not before."""
+    inside, tell = os.pipe()
+    shared = Telling(file, 1, ends)
+    shared.tell = tell
+
+    def stay() -> None:
+        with shared.one():
+            os.write(tell, b"!")
+            signal.pause()
+
+    child = fork(stay)
+    assert os.read(inside, 1) == b"!"
+    assert holds(file, 1, child)
+    assert not holds(file, 1, os.getpid())
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(lambda: _enter(shared))
+        assert os.read(inside, 1) == b"w"
+        assert not waiting.done()
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert waiting.result()
+    assert not holds(file, 1, child)
+    os.close(inside)
+    os.close(tell)
+
+
+def _enter(shared: CpuSlots) -> bool:
+    with shared.one():
+        return True
+
+
+def test_a_process_with_places_of_its_own_tells_nobody(file: int) -> None:
+    own = CpuSlots(file, 1, None)
+    assert _enter(own)
+    assert _enter(own)
+
+
+def test_one_free_place_is_enough_where_another_holder_stands_still(
+    file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
+) -> None:
+    """Both places are taken when one begins to wait; one of the holders never goes on, the other leaves."""
+    monkeypatch.setattr(cpu_slots, "WAIT_S", 1000.0)  # so that it's the one that leaves who wakes it
+    ends, (waits, tell), (go, leave) = news(), os.pipe(), os.pipe()
+    shared = Telling(file, 2, ends)
+    shared.tell = tell
+    until_stopped(fork(lambda: stop_inside(shared)))
+
+    def stay() -> None:
+        with shared.one():
+            os.write(tell, b"!")
+            os.read(go, 1)
+
+    fork(stay)
+    assert os.read(waits, 1) == b"!"
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(lambda: _enter(shared))
+        assert os.read(waits, 1) == b"w"
+        os.write(leave, b"!")
+        assert waiting.result()
+    for descriptor in (*ends, waits, tell, go, leave):
+        os.close(descriptor)
+
+
+def test_who_waits_for_one_that_stands_still_takes_a_place_that_is_added(
+    file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
+) -> None:
+    monkeypatch.setattr(cpu_slots, "WAIT_S", 0.01)
+    ends, (waits, tell) = news(), os.pipe()
+    shared = Telling(file, 1, ends)
+    shared.tell = tell
+    child = fork(lambda: stop_inside(shared))
+    until_stopped(child)
+    assert holds(file, 1, child)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(lambda: _enter(shared))
+        assert os.read(waits, 1) == b"w"
+        shared.count = 2
+        assert waiting.result()
+    assert holds(file, 2, child)
+    for descriptor in (*ends, waits, tell):
+        os.close(descriptor)

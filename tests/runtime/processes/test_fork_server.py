@@ -1,0 +1,69 @@
+"""The fork server: it can be started before all else, and is never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from command_line import SMALL
+from gossamer import Experiment, run
+from gossamer.runtime.processes.fork_server import ForkServer
+
+DEADLINE_S = 60.0
+
+
+def test_who_starts_it_has_imported_next_to_nothing() -> None:
+    code = (
+        "import sys; from gossamer.runtime.processes.fork_server import ForkServer;"
+        " sys.exit(bool({'torch', 'numpy', 'pydantic'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_one_that_is_told_nothing_is_ended_at_once() -> None:
+    before = set(psutil.Process().children())
+    with ForkServer() as server:
+        [process] = set(psutil.Process().children()) - before
+    assert not process.is_running()
+    server.close()  # which whoever ran something on it has done before
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_one_that_was_started_before_serves_a_run(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    with ForkServer() as server:
+        [early] = set(psutil.Process().children()) - before
+        done = run(Experiment.parse(SMALL, engine="processes"), tmp_path, server=server)
+        assert not early.is_running()
+    assert done.status == "done"
+    assert done.metrics.filter(node=0)["round"].to_list() == [0, 2, 4]
+
+
+def test_it_dies_with_who_started_it() -> None:
+    code = (
+        "import time; from gossamer.runtime.processes.fork_server import ForkServer;"
+        " server = ForkServer(); print(flush=True); time.sleep(1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        [server] = psutil.Process(launcher.pid).children()
+        launcher.send_signal(signal.SIGKILL)
+    server.wait(DEADLINE_S)
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_it_serves_one_run() -> None:
+    with ForkServer() as server:
+        server.begin("nodes: 2")
+        with pytest.raises(ValueError, match="accepted: a new one"):
+            server.begin("nodes: 2")
+    with pytest.raises(ValueError, match="accepted: a new one"):
+        server.begin("nodes: 2")

@@ -1,0 +1,360 @@
+"""Many nodes on one machine: what they share, what each has to itself, and what the machine must allow."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+import gossamer
+from gossamer import BadInput, Experiment, Run
+from gossamer.cli import main
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.memory import keep_freed_memory, trim
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import SequentialTrainer, TrainJob
+from gossamer.runtime.processes.system.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
+from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
+from gossamer.runtime.processes.worker import warmup
+from gossamer.runtime.processes.worker.warmup import Stage, with_data_for_forks
+from gossamer.runtime.setup import Setup, prepare
+
+MIB = 2**20
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+SETTINGS: dict[str, Any] = {
+    "name": "many",
+    "nodes": 4,
+    "task": {"name": "least-squares", "features": 4, "samples": 512, "test_samples": 20},
+    "topology": {"name": "random-regular", "degree": 3},
+    "algorithm": "d-psgd",
+    "evaluation": {"every_rounds": 2, "nodes": 2},
+    "engine": {"name": "processes"},
+    "stop": {"rounds": 2},
+}
+linux = pytest.mark.skipif(
+    private_bytes() is None, reason="the system does not say what a process has to itself"
+)
+
+
+def experiment(**changes: Any) -> Experiment:
+    return Experiment.of({**SETTINGS, **changes})
+
+
+def play(out: Path, **changes: Any) -> Run:
+    return gossamer.run(experiment(**changes), out)
+
+
+def in_child(work: Callable[[], Any]) -> None:
+    """Do something in a fork, which must succeed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)  # its parent's threads are not there
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- what nodes have to themselves
+
+
+@linux
+def test_a_run_says_what_its_nodes_had_to_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = tmp_path / "many.yaml"
+    experiment().save(described)
+    monkeypatch.setattr(
+        "sys.argv", ["gossamer", "run", str(described), "--out", str(tmp_path), "--no-report"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    [folder] = (tmp_path / "many").iterdir()
+    private = gossamer.load_run(folder).private_bytes
+    assert private is not None
+    assert MIB < private["mean"] <= private["max"] < 100 * MIB
+    mean, most = (private[name] / MIB for name in ("mean", "max"))
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("private memory")]
+    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB a node, {most:.1f} at most"
+
+
+def test_simulated_nodes_have_no_memory_of_their_own(tmp_path: Path) -> None:
+    assert play(tmp_path, engine={"name": "simulate", "trainer": "sequential"}).private_bytes is None
+
+
+@linux
+def test_private_memory_grows_by_what_is_written_and_falls_by_what_is_handed_back() -> None:
+    """Though it was kept for the next one, and something at the end of it is still in use."""
+
+    def work() -> None:
+        keep_freed_memory()
+        before = private_bytes()
+        some = [torch.ones(16 * 1024) for _ in range(64 * 16)]  # 64 KiB each
+        last = torch.ones(16 * 1024)
+        taken = private_bytes()
+        del some
+        kept = private_bytes()
+        trim()
+        after = private_bytes()
+        assert before is not None
+        assert taken is not None
+        assert kept is not None
+        assert after is not None
+        assert taken > before + 60 * MIB
+        assert kept > before + 60 * MIB
+        assert after < before + 8 * MIB
+        assert bool((last == 1).all())
+
+    in_child(work)
+
+
+def test_to_hand_memory_back_leaves_no_garbage() -> None:
+    trim()
+    gc.collect()
+    trim()
+    assert gc.collect() == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "available", "freed", "trims"),
+    [
+        ("keep", 0, 10, False),
+        ("trim", 10**12, 0, True),
+        ("auto", 81, 10, False),
+        ("auto", 79, 10, True),
+        ("auto", None, 10, True),
+        ("auto", 10**12, None, True),
+    ],
+)
+def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, memory: str, available: int | None, freed: int | None, trims: bool
+) -> None:
+    monkeypatch.setattr(warmup, "available_bytes", lambda: available)
+    monkeypatch.setattr(warmup, "cores", lambda: 2)
+    stage = Stage(prepare(experiment(engine={"name": "processes", "memory": memory})))
+    stage._freed_bytes = freed
+    assert stage.trims() is trims
+
+
+@linux
+def test_a_step_is_found_to_take_what_its_tensors_take() -> None:
+    """Two layers of a million numbers and their gradients, and two copies of all parameters."""
+    setup = prepare(
+        experiment(task={"name": "least-squares", "features": 2**20, "samples": 8, "test_samples": 4})
+    )
+
+    def work() -> None:
+        keep_freed_memory()
+        stage = Stage(setup)
+        stage.warm_up()
+        assert stage._freed_bytes is not None
+        assert 8 * MIB < stage._freed_bytes < 100 * MIB
+
+    in_child(work)
+
+
+@linux
+def test_what_is_available_is_no_more_than_the_machine_has() -> None:
+    available = available_bytes()
+    assert available is not None
+    assert 0 < available <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# --- what they share
+
+
+def jobs(setup: Setup) -> list[TrainJob]:
+    batches = BatchStream(setup.experiment.seed, 0, setup.parts[0], setup.experiment.batch_size)
+    model = setup.initial(0)
+    state = setup.experiment.optimizer.init(model.parameters)
+    return [TrainJob(model, [batches.batch(k), batches.batch(k + 1)], 0.1, state, 7) for k in range(3)]
+
+
+def digits() -> Setup:
+    task = {"name": "digits", "model": "mlp", "hidden": [16]}
+    return prepare(experiment(task=task, evaluation={"every_rounds": 1, "samples": 130}))
+
+
+def test_a_rehearsed_step_is_recorded_and_has_the_same_bits() -> None:
+    setup = digits()
+    stage, alone = (
+        Stage(setup),
+        SequentialTrainer(setup.task, setup.experiment.optimizer, Rows(setup.layout.size)),
+    )
+    stage.warm_up()
+    [program] = stage.trainer._gradients.programs
+    assert "addmm" in program.source
+    # A full batch of the test sample, and the rest of it.
+    assert len(stage.evaluator._means.programs) == 2
+    for job in jobs(setup):
+        [one], [other] = stage.trainer.train([job]), alone.train([job])
+        assert torch.equal(one.model.parameters, other.model.parameters)
+        assert one.loss == other.loss
+    assert stage.evaluator.test(one.model) == stage.evaluator.test(other.model)
+
+
+def test_a_model_that_all_begin_with_is_made_once() -> None:
+    setup = digits()
+    stage = Stage(setup)
+    assert stage.initial(0) is stage.initial(3)
+    assert torch.equal(stage.initial(3).parameters, setup.initial(3).parameters)
+    assert stage.rows.owns(stage.initial(0).parameters)
+    other = Stage(prepare(experiment(initial="independent", task={"name": "digits", "model": "logistic"})))
+    assert not torch.equal(other.initial(0).parameters, other.initial(1).parameters)
+
+
+def test_a_rehearsal_that_fails_is_left_to_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = prepare(experiment())
+
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError("the well is dry")
+
+    monkeypatch.setattr(SequentialTrainer, "train", fail)
+    stage = Stage(setup)
+    stage.warm_up()
+    assert not stage.trainer._gradients.programs
+    monkeypatch.undo()
+    [result] = stage.trainer.train([jobs(setup)[0]])
+    assert bool(result.model.parameters.isfinite().all())
+
+
+def test_data_for_forks_is_the_same_and_a_write_to_it_is_the_writer_s_own() -> None:
+    numbers = torch.arange(60_000, dtype=torch.int64).view(3, 20_000).mT  # not contiguous
+    copy = for_forks(numbers)
+    assert copy.dtype is numbers.dtype
+    assert torch.equal(copy, numbers)
+
+    def write() -> None:
+        copy.zero_()
+        assert int(copy.sum()) == 0
+
+    in_child(write)
+    assert torch.equal(copy, numbers)
+
+
+def test_only_many_nodes_with_much_data_have_it_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = prepare(experiment())
+    assert with_data_for_forks(setup) is setup
+    monkeypatch.setattr(warmup, "PAGE_TABLES_BYTES", 1)
+    anew = with_data_for_forks(setup)
+    assert anew.task.train[0].data_ptr() != setup.task.train[0].data_ptr()
+    for half in ("train", "test"):
+        for one, other in zip(getattr(anew.task, half), getattr(setup.task, half), strict=True):
+            assert torch.equal(one, other)
+
+
+# --- what the machine must allow
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    setup = prepare(experiment(nodes=200, topology="complete"))  # two connections to each of 199
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 398 + SPARE_DESCRIPTORS - 1))
+    with pytest.raises(
+        BadInput, match=r"nodes: 200 .* need 462 open files .* hard limit, 461 \(ulimit -Hn\)"
+    ):
+        raise_descriptor_limit(setup, channels=200)
+    assert not raised
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 462))
+    raise_descriptor_limit(setup, channels=200)
+    assert raised == [(462, 462)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, resource.RLIM_INFINITY))
+    raise_descriptor_limit(setup, channels=200)
+    assert raised[1:] == [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+    ring = prepare(experiment(nodes=200, topology="ring"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    raise_descriptor_limit(ring)  # a node of its own: two connections to each of 2
+    with pytest.raises(BadInput, match="need 264 open files"):
+        raise_descriptor_limit(ring, channels=200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [
+        ({"topology": "ring"}, 4),
+        ({"topology": "exponential"}, 8),
+        ({"topology": {"name": "random-regular", "degree": 4}}, 8),
+        ({"topology": {"name": "random-regular", "degree": 4, "every_rounds": 2}}, 30),
+        ({"topology": "one-peer-exponential"}, 30),
+        ({"topology": "cyclon", "algorithm": "gossip-learning"}, 30),
+        ({"topology": {"name": "layers", "layers": {"a": "ring", "b": "one-peer-exponential"}}}, 30),
+        ({"algorithm": "epidemic-local"}, 30),
+        ({"algorithm": "epidemic-oracle"}, 30),
+        ({"algorithm": "all-reduce"}, 30),
+        ({"algorithm": "fedavg"}, 30),
+        ({"algorithm": "divshare"}, 30),
+        ({"algorithm": {"name": "divshare", "recipients_from": "neighbors"}}, 4),
+        ({"algorithm": "swift-artifact"}, 30),
+        ({"algorithm": "ad-psgd-artifact"}, 30),
+        ({"algorithm": "ad-psgd"}, 4),
+    ],
+    ids=str,
+)
+def test_a_node_may_open_a_file_for_all_that_it_may_come_to_talk_to(
+    changes: dict[str, Any], files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = prepare(experiment(nodes=16, **{"topology": "ring", **changes}))
+    limit = files + SPARE_DESCRIPTORS
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, limit))
+    raise_descriptor_limit(setup)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, limit - 1))
+    with pytest.raises(BadInput, match=f"up to {files} connections each need {limit} open files"):
+        raise_descriptor_limit(setup)
+
+
+@pytest.mark.slow
+def test_128_processes(tmp_path: Path) -> None:
+    run = play(tmp_path, nodes=128, topology={"name": "random-regular", "degree": 5})
+    assert run.status == "done"
+    assert not run.lost
+    nodes = run.metrics.filter(pl.col("node") >= 0)
+    for round in (0, 2):
+        assert sorted(nodes.filter(pl.col("round") == round)["node"]) == list(range(128))
+    assert nodes.filter(pl.col("round") == 2)["messages_sent"].to_list() == [2 * 5] * 128
+    assert run.parameters is not None
+    assert run.parameters.shape == (128, 4)
+    assert bool(run.parameters.isfinite().all())
+
+
+# --- the benchmark
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("processes")
+
+
+@linux
+def test_the_benchmark_counts_bytes_and_memory(benchmark: ModuleType) -> None:
+    row = benchmark.measure(benchmark.experiment(4, 8, samples=400))
+    assert (row["nodes"], row["rounds"]) == (4, 8)
+    assert 1.0 < row["bytes_over_minimum"] < 1.01
+    assert row["bytes_a_node_round"] == pytest.approx(3 * 4 * 89_834, rel=0.01)
+    assert 1 < row["private_MiB_mean"] <= row["private_MiB_max"] < 200
+    assert 1 < row["private_MiB_mean_at_end"] <= row["private_MiB_max_at_end"] < 200
+    assert row["node_rounds_per_s"] > 0
+    assert not row["cpu_ms_a_node_round"] <= 0  # (perhaps not a number)
+
+
+@linux
+def test_the_benchmark_times_the_start_up_of_the_command(benchmark: ModuleType) -> None:
+    started = time.monotonic()
+    seconds = benchmark.start_up(benchmark.experiment(4, 4, samples=400))
+    assert 0 < seconds < time.monotonic() - started

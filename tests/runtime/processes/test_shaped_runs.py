@@ -1,0 +1,146 @@
+"""Whole runs over a limited network, under both engines; and the pace of the compute profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+import pytest
+from safetensors.torch import load_file
+
+import gossamer
+from gossamer import Experiment, Run
+from gossamer.api import Silent
+from gossamer.errors import BadInput
+from gossamer.network import Path as Link
+from gossamer.network.delivery import fate
+from gossamer.runtime.processes.launcher import ProcessesEngine
+
+SETTINGS: dict[str, Any] = {
+    "nodes": 4,
+    "seed": 3,
+    "task": {"name": "digits", "model": "mlp", "hidden": [64]},
+    "topology": "ring",
+    "algorithm": {"name": "d-psgd", "local_steps": 2},
+    "compute": {"name": "constant", "seconds_per_step": 0.01},
+    "network": {"name": "uniform", "latency_s": 0.01, "bandwidth_mbps": 5},
+    "evaluation": {"every_rounds": 4, "samples": 50},
+    "stop": {"rounds": 8},
+}
+SIMULATE = {"name": "simulate", "trainer": "sequential"}
+COUNTED = ["node", "round", "bytes_sent", "bytes_received", "messages_sent", "messages_lost"]
+
+
+def play(out: Path, **changes: Any) -> Run:
+    return gossamer.run(Experiment.of({**SETTINGS, **changes}), out)
+
+
+def last_rows(run: Run) -> pl.DataFrame:
+    rows = pl.read_parquet(run.path / "metrics.parquet").filter(pl.col("node") >= 0)
+    return rows.filter(pl.col("round") == pl.col("round").max()).sort("node")
+
+
+def test_bits_and_bytes_are_the_simulator_s_and_the_time_is_no_less(tmp_path: Path) -> None:
+    runs = [play(tmp_path, engine=engine) for engine in (SIMULATE, {"name": "processes", "pace": True})]
+    models = [load_file(run.path / "models.safetensors")["parameters"] for run in runs]
+    assert bool((models[0] == models[1]).all())
+    simulated, real = (last_rows(run) for run in runs)
+    assert simulated.select(COUNTED).equals(real.select(COUNTED))
+    assert simulated["bytes_sent"].min() > 8 * 2 * 4 * 64 * 64
+    assert real["time_s"].max() >= simulated["time_s"].max()
+
+
+def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> None:
+    """Each node sends one message a round to either neighbour, and goes on without what doesn't come. (Without pace, nobody
+    waits for the compute profile, or says that it was too slow.)"""
+    run = play(
+        tmp_path,
+        network={"name": "uniform", "loss": 0.3},
+        gather={"timeout_s": 0.3},
+        compute={"name": "constant", "seconds_per_step": 1000.0},
+        stop={"rounds": 4},
+        engine="processes",
+    )
+    assert run.events.is_empty()
+    lossy = Link((0, 1), loss=0.3)
+    lost = {
+        (source, to): sum(fate(lossy, SETTINGS["seed"], source, to, k) is None for k in range(4))
+        for source in range(4)
+        for to in ((source - 1) % 4, (source + 1) % 4)
+    }
+    rows = last_rows(run)
+    assert sum(lost.values()) > 0
+    assert rows["messages_sent"].to_list() == [8] * 4
+    for node, row in enumerate(rows.iter_rows(named=True)):
+        assert row["messages_lost"] == sum(count for (source, _), count in lost.items() if source == node)
+        arrived = 8 - sum(count for (_, to), count in lost.items() if to == node)
+        # (What comes after a node's last row is not in it: nobody waits for latecomers.)
+        assert row["bytes_received"] * 8 <= row["bytes_sent"] * arrived
+
+
+def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> None:
+    """In the record and in the timeline, from when a computation began until it was due."""
+    run = play(
+        tmp_path,
+        nodes=2,
+        network="uniform",
+        algorithm={"name": "local", "local_steps": 1},
+        compute={"name": "constant", "seconds_per_step": 0.3},
+        evaluation={"every_rounds": 2, "samples": 50, "timeline": {"to_s": 60.0}},
+        stop={"rounds": 2},
+        engine={"name": "processes", "pace": True},
+    )
+    lanes = run.timeline.filter(pl.col("kind") == "train")
+    assert lanes["node"].to_list() == [0, 0, 1, 1]
+    assert (lanes["end_s"] - lanes["start_s"]).min() >= 0.3 - 1e-6
+    rows = last_rows(run)
+    assert (rows["idle_share"] * rows["time_s"] <= rows["time_s"] - 0.6 + 1e-6).all()
+
+
+def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
+    compute = {"name": "constant", "seconds_per_step": 0.0}
+    paced = {"name": "processes", "pace": True}
+    run = play(tmp_path, nodes=2, network="uniform", compute=compute, stop={"rounds": 3}, engine=paced)
+    rows = run.events.sort("node")
+    assert rows["node"].to_list() == [0, 1]
+    assert rows["event"].to_list() == ["slow", "slow"]
+    assert rows["detail"].to_list() == ["3 of 3 computations took longer than the compute profile says"] * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pace", "said"), [(0.001, False, True), (0.001, True, False), (0.01, False, False)]
+)
+def test_that_the_compute_profile_is_not_kept_is_said_where_one_is_given(
+    tmp_path: Path, seconds: float, pace: bool, said: bool
+) -> None:
+    class Watcher(Silent):
+        texts: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.texts.append(text)
+
+    compute = {"name": "constant", "seconds_per_step": seconds}  # 0.01 s if nothing is said
+    engine = {"name": "processes", "pace": pace}
+    changes = {"nodes": 2, "stop": {"rounds": 1}, "compute": compute, "engine": engine}
+    gossamer.run(Experiment.of({**SETTINGS, **changes}), tmp_path, observer=Watcher())
+    assert any(text.startswith("compute: ") for text in Watcher.texts) == said
+
+
+def test_an_end_by_time_does_not_wait_for_what_is_queued(tmp_path: Path) -> None:
+    """What has left by then is counted: nothing here."""
+    network = {"name": "uniform", "bandwidth_mbps": 0.05}  # a chunk in 2.6 s
+    run = play(tmp_path, network=network, stop={"time_s": 1.0}, engine="processes")
+    rows = last_rows(run)
+    assert rows["round"].max() == 0
+    assert rows["bytes_sent"].sum() == 0
+    assert run.status == "done"
+
+
+def test_what_does_not_fit_is_found_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise BadInput("network: of 3 nodes; accepted: 4")
+
+    monkeypatch.setattr("gossamer.network.Uniform.conditions", refuse)
+    with pytest.raises(BadInput, match="network: of 3 nodes"):
+        ProcessesEngine(Experiment.of(SETTINGS))

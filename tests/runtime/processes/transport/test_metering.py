@@ -1,0 +1,255 @@
+"""Buckets, lines and downlinks, on a clock in the test's hands: closed forms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_loop import FakeLoop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.runtime.processes.transport.metering import CATCH_UP_S, LATE_S, Bucket, Downlink, Line
+
+RATE = 1e6  # bytes a second: a byte takes a microsecond
+PIECE = 16_384
+
+
+def ignore(*_: Any) -> None:
+    pass
+
+
+# --- a bucket
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**7), st.floats(0, 100)), min_size=1, max_size=20))
+def test_bytes_pass_one_after_another_and_only_when_they_are_there(
+    taken: list[tuple[int, float]],
+) -> None:
+    """The closed form: the last byte of what came i-th passes at max over j <= i of (its start + all from j to i)."""
+    bucket = Bucket(RATE)
+    for i, (nbytes, since) in enumerate(taken):
+        due = max(taken[j][1] + sum(n for n, _ in taken[j : i + 1]) / RATE for j in range(i + 1))
+        assert bucket.take(nbytes, since) == pytest.approx(due, abs=1e-9)
+
+
+def test_an_unlimited_bucket_takes_no_time() -> None:
+    bucket = Bucket()
+    assert bucket.take(10**9, 3.0) == 3.0
+    assert bucket.take(10**9, -math.inf) == 3.0
+    bucket.change(RATE, 4.0)
+    assert bucket.take(10**6, 4.0) == 5.0
+
+
+def test_what_has_not_passed_when_the_rate_changes_passes_at_the_new_one() -> None:
+    bucket = Bucket(RATE)
+    bucket.take(3_000_000, 0.0)
+    assert bucket.change(RATE / 2, 1.0) == 2.0
+    assert bucket.free == 5.0  # a million bytes in the first second, two in the next four
+    bucket.change(4 * RATE, 3.0)
+    assert bucket.free == 3.25
+    bucket.change(math.inf, 3.125)
+    assert bucket.free == 3.125
+
+
+def test_a_link_of_rate_zero_goes_on_where_it_was() -> None:
+    bucket = Bucket(RATE)
+    bucket.take(2_000_000, 0.0)
+    bucket.change(0.0, 1.0)
+    assert bucket.free > 1e5
+    bucket.change(RATE, 7.0)
+    assert bucket.free == pytest.approx(8.0, abs=1e-4)
+
+
+def test_what_is_given_back_takes_no_time() -> None:
+    bucket = Bucket(RATE)
+    bucket.take(2_000_000, 0.0)
+    bucket.give_back(0.5)
+    assert bucket.take(1_000_000, 0.0) == 1.5
+    bucket.give_back(9.0)
+    assert bucket.free == 1.5
+
+
+def test_a_bucket_knows_for_how_long_something_has_passed() -> None:
+    bucket = Bucket(RATE)
+    assert bucket.used_seconds(5.0) == 0.0
+    bucket.take(1_000_000, 10.0)
+    assert [bucket.used_seconds(now) for now in (10.25, 11.0, 12.0)] == [0.25, 1.0, 1.0]
+    bucket.take(1_000_000, 20.0)
+    bucket.change(RATE / 2, 20.5)  # half of it takes a second now
+    assert bucket.used_seconds(20.5) == pytest.approx(1.5)
+    bucket.give_back(21.0)
+    assert bucket.used_seconds(30.0) == pytest.approx(2.0)
+
+
+def test_what_passes_a_link_below_its_rate_uses_it_in_part() -> None:
+    bucket = Bucket(RATE)
+    bucket.change(RATE / 4, 0.0, own=RATE)
+    bucket.take(1_000_000, 0.0)
+    assert [bucket.used_seconds(now) for now in (0.0, 2.0, 4.0, 9.0)] == [0.0, 0.5, 1.0, 1.0]
+    bucket.take(1_000_000, 10.0)
+    bucket.change(RATE / 4, 12.0, own=RATE / 2)  # from half of it on, the link is as busy again
+    assert [bucket.used_seconds(now) for now in (12.0, 13.0, 14.0)] == [1.5, 2.0, 2.5]
+    bucket.take(1_000_000, 20.0)
+    bucket.change(RATE / 4, 22.0, own=math.inf)
+    assert [bucket.used_seconds(now) for now in (22.0, 30.0)] == [3.5, 3.5]
+
+
+def test_nothing_uses_a_link_that_lets_nothing_through() -> None:
+    bucket = Bucket(RATE)
+    bucket.take(2_000_000, 0.0)
+    bucket.change(0.0, 0.5)
+    assert [bucket.used_seconds(now) for now in (0.5, 9.0)] == [0.5, 0.5]
+    bucket.change(RATE, 10.0)
+    assert bucket.used_seconds(20.0) == pytest.approx(2.0, abs=1e-4)
+
+
+# --- a line
+
+
+def test_a_line_keeps_its_order_whatever_is_due_first() -> None:
+    loop, made = FakeLoop(), []
+    line = Line(loop)
+    for name, instant in [("a", 101.0), ("b", 100.5), ("c", 102.0), ("d", 102.0)]:
+        line.add(instant, lambda at, name=name: made.append((name, at, loop.now)))
+    assert made == []
+    loop.run()
+    assert made == [("a", 101, 101), ("b", 101, 101), ("c", 102, 102), ("d", 102, 102)]
+    line.add(50.0, lambda at: made.append(at))
+    assert made[-1] == 50.0  # at once
+    assert len(line) == 0
+
+
+def test_a_line_that_is_stretched_and_cleared() -> None:
+    loop, made = FakeLoop(), []
+    line = Line(loop)
+    line.add(101.0, made.append)
+    line.add(104.0, made.append)
+    loop.run(until=100.5)
+    line.stretch(2.0, loop.now)
+    loop.run(until=105.0)
+    assert made == [101.5]
+    assert loop.now == 105.0
+    line.clear()
+    loop.run()
+    assert made == [101.5]
+
+
+# --- a downlink
+
+
+def pour(loop: FakeLoop, downlink: Downlink, at: float, size: int, up: float, turn: int = 0) -> list[float]:
+    """A message, whose pieces come in as an uplink of a rate lets them; gives where its arrival is noted."""
+    arrived: list[float] = []
+    ends = [*range(PIECE, size, PIECE), size]
+    for begin, end in itertools.pairwise([0, *ends]):
+        when, nbytes = loop.now + at + end / up, end - begin
+        done = arrived.append if end == size else None
+        loop.call_at(
+            when,
+            lambda nbytes=nbytes, done=done: downlink.enter(
+                nbytes, loop.now - nbytes / up, turn, ignore, done
+            ),
+        )
+    return arrived
+
+
+@pytest.mark.parametrize("up", [RATE / 4, RATE / 1.5, RATE, 1.5 * RATE, 40 * RATE, math.inf])
+@pytest.mark.parametrize("size", [100, PIECE, 70_000, 1_000_000])
+def test_one_flow_arrives_at_the_rate_of_the_slower_link(up: float, size: int) -> None:
+    loop = FakeLoop()
+    arrived = pour(loop, Downlink(RATE, loop), 0.0, size, up)
+    start = loop.now
+    loop.run()
+    assert arrived == [pytest.approx(start + size / min(up, RATE), abs=1e-9)]
+
+
+def test_a_downlink_serves_one_message_after_another() -> None:
+    loop = FakeLoop()
+    downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
+    flows = [pour(loop, downlink, 0.0, size, RATE, turn) for turn in range(3)]
+    loop.run()
+    # What the others have here by then is taken up to LATE_S ahead of the first one's next piece.
+    for number, [at] in enumerate(flows, start=1):
+        assert number * size / RATE <= at - start + 1e-9 <= number * size / RATE + LATE_S + 3 * PIECE / RATE
+    assert flows[-1][0] == pytest.approx(start + 3 * size / RATE)
+
+
+def test_a_downlink_is_shared_by_what_comes_in_at_the_same_time() -> None:
+    loop = FakeLoop()
+    downlink, start, size = Downlink(RATE, loop), loop.now, 500_000
+    flows = [pour(loop, downlink, 0.0, size, RATE) for _ in range(3)]
+    loop.run()
+    last = start + 3 * size / RATE
+    assert max(at for [at] in flows) == pytest.approx(last)
+    assert min(at for [at] in flows) > last - 3 * PIECE / RATE
+
+
+def test_a_flow_that_joins_half_way() -> None:
+    """Alone for half a second, then at half of the rate: 0.5 + 2 * 0.5 seconds; the other has the rest to itself."""
+    loop = FakeLoop()
+    downlink, start = Downlink(RATE, loop), loop.now
+    first = pour(loop, downlink, 0.0, 1_000_000, RATE)
+    second = pour(loop, downlink, 0.5, 1_000_000, RATE)
+    loop.run()
+    assert first == [pytest.approx(start + 1.5, abs=3 * PIECE / RATE)]
+    assert second == [pytest.approx(start + 2.0)]
+
+
+def test_late_timers_don_t_slow_a_flow() -> None:
+    """Each piece comes in up to some time late, but for the last one; the message does not."""
+    loop, rng = FakeLoop(), np.random.default_rng(1)
+    downlink, start, size, arrived = Downlink(RATE, loop), loop.now, 100 * PIECE, []
+    for number in range(1, 101):
+        due = start + number * PIECE / RATE
+        late = CATCH_UP_S * float(rng.random()) if 1 < number < 100 else 0.0
+        since = -PIECE / RATE - (CATCH_UP_S if number > 1 else 0)
+        loop.call_at(
+            due + late,
+            lambda since=since, n=number: downlink.enter(
+                PIECE, loop.now + since, 0, ignore, arrived.append if n == 100 else None
+            ),
+        )
+    loop.run()
+    assert arrived == [pytest.approx(start + size / RATE)]
+
+
+def test_places_are_filled_again_a_little_before_their_turn() -> None:
+    loop, taken = FakeLoop(), []
+    downlink, start = Downlink(RATE, loop), loop.now
+    for number in range(20):
+        downlink.enter(PIECE, start, 0, lambda n=number: taken.append((n, loop.now)))
+    loop.run()
+    assert [number for number, _ in taken] == list(range(20))
+    for number, at in taken:
+        assert at == pytest.approx(max(start, start + number * PIECE / RATE - LATE_S), abs=PIECE / RATE)
+
+
+def test_a_downlink_whose_rate_changes_under_way() -> None:
+    loop, arrived = FakeLoop(), []
+    downlink, start = Downlink(RATE, loop), loop.now
+    for _ in range(9):
+        downlink.enter(100_000, start, 0, ignore)
+    downlink.enter(100_000, start, 0, ignore, arrived.append)
+    loop.run(until=start + 0.25)
+    downlink.change(RATE / 4)
+    loop.run(until=start + 2.25)
+    assert arrived == []
+    downlink.change(RATE)
+    loop.run()
+    # 0.25 s, then 2 s at a quarter, then the last quarter of the bytes.
+    assert arrived == [pytest.approx(start + 2.5)]
+
+
+def test_a_downlink_that_is_cleared_lets_nothing_pass() -> None:
+    loop, seen = FakeLoop(), []
+    downlink = Downlink(RATE, loop)
+    for _ in range(10):
+        downlink.enter(100_000, loop.now, 0, lambda: seen.append("taken"), lambda at: seen.append("passed"))
+    before = len(seen)
+    downlink.clear()
+    loop.run()
+    assert len(seen) == before < 10

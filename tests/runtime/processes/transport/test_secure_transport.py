@@ -1,0 +1,339 @@
+"""The transport over TLS: who is let in, who is not, and what can be seen on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.bindings.openssl.binding import Binding
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from transport_scene import TOKEN, Peer, dial, network, on_loop, proxied
+
+from gossamer.errors import BadInput
+from gossamer.messages import raw
+from gossamer.runtime.processes.security.peers import Peer as Row
+from gossamer.runtime.processes.security.peers import Peers
+from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.transport import incoming
+from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.processes.transport.wire import beat, hello
+
+pytestmark = pytest.mark.usefixtures("tls")
+
+
+async def still_works(a: Peer, b: Peer) -> None:
+    """Honest nodes don't notice strangers."""
+    before = len(a.inbox)
+    await b.send(0, "honest", "t")
+    assert (await a.receive(before + 1))[-1].payload == "honest"
+    assert a.lost == b.lost == b.events == []
+
+
+@on_loop
+async def test_parameters_are_not_on_the_wire() -> None:
+    secret = torch.arange(30_000, dtype=torch.float32)
+    content = bytes(raw(secret))
+    for options, seen in (({}, False), ({"security": None}, True)):
+        async with proxied([[], []], **options) as ((a, b), (_, proxy)):
+            a.send(1, secret, "a-tag")
+            await b.receive(1)
+            assert torch.equal(b.inbox[0].payload, secret)
+            assert (content[1000:1100] in bytes(proxy.passed)) is seen
+            assert (b"a-tag" in bytes(proxy.passed)) is seen
+            assert (TOKEN in bytes(proxy.passed)) is seen
+            assert len(proxy.passed) > secret.nbytes
+
+
+@on_loop
+async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None:
+    async with network(2) as ((a, b), _), network(2, security=strangers[1]) as ((_, stranger), _):
+        stranger.transport._end.addresses[0] = a.address
+        stranger.send(0, "let me in", "t")
+        await a.until(lambda: a.events)
+        assert a.events[0][1].startswith("stranger at 127.0.0.1:")
+        assert a.inbox == []
+        # It has noticed that node 0 isn't one of its own before it had said anything.
+        await stranger.until(lambda: stranger.events)
+        assert "has a key that is not in the peers file" in stranger.events[0][1]
+        await still_works(a, b)
+
+
+@on_loop
+async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> None:
+    async with network(3) as ((a, b, _), _), network(3, security=securities[2]) as ((_, liar, _), _):
+        liar.transport._end.addresses[0] = a.address
+        liar.send(0, "I am node 1", "t")
+        await a.until(lambda: a.events)
+        assert a.events[0][1].endswith("says that it is rank 1, but has not got its key")
+        assert a.inbox == []
+        await still_works(a, b)
+
+
+@on_loop
+async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -> None:
+    async with network(3) as ((a, _, c), _):
+        a.transport._end.addresses[1] = c.address
+        a.send(1, "for node 1 alone", "t")
+        await a.until(lambda: a.events)
+        assert a.events[0][1].endswith("answered with another rank's key")
+        assert c.inbox == []
+
+
+def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
+    """What a server answers to the client's first words, with something that it says before it has heard more: TLS 1.3
+    lets it, the module ssl does not."""
+    openssl = Binding().lib
+    ffi = Binding().ffi
+    context = openssl.SSL_CTX_new(openssl.TLS_server_method())
+    for use in (
+        openssl.SSL_CTX_use_certificate_chain_file(context, os.fsencode(key)),
+        openssl.SSL_CTX_use_PrivateKey_file(context, os.fsencode(key), openssl.SSL_FILETYPE_PEM),
+    ):
+        assert use == 1
+    openssl.SSL_CTX_set_max_early_data(context, 16_384)
+    end = openssl.SSL_new(context)
+    incoming, outgoing = (openssl.BIO_new(openssl.BIO_s_mem()) for _ in range(2))
+    openssl.SSL_set_bio(end, incoming, outgoing)
+    openssl.SSL_set_accept_state(end)
+    assert openssl.BIO_write(incoming, greeting, len(greeting)) == len(greeting)
+    buffer, count = ffi.new("char[]", 65_536), ffi.new("size_t *")
+    assert openssl.SSL_read_early_data(end, buffer, len(buffer), count) == 2  # there is none
+    assert openssl.SSL_write_early_data(end, said, len(said), count) == 1
+    flight = bytes(ffi.buffer(buffer, openssl.BIO_read(outgoing, buffer, len(buffer))))
+    openssl.SSL_free(end)
+    openssl.SSL_CTX_free(context)
+    return flight
+
+
+@on_loop
+async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_whose_it_is(
+    securities: list[Security],
+) -> None:
+    said = hello(1, TOKEN, 2**32 - 1, 1) + beat(b"of the last life of node 1")
+    loop = asyncio.get_running_loop()
+    for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
+        async with network(1, raw_ranks=2) as ((a,), (listener, _)):
+            a.send(1, "for node 1 alone", "t")
+            end, _ = await loop.sock_accept(listener)
+            with end:
+                end.setblocking(False)
+                greeting = await loop.sock_recv(end, 65_536)
+                await loop.sock_sendall(end, first_flight(securities[answers].key, greeting, said))
+                await a.until(lambda a=a: a.events or a.statuses)
+            assert [text.partition(") ")[2] for _, text in a.events] == events
+            assert a.statuses == ([] if events else [(1, b"of the last life of node 1")])
+            assert a.transport.incarnation_of(1) == (None if events else 2**32 - 1)
+
+
+@on_loop
+async def test_another_run_of_the_same_nodes_is_refused_on_both_sides(securities: list[Security]) -> None:
+    async with network(2) as ((a, b), _), network(2) as ((_, other), _):
+        other.transport._end.token = b"of another run.."
+        other.transport._end.addresses[0] = a.address
+        other.send(0, "hello", "t")
+        await a.until(lambda: a.events)
+        await other.until(lambda: other.events)
+        assert a.events[0][1].endswith("(rank 1) has the token of another run")
+        assert "with the token of another run" in other.events[0][1]
+        await still_works(a, b)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (hello(1, TOKEN), "does not speak TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "does not speak TLS"),
+        (bytes(range(256)) * 300, "does not speak TLS"),
+        (b"\x16\x03\x01\xff\xff" + b"\x01" * 70_000, ""),
+    ],
+)
+@on_loop
+async def test_what_is_not_tls_is_refused(said: bytes, reason: str) -> None:
+    async with network(2) as ((a, b), _):
+        async with await dial(a, said) as end:
+            while not end.eof:
+                try:
+                    end.eof = not await asyncio.get_running_loop().sock_recv(end.end, 1000)
+                except ConnectionError:
+                    end.eof = True
+        await a.until(lambda: a.events)
+        assert len(a.events) == 1
+        assert reason in a.events[0][1]
+        await still_works(a, b)
+
+
+def trusting() -> ssl.SSLContext:
+    """Of a client that trusts everybody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def is_refused(context: ssl.SSLContext, reason: str) -> None:
+    """A client gets no further than the handshake."""
+    async with network(2) as ((a, b), _):
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            reader, writer = await asyncio.open_connection(*a.address, ssl=context)
+            writer.write(hello(1, TOKEN))
+            try:
+                await reader.readexactly(1)
+            finally:
+                writer.transport.abort()
+        await a.until(lambda: a.events)
+        assert a.events[0][1].endswith(reason)
+        await still_works(a, b)
+
+
+@on_loop
+async def test_tls_of_yesterday_is_refused() -> None:
+    context = trusting()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    await is_refused(context, "speaks an older TLS; accepted: 1.3")
+
+
+@on_loop
+async def test_who_shows_no_key_is_refused() -> None:
+    await is_refused(trusting(), "shows no certificate")
+
+
+@on_loop
+async def test_who_shows_an_unknown_key_is_refused(strangers: list[Security]) -> None:
+    context = trusting()
+    context.load_cert_chain(strangers[1].key)
+    await is_refused(context, "has a key that is not in the peers file")
+
+
+@on_loop
+async def test_a_handshake_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "HELLO_TIMEOUT_S", 0.05)
+    async with network(2) as ((a, b), _):
+        async with await dial(a, b"\x16\x03\x01"):
+            await a.until(lambda: a.events)
+        assert "did not say who it is within 0.05 s" in a.events[0][1]
+        monkeypatch.undo()
+        await still_works(a, b)
+
+
+@on_loop
+async def test_no_session_is_resumed(securities: list[Security]) -> None:
+    """Each connection proves its key anew: there is nothing to resume with."""
+    async with network(2) as ((a, _), _):
+        reader, writer = await asyncio.open_connection(
+            *a.address, ssl=securities[1].client, server_hostname=""
+        )
+        writer.write(hello(1, TOKEN))
+        assert await reader.readexactly(4) == b"gsmr"
+        session = writer.get_extra_info("ssl_object").session
+        assert not session.has_ticket
+        assert session.ticket_lifetime_hint == 0
+        writer.transport.abort()
+
+
+def test_dates_mean_nothing(tmp_path: Path) -> None:
+    """Who is no longer trusted is taken out of the peers file; clocks decide nothing."""
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o700)
+    rows = []
+    for rank, (since, until) in enumerate([(2001, 2002), (2900, 2901)]):
+        key = Ed25519PrivateKey.generate()
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(rank))])
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(datetime.datetime(since, 1, 1))
+            .not_valid_after(datetime.datetime(until, 1, 1))
+            .sign(key, None)
+        )
+        path = folder / f"node-{rank}.pem"
+        path.touch(mode=0o600)
+        path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            + certificate.public_bytes(serialization.Encoding.PEM)
+        )
+        rows.append(
+            Row.of(rank, f"127.0.0.1:{9000 + rank}", certificate.public_bytes(serialization.Encoding.DER))
+        )
+    peers = Peers(rows)
+    ends = [Security(folder / f"node-{rank}.pem", peers, rank) for rank in range(2)]
+    assert handshake(ends[0].client, ends[1].server) == ends[1]._certificates[1]
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
+    """Shake hands in memory; gives the server's certificate."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    for _ in range(3):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0].getpeercert(binary_form=True)
+
+
+@on_loop
+async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path, securities: list[Security]) -> None:
+    """The certificates in the file are what is trusted, not what their keys sign."""
+    key_text = (securities[1].key).read_bytes()
+    signer = serialization.load_pem_private_key(key_text, None)
+    issuer = x509.load_pem_x509_certificate(key_text[key_text.index(b"-----BEGIN CERT") :])
+    assert isinstance(signer, Ed25519PrivateKey)
+    key = Ed25519PrivateKey.generate()
+    certificate = (
+        x509.CertificateBuilder(issuer.subject, issuer.subject, key.public_key(), 7)
+        .not_valid_before(datetime.datetime(2001, 1, 1))
+        .not_valid_after(datetime.datetime(2900, 1, 1))
+        .sign(signer, None)
+    )
+    file = tmp_path / "issued.pem"
+    file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        + certificate.public_bytes(serialization.Encoding.PEM)
+        + issuer.public_bytes(serialization.Encoding.PEM)
+    )
+    context = trusting()
+    context.load_cert_chain(file)
+    await is_refused(context, "")
+
+
+@pytest.mark.parametrize(
+    ("listening", "dialled", "named"),
+    [
+        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
+        ("127.0.0.1", "10.1.2.3", "10.1.2.3:9000"),
+        ("127.0.0.1", "a.example", "a.example:9000"),
+    ],
+)
+@on_loop
+async def test_without_keys_only_loopback_is_accepted(
+    listening: str, dialled: str, named: str, securities: list[Security]
+) -> None:
+    def build(**options: object) -> Peer:
+        return Peer(0, listener, [("127.0.0.1", 9000), (dialled, 9000)], **options)
+
+    with listen(listening) as listener:
+        with pytest.raises(BadInput, match=f"address {named}.*: not loopback; accepted: with keys"):
+            build(security=None)
+        for transport in (build(security=None, insecure=True), build(security=securities[0])):
+            await transport.transport.close()
+
+
+def test_the_handshake_needs_the_very_key(securities: list[Security], strangers: list[Security]) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(securities[0].client, strangers[1].server)
+    assert securities[0].belongs_to(handshake(securities[0].client, securities[2].server), 2)
+    assert not securities[0].belongs_to(handshake(securities[0].client, securities[2].server), 1)
+    assert not securities[0].belongs_to(None, 1)
+    assert not securities[0].belongs_to(securities[0]._certificates[1], 99)

@@ -1,0 +1,239 @@
+"""A node's part of a network, on a clock in the test's hands: closed forms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_loop import FakeLoop
+from given_network import Given
+
+from gossamer.network import Conditions, Network, Path, Uniform
+from gossamer.network.delivery import fate
+from gossamer.network.network import Access
+from gossamer.runtime.processes.transport.metering import LATE_S
+from gossamer.runtime.processes.transport.shaper import Departure, Shaper, is_limited, simplified
+
+RATE = 1e6  # bytes a second: a byte takes a microsecond
+PIECE = 16_384
+
+
+class Fixed(Conditions):
+    """Rates and paths as a test gives them; of pairs that it doesn't name, there is no path."""
+
+    def __init__(self, rates: list[float], paths: dict[tuple[int, int], Path]) -> None:
+        self.rates, self._paths = np.array(rates), paths
+
+    def path(self, source: int, to: int) -> Path | None:
+        return self._paths.get((source, to))
+
+
+def ignore(*_: Any) -> None:
+    pass
+
+
+# --- a node's part of a network
+
+
+def test_nothing_is_shaped_where_nothing_is_limited() -> None:
+    free = Access(np.full(6, math.inf))
+    for network, limited in [
+        (Uniform(), False),
+        (Uniform(latency_s=1e-3), True),
+        (Uniform(uplink_mbps=100), True),
+        (Uniform(loss=0.1), True),
+        (Uniform(jitter_s=0.1), True),
+        (Given(at=free), False),
+        (Given(at=free, later=((1.0, free),)), True),
+        (Given(at=Fixed([math.inf] * 6, {})), True),
+    ]:
+        assert is_limited(network, 3, 1) is limited
+        assert (Shaper.of(0, network, 3, 1, FakeLoop()) is not None) is limited
+
+
+def test_what_is_simplified_is_said() -> None:
+    assert simplified(Uniform(bandwidth_mbps=5), 3, 1) == []
+    [text] = simplified(Uniform(sharing="rtt-fair"), 3, 1)
+    assert text.startswith("network.sharing: the engine processes comes near to rtt-fair")
+    [text] = simplified(Given(at=Access(np.full(7, RATE))), 3, 1)
+    assert "link between uplinks and downlinks" in text
+
+
+def shaper(network: Network, rank: int = 0, nodes: int = 3) -> tuple[Shaper, FakeLoop]:
+    loop = FakeLoop()
+    return Shaper(rank, network, nodes, 7, loop), loop
+
+
+def test_the_slowest_link_before_the_receiver_s_is_the_rate_of_a_message() -> None:
+    rates = [8e6, 9e6, 9e6, 1e3, 1e3, 1e3, 4e6, 5e6]
+    paths = {
+        (0, 1): Path((0, 4)),
+        (0, 2): Path((0, 7, 6, 5)),
+        (1, 0): Path((1, 3)),
+    }
+    node, _ = shaper(Given(at=Fixed(rates, {**paths, (1, 2): Path((1, 5), rate=1e6)})))
+    for to, rate in [(1, 8e6), (2, 4e6), (1, 8e6)]:
+        assert node.depart(to).lost is False
+        assert node.uplink.rate == rate
+    other, _ = shaper(Given(at=Fixed(rates, {(1, 2): Path((1, 5), rate=1e6)})), rank=1)
+    other.depart(2)
+    assert other.uplink.rate == 1e6
+    assert other.depart(0).lost is True  # no path
+    assert other.uplink.rate == 9e6
+
+
+def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried() -> None:
+    """To one node the path lets through a quarter of it, to another a link in between an eighth; to a third the receiver
+    is the limit. None of it is asked of an uplink that is unlimited."""
+    paths = {
+        (0, 1): Path((0, 5), rate=RATE / 4),
+        (0, 2): Path((0, 8, 6)),
+        (0, 3): Path((0, 7)),
+    }
+    rates = [RATE] * 7 + [RATE / 100, RATE / 8]
+    node, loop = shaper(Given(at=Fixed(rates, paths)), nodes=4)
+    used = 0.0
+    for to, rate in [(1, RATE / 4), (2, RATE / 8), (3, RATE)]:
+        node.depart(to)
+        free = node.uplink.take(100_000, loop.now)
+        assert free - loop.now == pytest.approx(100_000 / rate)
+        loop.now = free
+        used += 0.1
+        assert node.carried_seconds() == (pytest.approx(used), 0.0)
+    free, _ = shaper(Given(at=Fixed([math.inf] * 8, paths | {(0, 2): Path((0, 6))})), nodes=4)
+    free.depart(1)
+    free.uplink.take(100_000, 0.0)
+    assert free.carried_seconds() == (None, None)
+
+
+def test_what_is_lost_takes_the_uplink_alone() -> None:
+    """As in the simulator: also when the rates change under way, and after its path is gone and back."""
+    narrow, rates = {(0, 1): Path((0, 4), rate=1e3)}, [8e6] * 6
+    sure = Fixed(rates, {(0, 1): Path((0, 4), rate=1e3, loss=1.0)})
+    halved = Fixed([4e6] * 6, narrow)
+    node, loop = shaper(Given(at=sure, later=((1.0, halved),)))
+    node.start(loop.now)
+    assert node.depart(1).lost is True
+    assert node.uplink.rate == 8e6
+    loop.run()
+    assert node.uplink.rate == 4e6
+    assert node.depart(1).lost is False
+    assert node.uplink.rate == 1e3
+    later = ((1.0, Fixed(rates, {})), (2.0, Fixed(rates, narrow)))
+    node, loop = shaper(Given(at=Fixed(rates, narrow), later=later))
+    node.start(loop.now)
+    assert node.depart(1).lost is False
+    loop.run()
+    assert node.uplink.rate == 8e6
+
+
+def test_what_arrives_over_a_path_that_came_to_lose_everything_is_delivered() -> None:
+    """It left while there was another one; no number of draws would find its latency now."""
+    node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.0, 1.0)))
+    arrived: list[float] = []
+    node.arrive(1, 100, ignore, True, lambda: arrived.append(loop.now))
+    start = loop.now
+    loop.run()
+    assert arrived == [start]
+
+
+def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
+    node, _ = shaper(Uniform(loss=0.3, latency_s=0.1), rank=2)
+    path = Path((2, 3), loss=0.3, latency_s=0.1)
+    fates: dict[int, list[Departure]] = {0: [], 1: []}
+    for to in [0, 1] * 300:
+        fates[to].append(node.depart(to))
+    for to, drawn in fates.items():
+        assert [departure.lost for departure in drawn] == [
+            fate(path, 7, 2, to, k) is None for k in range(300)
+        ]
+        assert {departure.round_trip_s for departure in drawn if not departure.lost} == {0.2}
+    assert fates[0] != fates[1]
+
+
+def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() -> None:
+    """The receiver counts the messages that were lost, so that both ends mean the same by a message's number."""
+    path = Path((1, 3), latency_s=0.05, jitter_s=0.03, loss=0.4)
+    node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.03, 0.4)))
+    latencies = {k: latency for k in range(200) if (latency := fate(path, 7, 1, 0, k)) is not None}
+    assert 80 < len(latencies) < 160
+    arrived: list[tuple[int, float]] = []
+    start = loop.now
+    for number, k in enumerate(latencies):
+        loop.run(until=start + 0.01 * number)
+        node.arrive(1, 100, ignore, True, lambda k=k: arrived.append((k, loop.now)))
+    loop.run()
+    assert [k for k, _ in arrived] == list(latencies)
+    latest = 0.0
+    for number, (k, at) in enumerate(arrived):
+        latest = max(latest, start + 0.01 * number + latencies[k])
+        assert at == pytest.approx(latest)
+
+
+def test_a_message_that_was_cut_has_a_number_too() -> None:
+    path = Path((1, 3), jitter_s=0.03)
+    node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.0, 0.03)))
+    start, arrived = loop.now, []
+    node.arrive(1, PIECE, ignore, False, None)
+    node.arrive(1, 5, ignore, True, None)
+    node.arrive(1, PIECE, ignore, True, lambda: arrived.append(loop.now))
+    loop.run()
+    assert arrived == [pytest.approx(start + fate(path, 7, 1, 0, 1))]
+
+
+def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:
+    far, near = Path((1, 3), latency_s=0.2), Path((2, 3), latency_s=0.01)
+    node, loop = shaper(Given(at=Fixed([math.inf] * 6, {(1, 0): far, (2, 0): near})))
+    start, arrived = loop.now, []
+    for source in (1, 2):
+        node.arrive(
+            source, 100, ignore, True, lambda source=source: arrived.append((source, loop.now - start))
+        )
+    loop.run()
+    assert arrived == [(2, pytest.approx(0.01)), (1, pytest.approx(0.2))]
+
+
+def test_by_default_a_node_receives_one_message_at_a_time() -> None:
+    """Of two messages whose pieces come in by turns, the one that began first passes first; shared, both pass together."""
+    ends: dict[str, list[tuple[int, float]]] = {}
+    for sharing in ("fifo", "fair"):
+        node, loop = shaper(Uniform(downlink_mbps=8, sharing=sharing))
+        start, noted = loop.now, ends.setdefault(sharing, [])
+        for number, source in itertools.product(range(30), (1, 2)):
+            last = number == 29
+            done = (lambda s=source, n=noted, o=loop, t=start: n.append((s, o.now - t))) if last else None
+            node.arrive(source, PIECE, ignore, last, done)
+        loop.run()
+    whole = 60 * PIECE / RATE
+    assert ends["fifo"][1] == (2, pytest.approx(whole))
+    assert ends["fifo"][0] == (1, pytest.approx(whole / 2, abs=LATE_S + 2 * PIECE / RATE))
+    assert ends["fair"] == [(1, pytest.approx(whole - PIECE / RATE)), (2, pytest.approx(whole))]
+
+
+def test_the_network_changes_from_the_run_s_start_on() -> None:
+    def at(mbps: float) -> Conditions:
+        return Uniform(bandwidth_mbps=mbps).conditions(3, 1)
+
+    node, loop = shaper(Given(at=at(8), later=((1.0, at(16)), (3.0, Fixed([1e6] * 6, {})))))
+    noted, arrived = [], []
+    node.changed = lambda: noted.append(loop.now)
+    loop.run(until=150.0)
+    node.start(150.0)
+    assert node.depart(1).lost is False
+    node.uplink.take(4_000_000, loop.now)
+    for _ in range(40):
+        node.arrive(1, 100_000, ignore, True, lambda: arrived.append(loop.now))
+    loop.run(until=151.5)
+    assert noted == [151.0]
+    assert node.uplink.free == pytest.approx(152.5)  # 1 s at 1 MB/s, 1.5 s at 2 MB/s
+    loop.run(until=152.6)
+    # The first of them began a tenth of a second, at the sender's rate, before it was here.
+    assert arrived[-1] == pytest.approx(152.45)
+    assert len(arrived) == 40
+    loop.run()
+    assert noted == [151.0, 153.0]
+    assert node.depart(1).lost is True
+    node.close()

@@ -1,0 +1,105 @@
+"""A few nodes, their links, and what arrives. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gossamer.messages import wire_bytes
+from gossamer.messages.tags import Message
+from gossamer.network import Conditions, Network, Path, Uniform
+from gossamer.runtime.simulate.clock import Clock, Deadlock, Order, new_loop
+from gossamer.runtime.simulate.fair import FairLinks
+from gossamer.runtime.simulate.fifo import FifoLinks
+
+TAG = ("t",)
+US = 1000
+"""Nanoseconds."""
+BYTE = 1000
+"""Nanoseconds, at 8 Mbit/s."""
+SHARINGS = ("fifo", "in-turn", "fair", "rtt-fair")
+
+
+def size(payload: Any) -> int:
+    return wire_bytes(TAG, payload)
+
+
+def of_size(wire: int) -> int:
+    """The length of the payload of a message of so many bytes on the wire."""
+    length = wire - (size(bytes(wire)) - wire)
+    while size(bytes(length)) < wire:
+        length += 1
+    assert size(bytes(length)) == wire
+    return length
+
+
+class Map(Conditions):
+    """Conditions by hand: rates in Mbit/s, and a path for each pair."""
+
+    def __init__(self, mbps: list[float], path: Callable[[int, int], Path | None]) -> None:
+        self.rates = np.array(mbps) * 125_000.0
+        self._path = path
+
+    def path(self, source: int, to: int) -> Path | None:
+        return self._path(source, to)
+
+
+def star(nodes: int, mbps: float | list[float] = 8.0, **path: Any) -> Map:
+    """Uplinks and downlinks, and what holds for every path."""
+    rates = mbps if isinstance(mbps, list) else [mbps] * (2 * nodes)
+    return Map(rates, lambda source, to: Path((source, nodes + to), **path))
+
+
+class Drawn(Network):
+    """A network by hand: how it is first, and what becomes of it."""
+
+    first: Any
+    then: Any = ()
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        return self.first
+
+    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        return iter(self.then)
+
+
+class Scene:
+    """Some nodes' links; what arrives is noted as (receiver, sender, nanoseconds, payload's length)."""
+
+    def __init__(self, nodes: int = 4, drawn: Network | None = None, seed: int = 1, **network: Any) -> None:
+        self.clock = Clock()
+        self.arrived: list[tuple[int, int, int, int]] = []
+        self.watched: list[tuple[int, int, int, int, int]] = []
+        network_ = drawn or Uniform(**network)
+        kind = FifoLinks if network_.sharing == "fifo" else FairLinks
+        inboxes = [partial(self._deliver, to) for to in range(nodes)]
+        watch = lambda *seen: self.watched.append(seen)  # noqa: E731
+        self.links = kind(self.clock, network_, nodes, seed, 2**40, inboxes, watch)
+
+    def _deliver(self, to: int, message: Message) -> None:
+        self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))
+
+    def send(self, source: int, to: int, length: int) -> Any:
+        return self.links.send(source, (to,), bytes(length), TAG)[0]
+
+    def at(self, ns: int, call: Callable[[], Any]) -> None:
+        self.clock.at(ns, Order.TIMER, 0, call)
+
+    def play(self) -> list[tuple[int, int, int, int]]:
+        try:
+            while True:
+                self.clock.advance()
+        except Deadlock:
+            return self.arrived
+
+    def live(self, play: Callable[[], Awaitable[None]]) -> None:
+        """Play with coroutines."""
+        loop = new_loop(self.clock)
+        try:
+            loop.run_until_complete(asyncio.ensure_future(play(), loop=loop))
+        finally:
+            loop.close()

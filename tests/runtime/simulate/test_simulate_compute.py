@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gossamer.learning.computation import Computation, Kind
+from gossamer.runtime.simulate.clock import Clock, Order, new_loop
+from gossamer.runtime.simulate.compute import Compute
+
+
+class Scene:
+    """Computations that take ``work`` seconds and give their job back; what was batched is noted."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.batches: list[tuple[Kind, list[Any]]] = []
+        self.committed: list[tuple[float, Any]] = []
+        self.compute = Compute(self.clock, lambda computation: computation.work, self._execute)
+
+    def _execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
+        self.batches.append((kind, list(jobs)))
+        if "broken" in jobs:
+            raise ZeroDivisionError("on purpose")
+        return list(jobs)
+
+    def submit(self, rank: int, work: float, job: Any, kind: Kind = Kind.TRAIN) -> asyncio.Task[Any]:
+        def commit(result: Any) -> Any:
+            self.committed.append((self.clock.now(), result))
+            return result
+
+        async def wait() -> Any:
+            return await self.compute.submit(Computation(kind, rank, 0, work, lambda: job, commit))
+
+        return asyncio.ensure_future(wait())
+
+    async def sleep(self, seconds: float) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self.clock.after(seconds, Order.TIMER, 99, lambda: done.set_result(None))
+        await done
+
+    def play(self, script: Callable[[], Awaitable[None]]) -> None:
+        loop = new_loop(self.clock)
+        try:
+            loop.run_until_complete(asyncio.ensure_future(script(), loop=loop))
+        finally:
+            loop.close()
+
+
+def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_due() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        tasks = [scene.submit(rank, work, f"job {rank}") for rank, work in ((2, 3.0), (0, 1.0), (1, 2.0))]
+        await asyncio.gather(*tasks)
+
+    scene.play(script)
+    assert scene.batches == [(Kind.TRAIN, ["job 2", "job 0", "job 1"])]
+    assert scene.committed == [(1.0, "job 0"), (2.0, "job 1"), (3.0, "job 2")]
+    assert (scene.compute.batches, scene.compute.computations) == (1, 3)
+
+
+def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_before() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        tasks = [
+            scene.submit(0, 1.0, "first"),
+            scene.submit(0, 1.0, "next"),
+            scene.submit(1, 1.5, "gradient", Kind.GRADIENT),
+            scene.submit(2, 2.5, "other"),
+        ]
+        await asyncio.gather(*tasks)
+
+    scene.play(script)
+    assert scene.batches == [
+        (Kind.TRAIN, ["first", "other"]),
+        (Kind.GRADIENT, ["gradient"]),
+        (Kind.TRAIN, ["next"]),
+    ]
+    assert scene.committed == [(1.0, "first"), (1.5, "gradient"), (2.0, "next"), (2.5, "other")]
+
+
+def test_a_cancelled_one_is_neither_computed_nor_committed_and_the_next_starts_at_once() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        first, second = scene.submit(0, 5.0, "first"), scene.submit(0, 1.0, "second")
+        await scene.sleep(0.25)
+        first.cancel()
+        await second
+
+    scene.play(script)
+    assert scene.batches == [(Kind.TRAIN, ["second"])]
+    assert scene.committed == [(1.25, "second")]
+
+
+def test_one_that_was_computed_ahead_and_then_cancelled_is_not_committed() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        early, late = scene.submit(0, 1.0, "early"), scene.submit(1, 5.0, "late")
+        await early
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        await scene.sleep(10)
+
+    scene.play(script)
+    assert scene.batches == [(Kind.TRAIN, ["early", "late"])]
+    assert scene.committed == [(1.0, "early")]
+
+
+def test_an_error_is_raised_where_its_computation_is_awaited() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            await scene.submit(0, 1.0, "broken")
+        assert await scene.submit(0, 1.0, "fine") == "fine"
+
+    scene.play(script)
+    assert scene.committed == [(2.0, "fine")]
+
+
+def test_an_error_of_one_node_is_not_blamed_on_those_that_share_its_batch() -> None:
+    scene = Scene()
+
+    async def script() -> None:
+        fine, broken = scene.submit(0, 1.0, "fine"), scene.submit(1, 1.0, "broken")
+        results = await asyncio.gather(fine, broken, return_exceptions=True)
+        assert results[0] == "fine"
+        assert isinstance(results[1], ZeroDivisionError)
+
+    scene.play(script)
+
+
+def test_vectors_are_written_before_jobs_are_prepared() -> None:
+    """An optimizer may read the parameters when its state begins."""
+    order: list[str] = []
+    clock = Clock()
+    compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
+    loop = new_loop(clock)
+
+    async def script() -> None:
+        computation = Computation(Kind.TRAIN, 0, 0, 1.0, lambda: order.append("prepare"), lambda result: None)
+        await compute.submit(computation)
+
+    loop.run_until_complete(script())
+    loop.close()
+    assert order == ["settle", "prepare"]
+
+
+def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> None:
+    """What a user's profile raises is the node's, whose other computations go on."""
+    clock = Clock()
+    asked: list[tuple[float, Any]] = []
+
+    def seconds(computation: Computation) -> float:
+        asked.append((clock.now(), computation.first_step))
+        return 2.0 if computation.first_step != 1 else -1.0
+
+    compute = Compute(clock, seconds, lambda kind, jobs: list(jobs))
+    loop = new_loop(clock)
+
+    async def script() -> None:
+        computations = [
+            Computation(Kind.TRAIN, 0, step, 1.0, lambda: None, lambda result: clock.now())
+            for step in range(3)
+        ]
+        first, broken, last = (asyncio.ensure_future(compute.submit(each)) for each in computations)
+        with pytest.raises(ValueError, match=r"got -1\.0"):
+            await broken
+        assert (await first, await last) == (2.0, 4.0)
+
+    loop.run_until_complete(script())
+    loop.close()
+    assert asked == [(0.0, 0), (2.0, 1), (2.0, 2)]

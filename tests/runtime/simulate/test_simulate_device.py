@@ -1,0 +1,78 @@
+"""The simulator on a GPU, and where vectors are kept. What needs a GPU is skipped by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gossamer
+from gossamer import Experiment
+from gossamer.runtime.setup import prepare
+from gossamer.runtime.simulate import store
+from gossamer.runtime.simulate.store import store_device
+
+MLP: dict[str, Any] = {
+    "nodes": 8,
+    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "topology": {"name": "random-regular", "degree": 3},
+    "algorithm": {"name": "d-psgd"},
+    "batch_size": 8,
+    "evaluation": {"every_rounds": 5},
+    "stop": {"rounds": 5},
+}
+PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a run on a GPU")
+
+
+def final(out: Path, **changes: Any) -> torch.Tensor:
+    run = gossamer.run(Experiment.of({**MLP, **changes}), out)
+    assert run.parameters is not None
+    return run.parameters
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "vectors"), [({"name": "sgd"}, 3), ({"name": "sgd", "momentum": 0.9}, 5)]
+)
+def test_the_store_is_on_the_gpu_if_it_fits(
+    monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any], vectors: int
+) -> None:
+    """Three vectors a node (before a step, after it, mixed), and the optimizer's state before and after it."""
+    setup = prepare(Experiment.of({**MLP, "optimizer": {"lr": 0.1, **optimizer}}))
+    needed = 4 * 8 * vectors * PARAMETERS
+    for free, expected in ((needed / store.FILLED + 4, "cuda"), (needed / store.FILLED - 4, "cpu")):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (int(free), 1 << 40))
+        assert store_device("cuda", setup) == expected
+    assert store_device("cpu", setup) == "cpu"
+
+
+@needs_gpu
+@pytest.mark.parametrize("trainer", ["sequential", "batched"])
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> None:
+    on_cpu = final(tmp_path / "cpu", engine={"trainer": trainer})
+    on_gpu = final(tmp_path / "gpu", engine={"trainer": trainer, "device": "cuda"})
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_a_store_that_does_not_fit_a_gpu_is_kept_in_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = final(tmp_path / "cpu", engine={"trainer": "batched"})
+    monkeypatch.setattr(store, "FILLED", 0.0)
+    beside = final(tmp_path / "gpu", engine={"trainer": "batched", "device": "cuda"})
+    torch.testing.assert_close(beside, on_cpu, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_launches_do_not_grow_with_the_number_of_nodes(tmp_path: Path) -> None:
+    def launches(nodes: int) -> int:
+        changes = {"nodes": nodes, "evaluation": {"every_rounds": None}}
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            final(tmp_path / str(nodes), **changes, engine={"trainer": "batched", "device": "cuda"})
+        return sum(event.count for event in profile.key_averages())
+
+    launches(8)
+    assert launches(256) < 2 * launches(32)

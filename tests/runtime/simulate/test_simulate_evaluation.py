@@ -1,0 +1,104 @@
+"""What is recorded of many models that are evaluated at once, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from polars.testing import assert_frame_equal
+
+import gossamer
+from gossamer import Experiment
+from gossamer.api import Silent
+from gossamer.learning.batched import BatchedTrainer
+from gossamer.runtime import profile
+from gossamer.runtime.profile import Profile
+from gossamer.runtime.simulate import execution
+
+DIGITS: dict[str, Any] = {
+    "nodes": 6,
+    "task": {"name": "digits", "model": "mlp", "hidden": [12]},
+    "topology": "ring",
+    "algorithm": "d-psgd",
+    "evaluation": {"every_rounds": 1, "samples": 130},
+    "stop": {"rounds": 2},
+}
+
+
+class Listening(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def play(out: Path, observer: Listening | None = None, **changes: Any) -> gossamer.Run:
+    return gossamer.run(Experiment.of({**DIGITS, **changes}), out, observer=observer)
+
+
+def test_what_auto_chose_judges_from_the_first_evaluation_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the record, which names it, can be repeated to the bit."""
+    monkeypatch.setattr(execution, "choose", lambda make, jobs: (make(BatchedTrainer), "chosen"))
+    first = play(tmp_path)
+    assert first.experiment["engine"]["trainer"] == "batched"
+    again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
+    assert_frame_equal(first.metrics.drop("wall_s"), again.metrics.drop("wall_s"), check_exact=True)
+
+
+@pytest.mark.parametrize("nodes", ["all", "average"])
+def test_both_ways_of_judging_find_the_same(tmp_path: Path, nodes: str) -> None:
+    settings: dict[str, Any] = {"evaluation": {"every_rounds": 1, "samples": 130, "nodes": nodes}}
+    one, many = (
+        play(tmp_path, **settings, engine={"trainer": trainer}) for trainer in ("sequential", "batched")
+    )
+    columns = ["node", "round", "test_loss", "test_accuracy"]
+    assert_frame_equal(one.metrics.select(columns), many.metrics.select(columns), rel_tol=1e-4)
+
+
+def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It will fail again where a node trains with it."""
+
+    def fail(make: Any, jobs: Any) -> Any:
+        raise ArithmeticError("a target beyond all measure")
+
+    monkeypatch.setattr(execution, "choose", fail)
+    observer = Listening()
+    run = play(tmp_path, observer)
+    assert run.experiment["engine"]["trainer"] == "sequential"
+    assert any("no comparison: ArithmeticError" in text for text in observer.said)
+
+
+def test_a_run_that_was_mostly_evaluation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Listening()
+    monkeypatch.setattr(profile, "MUCH", 0.0)
+    monkeypatch.setattr(profile, "LONG_S", 0.0)
+    play(tmp_path, observer, engine={"trainer": "sequential"})
+    [said] = [text for text in observer.said if text.startswith("evaluation took ")]
+    assert "evaluation.samples" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wall_s", "said"),
+    [
+        ({"evaluate": 61.0, "train": 39.0}, 100.0, "evaluation took 61% of the wall time"),
+        ({"evaluate": 39.0, "train": 61.0}, 100.0, None),
+        ({"evaluate": 6.1, "train": 3.9}, 9.0, None),
+        ({}, 100.0, None),
+    ],
+)
+def test_only_much_of_a_long_run_is_worth_a_word(
+    seconds: Mapping[str, float], wall_s: float, said: str | None
+) -> None:
+    measured = Profile()
+    measured.seconds.update(seconds)
+    remark = measured.remark(wall_s)
+    assert remark is None if said is None else remark is not None and remark.startswith(said)

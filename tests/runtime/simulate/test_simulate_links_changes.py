@@ -1,0 +1,358 @@
+"""Networks that change, lose and delay, however links are shared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from links_scene import SHARINGS, US, Drawn, Map, Scene, of_size, star
+
+from gossamer.messages.tags import WINDOW
+from gossamer.network import Conditions, Network, Path, Uniform, fate
+from gossamer.network.network import BYTES_PER_MEGABIT
+
+MS = 1000 * US
+both = pytest.mark.parametrize("sharing", SHARINGS)
+
+
+def cut_off(source: int, to: int) -> None:
+    return None
+
+
+# --- changes
+
+
+@both
+@settings(max_examples=15)
+@given(st.integers(1, 99), st.sampled_from([1.0, 4.0, 8.0, 40.0]))
+def test_what_is_under_way_goes_on_at_the_new_rate(sharing: str, at_ms: int, mbps: float) -> None:
+    """100 KB at 8 Mbit/s, and what is left of it after a change; another message waits behind it."""
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=((at_ms / 1000, star(2, mbps)),)))
+    scene.send(0, 1, of_size(100_000))
+    scene.send(0, 1, of_size(50_000))
+    rest = (100_000 - 1000 * at_ms) * 8 / mbps
+    expected = [at_ms * MS + rest * US, at_ms * MS + (rest + 50_000 * 8 / mbps) * US]
+    assert [each[2] for each in scene.play()] == pytest.approx(expected, abs=3)
+    assert scene.links.sending_seconds(0) == pytest.approx(expected[1] / 1e9, abs=1e-5)
+    assert [(each[2], each[3]) for each in scene.watched] == [
+        (0, scene.arrived[0][2]),
+        (scene.arrived[0][2], scene.arrived[1][2]),
+    ]
+
+
+@both
+@pytest.mark.parametrize("mbps", [2.0, 8.0, 32.0])
+def test_a_downlink_that_changes(sharing: str, mbps: float) -> None:
+    """The receiver takes 1 MB/s for 40 ms, then what its downlink can, at most the sender's 2 MB/s."""
+    first, then = star(2, [16.0, 16.0, 8.0, 8.0]), star(2, [16.0, 16.0, 8.0, mbps])
+    scene = Scene(2, Drawn(sharing=sharing, first=first, then=((0.04, then),)))
+    scene.send(0, 1, of_size(100_000))
+    if sharing == "fifo":  # bits that left the sender in 40 ms are under way; the last one leaves after 50 ms
+        expected = max(40 * MS + 60_000 * 8 / mbps * US, 50 * MS)
+    else:
+        expected = 40 * MS + 60_000 * 8 / min(mbps, 16) * US
+    assert scene.play()[0][2] == pytest.approx(expected, abs=3)
+
+
+@both
+def test_a_new_latency_holds_for_what_leaves_from_then_on(sharing: str) -> None:
+    then = ((0.05, star(2, latency_s=0.3)), (0.25, star(2, latency_s=0.0)))
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, latency_s=0.02), then=then))
+    for _ in range(3):
+        scene.send(0, 1, of_size(100_000))
+    # The third leaves at 200 ms under the latency of then; messages of a pair don't overtake each other.
+    assert [each[2] for each in scene.play()] == [120 * MS, 500 * MS, 600 * MS]
+    scene.send(0, 1, of_size(100_000))
+    assert scene.play()[-1][2] == 700 * MS
+
+
+@both
+def test_a_shorter_latency_does_not_let_a_message_overtake(sharing: str) -> None:
+    then = ((0.05, star(2, latency_s=0.0)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, latency_s=1.0), then=then))
+    scene.send(0, 1, of_size(100_000))
+    scene.send(0, 1, of_size(10_000))
+    arrived = scene.play()
+    assert [each[3] for each in arrived] == [of_size(100_000), of_size(10_000)]
+    assert arrived[0][2] == 1100 * MS
+    assert arrived[1][2] >= 1100 * MS
+
+
+@both
+def test_a_path_that_vanishes_takes_its_messages_along(sharing: str) -> None:
+    """The first message is through, the second is on it, the third leaves while there's none, the fourth after it's back."""
+    then = ((0.15, Map([8.0] * 4, cut_off)), (0.25, star(2)))
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
+    for _ in range(4):
+        scene.send(0, 1, of_size(100_000))
+    assert [each[2] for each in scene.play()] == [100 * MS, 400 * MS]
+    traffic = scene.links.traffic(0)
+    assert (traffic.bytes_sent, traffic.messages_sent, traffic.messages_lost) == (400_000, 4, 2)
+    assert scene.links.traffic(1).messages_received == 2
+
+
+def without(nodes: int, *gone: tuple[int, int]) -> Map:
+    """A star of which some paths are gone."""
+    return Map(
+        [8.0] * (2 * nodes), lambda source, to: None if (source, to) in gone else Path((source, nodes + to))
+    )
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize(("at_ms", "first_ms"), [(10, 30), (40, 60)])
+def test_those_behind_a_message_whose_path_vanishes_are_taken_at_once(
+    lost: int, at_ms: int, first_ms: int
+) -> None:
+    """One or two heads of a downlink are lost; the 20 KB of each of those behind are here, or on their way, by then."""
+    gone = without(6, *((source, 5) for source in range(lost)))
+    scene = Scene(6, Drawn(first=star(6), then=((at_ms / 1000, gone),)))
+    for source in range(4):
+        scene.send(source, 5, of_size(100_000 if source < lost else 20_000))
+    behind = range(lost, 4)
+    assert scene.play() == [
+        (5, source, (first_ms + 20 * k) * MS, of_size(20_000)) for k, source in enumerate(behind)
+    ]
+
+
+@both
+def test_a_link_that_stands_still_for_a_while(sharing: str) -> None:
+    then = ((0.05, star(2, [0.0, 8.0, 8.0, 8.0])), (1.05, star(2)))
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
+    scene.send(0, 1, of_size(100_000))
+    assert scene.play()[0][2] == 1100 * MS
+
+
+@both
+def test_a_change_at_the_start_is_how_it_starts(sharing: str) -> None:
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, 1.0), then=((0.0, star(2, 4.0)), (0.0, star(2)))))
+    scene.send(0, 1, of_size(100_000))
+    assert scene.play()[0][2] == 100 * MS
+
+
+class Endless(Network):
+    """8 and 4 Mbit/s in turns, 10 ms each; for ever."""
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        return star(nodes)
+
+    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        return ((turn / 100, star(nodes, 4.0 if turn % 2 else 8.0)) for turn in count(1))
+
+
+@both
+def test_endless_changes_are_looked_at_as_they_come_and_keep_nothing_alive(sharing: str) -> None:
+    scene = Scene(2, Endless(sharing=sharing))
+    scene.send(0, 1, of_size(75_000))
+    assert [each[2] for each in scene.play()] == [pytest.approx(100 * MS, abs=10)]
+    assert scene.clock.now_ns < 110 * MS
+
+
+@both
+def test_a_network_that_becomes_unlimited(sharing: str) -> None:
+    then = ((0.05, star(2, math.inf)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=then))
+    for _ in range(3):
+        scene.send(0, 1, of_size(100_000))
+    assert [each[2] for each in scene.play()] == [50 * MS] * 3
+
+
+def test_one_message_at_a_time_at_the_rate_of_the_narrowest_link_before_the_downlink() -> None:
+    """An inner link of 4 Mbit/s and a path's own 2 limit a transfer, and are not shared."""
+    paths = {1: Path((0, 6, 4)), 2: Path((0, 5), rate=2 * BYTES_PER_MEGABIT)}
+    first = Map([8.0] * 6 + [4.0], lambda source, to: paths[to] if source == 0 else Path((source, 6, 3 + to)))
+    scene = Scene(3, Drawn(first=first))
+    scene.send(0, 1, of_size(100_000))
+    scene.send(0, 2, of_size(100_000))
+    scene.send(2, 1, of_size(10_000))
+    assert [each[:3] for each in scene.play()] == [(1, 0, 200 * MS), (1, 2, 210 * MS), (2, 0, 600 * MS)]
+
+
+# --- loss and jitter
+
+
+@both
+def test_a_message_without_a_path_is_lost_and_takes_its_senders_uplink(sharing: str) -> None:
+    first = Map([8.0] * 6, lambda source, to: None if to == 1 else Path((source, 3 + to)))
+    scene = Scene(3, Drawn(sharing=sharing, first=first))
+    lost = scene.send(0, 1, of_size(100_000))
+    scene.send(0, 2, of_size(100_000))
+    # By round-trip time, a path that isn't there has next to no weight.
+    assert scene.play() == [
+        (2, 0, pytest.approx((100 if sharing == "rtt-fair" else 200) * MS, rel=2e-4), of_size(100_000))
+    ]
+    assert not lost.cancel()
+    traffic = scene.links.traffic(0)
+    assert (traffic.bytes_sent, traffic.messages_sent, traffic.messages_lost) == (200_000, 2, 1)
+    assert scene.links.traffic(1).bytes_received == 0
+
+
+@both
+def test_who_awaits_a_lost_message_goes_on_when_it_has_left(sharing: str) -> None:
+    scene = Scene(2, Drawn(sharing=sharing, first=Map([8.0] * 4, cut_off)))
+
+    async def play() -> None:
+        await scene.send(0, 1, of_size(WINDOW + 100_000))
+        assert scene.clock.now_ns == (WINDOW + 100_000) * US
+
+    scene.live(play)
+
+
+@both
+def test_a_lost_message_that_is_cancelled_counts_as_cancelled(sharing: str) -> None:
+    scene = Scene(2, Drawn(sharing=sharing, first=Map([8.0] * 4, cut_off)))
+    lost = scene.send(0, 1, of_size(100_000))
+    scene.at(40 * MS, lost.cancel)
+    assert scene.play() == []
+    traffic = scene.links.traffic(0)
+    assert (traffic.bytes_sent, traffic.messages_cancelled, traffic.messages_lost) == (40_000, 1, 0)
+    assert scene.links.traffic(1).bytes_received == 0
+
+
+def survivors(sharing: str, mbps: float | None, seed: int = 1) -> set[int]:
+    """Which of the messages of a pair arrive, by their lengths."""
+    scene = Scene(3, Uniform(sharing=sharing, bandwidth_mbps=mbps, loss=0.3), seed=seed)
+    for k in range(24):
+        scene.at(k * MS, lambda k=k: [scene.send(0, 1, k), scene.send(2, 1, 100)])  # type: ignore[misc]
+    arrived = {length for _, source, _, length in scene.play() if source == 0}
+    assert scene.links.traffic(0).messages_lost == 24 - len(arrived)
+    assert scene.links.traffic(0).messages_sent == 24
+    return arrived
+
+
+def test_which_messages_are_lost_depends_on_the_seed_the_pair_and_their_place_alone() -> None:
+    path = Path((), loss=0.3)
+    expected = {k for k in range(24) if fate(path, 1, 0, 1, k) is not None}
+    assert 10 < len(expected) < 24
+    for sharing in SHARINGS:
+        for mbps in (None, 8.0, 0.1):
+            assert survivors(sharing, mbps) == expected
+    assert survivors("fifo", None, seed=2) != expected
+
+
+@both
+@pytest.mark.parametrize("mbps", [None, 8.0])
+def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
+    sharing: str, mbps: float | None
+) -> None:
+    scene = Scene(2, Uniform(sharing=sharing, bandwidth_mbps=mbps, latency_s=0.05, jitter_s=0.04))
+    for k in range(100):
+        scene.at(k * MS, lambda k=k: scene.send(0, 1, k))  # type: ignore[misc]
+    arrived = scene.play()
+    assert [length for _, _, _, length in arrived] == list(range(100))
+    delays = [ns - k * MS for k, (_, _, ns, _) in enumerate(arrived)]
+    assert delays[0] == pytest.approx((fate(Path((), 0.05, 0.04), 1, 0, 1, 0) or 0) * 1e9, abs=50 * US)
+    assert len({round(delay / MS) for delay in delays}) > 10
+    assert all(before[2] <= after[2] for before, after in zip(arrived, arrived[1:], strict=False))
+
+
+# --- watching and counting
+
+
+@both
+def test_what_left_together_without_limits_is_watched_too(sharing: str) -> None:
+    scene = Scene(3, Uniform(sharing=sharing, latency_s=0.5))
+    scene.links.send(0, (1, 2), b"", ("t",))
+    assert [each[:4] for each in scene.watched] == [(0, 1, 0, 0), (0, 2, 0, 0)]
+    assert scene.links.sending_seconds(0) is None
+
+
+@both
+def test_the_use_of_an_uplink_is_what_left_it_by_what_it_could_have_carried(sharing: str) -> None:
+    """Its path lets through a quarter, then an eighth, of the uplink, whose bandwidth doubles."""
+    then = ((0.2, star(2, 16.0, rate=250_000.0)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, 8.0, rate=250_000.0), then=then))
+    scene.send(0, 1, of_size(100_000))
+    seen: list[float] = []
+    for at_ms in (100, 200, 300, 400, 500):
+        scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
+    scene.play()
+    assert seen == pytest.approx([0.025, 0.05, 0.0625, 0.075, 0.075], abs=1e-6)
+
+
+@both
+def test_a_link_that_is_unlimited_has_no_use(sharing: str) -> None:
+    """Though the path limits what passes it; once the links are limited, what passes from then on counts."""
+    then = ((0.2, star(2, 8.0, rate=250_000.0)),)
+    scene = Scene(2, Drawn(sharing=sharing, first=star(2, [math.inf] * 4, rate=250_000.0), then=then))
+    scene.send(0, 1, of_size(100_000))
+    seen: list[tuple[float | None, float | None]] = []
+    for at_ms in (100, 300, 500):
+        scene.at(
+            at_ms * MS,
+            lambda: seen.append((scene.links.sending_seconds(0), scene.links.receiving_seconds(1))),
+        )
+    scene.play()
+    assert seen[0] == (None, None)
+    assert seen[1:] == [pytest.approx((0.025, 0.0), abs=1e-6), pytest.approx((0.05, 0.1), abs=1e-6)]
+
+
+@both
+def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None:
+    """Two nodes with 1 MB/s each, behind a link of half as much, for each or for both together."""
+    conditions = Map([8.0] * 8 + [4.0], lambda source, to: Path((source, 8, 4 + to)))
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions))
+    for source in (0, 1):
+        scene.send(source, 2 + source, of_size(200_000))
+    seen: list[float | None] = []
+    scene.at(200 * MS, lambda: seen.extend(scene.links.sending_seconds(source) for source in (0, 1)))
+    scene.play()
+    rate = 500_000 if sharing == "fifo" else 250_000
+    assert seen == pytest.approx([0.2 * rate / 1e6] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS[1:])
+def test_links_in_between_are_used_by_what_crosses_them(sharing: str) -> None:
+    """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. What is
+    cut counts as far as it has left, and what is leaving at the end as far as it is gone."""
+    paths = {(0, 2): (0, 8, 6), (1, 3): (1, 8, 9, 7), (2, 0): (2, 10, 4)}
+
+    def conditions(first: float) -> Map:
+        return Map(
+            [8.0] * 8 + [first, 16.0, math.inf, 8.0],
+            lambda source, to: Path(paths.get((source, to), (source, 4 + to))),
+        )
+
+    scene = Scene(4, Drawn(sharing=sharing, first=conditions(4.0), then=((0.2, conditions(8.0)),)))
+    scene.send(0, 2, of_size(100_000))  # gone after 0.3 s, at 250 kB/s and then 500 kB/s
+    cut = scene.send(1, 3, of_size(400_000))
+    scene.send(2, 0, of_size(100_000))
+    scene.send(3, 2, of_size(100_000))
+    scene.at(300 * MS, cut.cancel)  # 100 kB of it have left
+    scene.at(350 * MS, lambda: scene.send(0, 2, of_size(200_000)))  # 50 kB of it are gone in the end
+    shares: list[float] = []
+    scene.at(400 * MS, lambda: shares.extend(scene.links.inner_shares()))
+    scene.play()
+    could = 0.2 * 500_000 + 0.2 * 1_000_000
+    assert shares == pytest.approx([250_000 / could, 100_000 / 800_000], abs=1e-3)
+
+
+def test_an_uplink_is_busy_while_a_message_is_on_it() -> None:
+    scene = Scene(3, bandwidth_mbps=8.0)
+    scene.send(0, 1, of_size(50_000))
+    cancelled = scene.send(0, 1, of_size(50_000))
+    scene.at(70 * MS, cancelled.cancel)
+    scene.at(200 * MS, lambda: scene.send(0, 2, of_size(100_000)))
+    seen = []
+    for at_ms in (30, 60, 150, 250, 400):
+        scene.at(at_ms * MS, lambda: seen.append(scene.links.sending_seconds(0)))
+    scene.play()
+    assert seen == pytest.approx([0.03, 0.06, 0.07, 0.12, 0.17])
+
+
+@both
+def test_cancelling_a_whole_queue_from_its_front_is_counted(sharing: str) -> None:
+    scene = Scene(4, Uniform(sharing=sharing, bandwidth_mbps=8.0))
+    queue = [scene.send(0, 1 + k % 3, of_size(30_000)) for k in range(30)]
+    scene.at(45 * MS, lambda: [sending.cancel() for sending in queue])
+    scene.at(100 * MS, lambda: scene.send(0, 1, of_size(10_000)))
+    arrived = scene.play()
+    assert arrived[-1] == (1, 0, 110 * MS, of_size(10_000))
+    traffic = scene.links.traffic(0)
+    assert traffic.bytes_sent == pytest.approx(
+        55_000, abs=3
+    )  # three connections at once, where links are shared
+    assert traffic.messages_cancelled == 31 - traffic.messages_sent

@@ -1,0 +1,163 @@
+"""Sums that are owed: whenever they are computed, nobody can tell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.learning.mixing import Mix, combine
+from gossamer.learning.mixing_rows import Sum
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers
+from gossamer.messages.tags import Part
+from gossamer.runtime.profile import Profile
+from gossamer.runtime.simulate import mixing as module
+from gossamer.runtime.simulate.clock import Clock, new_loop
+from gossamer.runtime.simulate.mixing import Mixing
+
+P = 100
+
+
+class Scene:
+    """Some nodes that mix; ``held`` is each node's parameters, as the node has them."""
+
+    def __init__(self, nodes: int) -> None:
+        self.clock, self.rows = Clock(), Rows(P)
+        self.mixing = Mixing(self.clock, self.rows, Workers(1), Profile())
+        self.loop = new_loop(self.clock)
+        draw = torch.Generator().manual_seed(1)
+        self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
+
+    def mix(self, node: int, inbox: dict[int, Any], read: bool = False) -> None:
+        """Mix at one instant, to its end."""
+
+        async def step() -> None:
+            def commit(mixed: torch.Tensor) -> None:
+                self.held[node] = mixed
+
+            weights = dict.fromkeys(inbox, 0.2)
+            await self.mixing.submit(
+                node, lambda: Mix(self.held[node], inbox, weights, None, "own", {}), commit, read=read
+            )
+
+        self.loop.run_until_complete(step())
+
+    def value(self, node: int) -> torch.Tensor:
+        """A node's parameters, read."""
+        self.mixing.settle_for(self.held[node])
+        return self.held[node]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sets(st.integers(0, 4), max_size=4),
+            st.sampled_from(["mix", "mix and read", "part", "look"]),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([1, 5, 1000]),
+)
+def test_owed_sums_are_those_of_a_loop_that_owes_nothing(
+    steps: list[tuple[int, set[int], str]], least: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LEAST_TERMS", least)
+        patch.setattr(module, "MOST_OWED", 8)
+        scene = Scene(5)
+        expected = [row.clone() for row in scene.held]
+        for node, others, kind in steps:
+            if kind == "look":
+                assert torch.equal(scene.value(node), expected[node])
+                continue
+            # What is sent was read.
+            inbox: dict[int, Any] = {other: scene.value(other) for other in others}
+            clone: dict[int, Any] = {other: expected[other].clone() for other in others}
+            if kind == "part" and others:
+                first = min(others)
+                inbox[first] = Part(inbox[first][10:30], 10, P)
+                clone[first] = Part(clone[first][10:30], 10, P)
+            scene.mix(node, inbox, read=kind == "mix and read")
+            expected[node] = combine(expected[node], clone, dict.fromkeys(clone, 0.2))
+        for node in range(5):
+            assert torch.equal(scene.value(node), expected[node])
+    scene.loop.close()
+
+
+def test_a_sum_is_computed_when_it_is_read_and_not_before() -> None:
+    scene = Scene(3)
+    neighbour = scene.held[1]
+    own = scene.held[0].clone()
+    scene.mix(0, {1: neighbour})
+    scene.mixing.settle_for(scene.held[2])  # somebody else's
+    version = scene.held[0]._version
+    with pytest.MonkeyPatch.context() as patch:
+        calls: list[int] = []
+        plain = Sum.write
+        patch.setattr(Sum, "write", lambda total, out: (calls.append(1), plain(total, out))[1])
+        scene.mixing.settle_for(scene.held[0])
+        assert calls == [1]
+        scene.mixing.settle_for(scene.held[0])
+        assert calls == [1]
+    torch.testing.assert_close(scene.held[0], 0.8 * own + 0.2 * neighbour)
+    assert scene.held[0]._version == version  # the node did not modify its snapshot
+    scene.loop.close()
+
+
+def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None:
+    scene = Scene(2)
+    inbox, weights = {1: scene.held[1]}, {1: 0.5}
+    expected = 0.5 * scene.held[0] + 0.5 * scene.held[1]
+
+    async def step() -> None:
+        def commit(mixed: torch.Tensor) -> None:
+            scene.held[0] = mixed
+
+        mix = Mix(scene.held[0], inbox, weights, None, "own", {})
+        await scene.mixing.submit(0, lambda: mix, commit, read=False)
+        inbox.clear()
+        weights.clear()
+
+    scene.loop.run_until_complete(step())
+    torch.testing.assert_close(scene.value(0), expected)
+    scene.loop.close()
+
+
+def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
+    scene = Scene(2)
+
+    async def step() -> torch.Tensor:
+        mix = Mix(scene.held[0], {1: scene.held[1]}, {1: 0.5}, None, "own", {})
+        mixed: torch.Tensor = await scene.mixing.submit(0, lambda: mix, lambda mixed: mixed, read=True)
+        return mixed.clone()
+
+    mixed = scene.loop.run_until_complete(step())
+    torch.testing.assert_close(mixed, 0.5 * scene.held[0] + 0.5 * scene.held[1])
+    scene.loop.close()
+
+
+def test_mixing_steps_that_were_cancelled_are_not_carried_out() -> None:
+    scene = Scene(2)
+
+    async def step() -> None:
+        before = scene.held[0]
+        mix = Mix(before, {1: scene.held[1]}, {1: 0.5}, None, "own", {})
+
+        def commit(mixed: torch.Tensor) -> None:
+            scene.held[0] = mixed
+
+        waiting = asyncio.ensure_future(scene.mixing.submit(0, lambda: mix, commit, read=False))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert scene.held[0] is before
+
+    scene.loop.run_until_complete(step())
+    scene.loop.close()

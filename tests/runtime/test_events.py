@@ -1,0 +1,57 @@
+"""The clock of events, as a supervisor knows it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.runtime.events import HeardClock
+
+
+class Real:
+    """Real time, as the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_between_two_reports_the_clock_goes_on() -> None:
+    real = Real()
+    clock = HeardClock(real)
+    real.now_s += 5
+    assert clock.now() == 0.0  # it does not run before somebody says so
+    clock.hear(0.0)
+    real.now_s += 0.5
+    assert clock.now() == 0.5
+    clock.hear(0.25)  # nodes stood still while they were evaluated
+    real.now_s += 0.125
+    assert clock.now() == 0.5
+    clock.hear(0.125)  # another one's, which is behind
+    real.now_s += 0.5
+    assert clock.now() == 0.875
+
+
+def test_a_resumed_run_goes_on_where_it_was() -> None:
+    real = Real()
+    clock = HeardClock(real)
+    clock.hear(7.0, runs=False)
+    real.now_s += 100
+    assert clock.now() == 7.0
+    clock.hear(clock.now())
+    real.now_s += 1
+    assert clock.now() == 8.0
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 3.0]), st.floats(0, 10))))
+def test_it_never_goes_back(steps: list[tuple[float, float]]) -> None:
+    real = Real()
+    clock = HeardClock(real)
+    before = clock.now()
+    for passed, heard in steps:
+        real.now_s += passed
+        clock.hear(heard)
+        assert clock.now() >= max(before, heard)
+        before = clock.now()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gossamer import Experiment, run
+from gossamer.config import Target
+from gossamer.results.frames import lower_is_better
+from gossamer.runtime.recording import MOST_PENDING, TargetWatch, end_is_due, returned_early
+from gossamer.runtime.setup import prepare
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "test_accuracy",
+        "test_loss",
+        "test_error",
+        "test_rmse",
+        "test_mae",
+        "test_perplexity",
+        "consensus_distance",
+    ],
+)
+def test_a_target_is_met_from_the_side_that_summaries_call_worse(metric: str) -> None:
+    """For every kind of metric: one value each side of the level, and the level itself."""
+    met = {}
+    for value in (0.4, 0.5, 0.6):
+        watch = TargetWatch(Target(metric=metric, value=0.5), [0])
+        met[value] = watch.reached(1, {"node": 0, metric: value})
+    lower = lower_is_better(metric)
+    assert met == {0.4: lower, 0.5: True, 0.6: not lower}
+    assert lower == (metric != "test_accuracy")
+
+
+def test_the_mean_over_the_reporters_counts() -> None:
+    watch = TargetWatch(Target(metric="test_rmse", value=1.0), [0, 2])
+    assert not watch.reached(5, {"node": 0, "test_rmse": 0.5})
+    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # who is not asked
+    assert not watch.reached(5, {"node": 2, "test_rmse": 1.6})
+    assert not watch.reached(6, {"node": 2, "test_rmse": 1.4})
+    assert watch.reached(6, {"node": 0, "test_rmse": 0.5})
+
+
+def test_snapshots_do_not_pile_up_behind_a_node_that_is_far_behind(tmp_path: Path) -> None:
+    """One of four nodes is a hundred times slower; each is recorded after every round."""
+
+    def peak(seconds: float) -> int:
+        done = run(
+            Experiment.of(
+                {
+                    "nodes": 4,
+                    "task": {"name": "least-squares", "features": 3, "samples": 16, "test_samples": 4},
+                    "algorithm": "local",
+                    "compute": {"name": "per-node", "seconds_per_step": [0.01, 0.01, 0.01, 1.0]},
+                    "evaluation": {"every_rounds": 1},
+                    "stop": {"time_s": seconds},
+                    "engine": {"name": "simulate", "trainer": "sequential", "workers": 1},
+                }
+            ),
+            tmp_path,
+        )
+        assert done.peak_vectors is not None
+        return done.peak_vectors
+
+    assert peak(0.9) == peak(0.3) < 4 * (MOST_PENDING + 4)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ([10, 10, 10, 0], None),  # the last one is not evaluated
+        ([3, 3, 3, 10], "all nodes returned after 3 of 10 rounds"),
+        ([10, 4, 2, 10], "2 nodes returned after 2 to 4 of 10 rounds"),
+        ([10, 9, 10, 10], "node 1 returned after 9 of 10 rounds"),
+    ],
+)
+def test_how_far_nodes_came_that_returned_early_is_said_of_those_that_are_judged(
+    rounds: list[int], said: str | None
+) -> None:
+    setup = prepare(
+        Experiment.of(
+            {
+                "nodes": 4,
+                "task": {"name": "least-squares", "features": 3, "samples": 16, "test_samples": 4},
+                "algorithm": "local",
+                "stop": {"rounds": 10},
+            }
+        )
+    )
+    setup = replace(setup, outcome_ranks=frozenset({0, 1, 2}))
+    completed = dict(enumerate(rounds))
+    text = returned_early(setup, completed)
+    assert (text or "").partition(" (")[0] == (said or "")
+    due = {reason: end_is_due(setup, reason, completed) for reason in ("rounds", "time", "stopped")}
+    assert due == {"rounds": said is not None, "time": said is not None, "stopped": False}

@@ -1,0 +1,92 @@
+"""From an experiment to what an engine runs: what is refused before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from command_line import SMALL
+from gossamer import Algorithm, BadInput, Experiment, Node, Task
+from gossamer.runtime import setup
+from gossamer.runtime.setup import prepare
+
+
+class NoAlgorithm:
+    """Something else."""
+
+
+class NotAsync(Algorithm):
+    def run(self, node: Node) -> Any:
+        return None
+
+
+class Yields(Algorithm):
+    async def run(self, node: Node) -> Any:
+        yield node
+
+
+class TakesMore(Algorithm):
+    async def run(self, node: Node, rounds: int) -> None:  # type: ignore[override]
+        """Who would say how many?"""
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (NotAsync, "run() is not async"),
+        (Yields, "run() has a yield, which makes a generator of it"),
+        (TakesMore, "run() can't be called with a node (missing a required argument: 'rounds')"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(found: type, said: str) -> None:
+    name = f"{found.__module__}:{found.__qualname__}"
+    with pytest.raises(
+        BadInput, match="accepted: a subclass of gossamer.Algorithm with async def run"
+    ) as caught:
+        prepare(Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"]))
+    assert str(caught.value).startswith(f"algorithm: '{name}': {said}")
+
+
+def play(node: Node) -> None:
+    """A function, for an algorithm."""
+
+
+@pytest.mark.parametrize(("found", "said"), [(NoAlgorithm, "a plain class"), (play, "a function")])
+def test_only_a_class_of_its_kind_is_an_algorithm(found: Any, said: str) -> None:
+    name = f"{found.__module__}:{found.__qualname__}"
+    with pytest.raises(BadInput) as caught:
+        Experiment.parse(SMALL, [f"algorithm={{name: '{name}'}}"])
+    assert str(caught.value) == f"algorithm '{name}': {said}; accepted: a subclass of gossamer's Algorithm"
+
+
+LINE = nn.Linear(2, 1)
+
+
+def no_module() -> nn.Module:
+    return None  # type: ignore[return-value]
+
+
+def broken() -> nn.Module:
+    raise ZeroDivisionError("no layers")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (no_module, "task.model: gives NoneType; accepted: a fresh nn.Module"),
+        (lambda: LINE, "task.model: gives the same module again; accepted: a fresh one at each call"),
+        (broken, r"task.model: raised ZeroDivisionError: no layers \(test_setup.py, line \d+\)"),
+    ],
+)
+def test_a_model_that_is_not_made_afresh_is_refused(
+    model: Callable[[], nn.Module], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = torch.zeros(8, 2), torch.zeros(8, 1)
+    task = Task(model=model, train=pair, test=pair, loss=nn.functional.mse_loss)
+    monkeypatch.setattr(setup, "load_task", lambda *_: task)
+    with pytest.raises(BadInput, match=f"^{said}$"):
+        prepare(Experiment.parse(SMALL))
