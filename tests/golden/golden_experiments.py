@@ -288,6 +288,20 @@ EXPERIMENTS: dict[str, Settings] = {
         },
         "compute": UNEVEN,
     },
+    "ad-psgd-batched": {
+        "task": "golden_parts:batch_norm",
+        "algorithm": {"name": "ad-psgd", "local_steps": 2},
+        "topology": "complete",
+        "compute": {"name": "per-node", "seconds_per_step": [0.01, 0.012, 0.015, 0.02, 0.03, 0.011]},
+        "network": {
+            "name": "matrix",
+            "latency_s": 0.002,
+            "bandwidth_mbps": "aws-ten-regions",
+            "placement": "blocks",
+        },
+        "evaluation": {"every_rounds": 2, "every_s": 0.05, "nodes": 3},
+        "engine": {"name": "simulate", "trainer": "batched"},
+    },
     # Everything that goes wrong.
     "loss": {
         "network": {**SLOW_LINKS, "loss": 0.2, "jitter_s": 0.001},
@@ -366,6 +380,7 @@ EXPERIMENTS: dict[str, Settings] = {
         "compute": UNEVEN,
         "optimizer": {"name": "adam", "lr": 0.02},
     },
+    "failed": {"algorithm": "golden_parts:Stumbling", "evaluation": {"every_rounds": 1}, "compute": UNEVEN},
     "saved": {
         "task": MLP,
         "optimizer": {"name": "adam", "lr": 0.01},
@@ -381,6 +396,9 @@ EXPERIMENTS: dict[str, Settings] = {
         "stop": {"rounds": 8},
     },
 }
+
+FAILING: set[str] = {"failed"}
+"""Experiments that are meant to fail."""
 
 RESUMED: dict[str, tuple[str, int]] = {
     "saved-resumed": ("saved", 4),

@@ -1,14 +1,17 @@
-"""What the golden experiments bring of their own, as users do: a task with buffers, wrappers, an algorithm."""
+"""What the golden experiments bring of their own, as users do: a task with buffers, wrappers, algorithms."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from gossamer import Algorithm, Message, Node, NodeWrapper, Part, Task
+from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper, Part, Task
 
 FEATURES = 6
 Tag = tuple[str | int, ...]
@@ -103,3 +106,34 @@ class Everything(Algorithm):
 
     def message_limit(self, P: int, nodes: int) -> int:
         return 4 * P + 4096
+
+
+class Settled(Algorithm):
+    """Another algorithm, after whose rounds a node waits until nothing is under way, and writes down its traffic."""
+
+    gathers: ClassVar[bool] = False
+
+    inner: dict[str, Any]
+    folder: str
+    until_s: float = 1.5
+
+    async def run(self, node: Node) -> None:
+        inner = {"nodes": node.size, "task": "digits", "algorithm": self.inner, "stop": {"rounds": 1}}
+        await Experiment.of(inner).algorithm.run(node)
+        late = node.now() > self.until_s
+        await node.sleep(max(self.until_s - node.now(), 0.3))
+        said = {**asdict(node.traffic), "late": late}
+        (Path(self.folder) / f"traffic-{node.rank}.json").write_text(json.dumps(said))
+
+
+class Stumbling(Algorithm):
+    """Every node by itself, until one raises an error."""
+
+    victim: int = 2
+    at: int = 3
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train()
+            if (node.rank, r) == (self.victim, self.at):
+                raise ArithmeticError("nothing adds up")
