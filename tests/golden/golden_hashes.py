@@ -157,7 +157,8 @@ def hashes(run: Any) -> dict[str, Any]:
     judged = sorted(set(metrics.columns) - {*COUNTED, *TIMED, *REAL})
     nodes = metrics.filter(metrics["node"] >= 0)
     messages, sent = nodes["messages_sent"].to_list(), nodes["bytes_sent"].to_list()
-    sizes = {total / count for total, count in zip(sent, messages, strict=True) if count}
+    sizes = {divmod(total, count) for total, count in zip(sent, messages, strict=True) if count}
+    size, rest = sizes.pop() if len(sizes) == 1 else (None, 0)
     file = run.path / "models.safetensors"
     models = load_file(file) if file.exists() else {}
     last = metrics.filter(metrics["test_loss"].is_not_null())
@@ -176,7 +177,7 @@ def hashes(run: Any) -> dict[str, Any]:
         ),
         "numbers": digest(table(metrics, ["node", "round", *judged])),
         "models": digest(b"".join(key.encode() + models[key].numpy().tobytes() for key in sorted(models))),
-        "message_bytes": sizes.pop() if len(sizes) == 1 else None,
+        "message_bytes": None if rest else size,
         "final": {
             metric: last[metric].mean()
             for metric in ("test_loss", "test_accuracy")
