@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gossamer import numerics
+
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
     from gossamer.api import resume, run
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from gossamer.tasks import Task
 
 __version__ = "0.1.0"
+
+# Before anything imports torch: the bits of a run must not depend on memory alignment.
+numerics.set_default_mode()
 
 # Imported on first use, so that `gossamer --help` does not wait for torch.
 _HOMES = {

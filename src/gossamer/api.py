@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
@@ -204,6 +205,8 @@ def _carry_out(
     engine: Engine, experiment: Experiment, folder: RunFolder, observer: Observer, cut: Cut | None = None
 ) -> Run:
     try:
+        if (said := numerics.warning()) is not None:
+            observer.say(said)
         with engine:  # which is over before its record is put in order: nobody writes to it any more
             outcome = engine.run(folder, observer, cut)
     except BaseException as error:
@@ -247,5 +250,6 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
         link_shares=outcome.link_shares,
+        execution=outcome.execution,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

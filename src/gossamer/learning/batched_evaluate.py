@@ -68,6 +68,11 @@ class BatchedEvaluator:
             return alone
         return self._single.test_each(models)
 
+    def forms(self) -> dict[str, int]:
+        """As :meth:`Evaluator.forms`, of models evaluated together and one at a time."""
+        together, alone = self._means.forms(), self._single.forms()
+        return {form: together.get(form, 0) + alone.get(form, 0) for form in [*together, *alone]}
+
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """As :meth:`Evaluator.train`."""
         return self._single.train(model, samples)

@@ -76,6 +76,10 @@ class Evaluator:
         """Number of test samples in use."""
         return len(self.inputs)
 
+    def forms(self) -> dict[str, int]:
+        """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
+        return self._means.forms()
+
     def test(self, model: Model) -> Found:
         """``loss`` and every metric of the task: means over the test sample, and roots of such means."""
         return self._evaluate(model, self.inputs, self.targets)

@@ -110,6 +110,10 @@ class Trainer(ABC):
         # A module of this thread's own.
         return gradient_function(self.task, self._make_module(), self._data, self._trained, nodes=self.nodes)
 
+    def forms(self) -> dict[str, int]:
+        """How gradients were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
+        return self._gradients.forms()
+
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """Run every job's steps; results in the jobs' order."""
@@ -195,6 +199,9 @@ class CompiledTrainer(SequentialTrainer):
         super().__init__(*arguments, **options)
         # None is recorded: below compiled code there are no operations of torch's to be seen.
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes=0)
+
+    def forms(self) -> dict[str, int]:
+        return {"compiled by torch.compile": 1}
 
     def _make_gradients(self) -> Function:
         return gradient_function(

@@ -41,6 +41,7 @@ from jaxtyping import Float, Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gossamer import numerics
 from gossamer.errors import BadInput
 from gossamer.results.segment import Segment
 
@@ -187,6 +188,7 @@ class RunFolder:
         peak_vectors: int | None = None,
         private_bytes: Mapping[str, float] | None = None,
         link_shares: Mapping[str, float] | None = None,
+        execution: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         """Write ``status.json``: the last thing a run does.
 
@@ -197,6 +199,7 @@ class RunFolder:
             profile: real seconds by part of the work.
             peak_vectors: the most parameter vectors that were alive at once.
             private_bytes: memory that a node's process had to itself at its end, "mean" and "max" over the nodes.
+            execution: how training and evaluation were computed; see :class:`~gossamer.runtime.outcome.Outcome`.
             link_shares: use of the links between uplinks and downlinks, "mean" and "max" over those that carried anything.
         """
         said = {
@@ -207,12 +210,14 @@ class RunFolder:
             "peak_vectors": peak_vectors,
             "private_bytes": None if private_bytes is None else dict(private_bytes),
             "link_shares": None if link_shares is None else dict(link_shares),
+            "execution": {name: dict(forms) for name, forms in (execution or {}).items()},
         }
         write_json(self.path / "status.json", said)
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
-    """Where and with what a run is made: command, start, machine, versions of all that gossamer depends on.
+    """Where and with what a run is made: command, start, machine, mode of the matrix kernels, versions of all that gossamer
+    depends on.
 
     Args:
         command: the command line, e.g. ``sys.argv``.
@@ -229,6 +234,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
             # Counting them, unlike naming them, starts no CUDA context, which a fork would not survive.
             "gpus": torch.cuda.device_count(),
         },
+        "numerics": numerics.describe(),
         "packages": _versions(),
     }
 

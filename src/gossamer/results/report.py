@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput
+from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results.folder import write_text
 from gossamer.results.formatting import (
     NOTHING,
@@ -187,7 +188,9 @@ def _plotly() -> str:
 def _kicker(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
-    return f"run {escape(runs[0].id)} {_badge(runs[0])}"
+    numerics = runs[0].environment.get("numerics")  # absent from the records of earlier versions
+    where = "" if numerics is None else f" · {escape(summary_of_numerics(numerics))}"
+    return f"run {escape(runs[0].id)} {_badge(runs[0])}{where}"
 
 
 def _badge(run: Run) -> str:

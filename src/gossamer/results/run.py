@@ -145,6 +145,11 @@ class Run:
         return dict(self._status.get("profile") or {})
 
     @property
+    def execution(self) -> dict[str, dict[str, int]]:
+        """How "train" and "evaluate" were computed: shapes of input by form ("recorded", or "eager: " and the reason)."""
+        return {part: dict(forms) for part, forms in (self._status.get("execution") or {}).items()}
+
+    @property
     def peak_vectors(self) -> int | None:
         """The most parameter vectors (models, messages, optimizer state) that a simulation held at once."""
         recorded = self._status.get("peak_vectors")

@@ -54,7 +54,7 @@ class ProcessesEngine:
         observer.start(self.description)
         for text in self._otherwise:
             observer.say(text)
-        reason, failure, private = "failed", None, None
+        reason, failure, private, execution = "failed", None, None, {}
         channel = self._server.channel
         with ending_signals(lambda: channel.send("stop")):
             self._server.fork(str(folder.path), resume=cut is not None)
@@ -70,8 +70,8 @@ class ProcessesEngine:
                         details = dict(rest[1])
                         failure = RunFailed(details.pop("message"), **details)
                     break
-                if what == "memory":
-                    private = rest[0]
+                if what == "figures":
+                    private, execution = rest
                 elif what == "progress":
                     observer.progress(rest[0], rest[1])
                     time_s = max(time_s, rest[1])
@@ -87,7 +87,15 @@ class ProcessesEngine:
             )
             parameters, buffers = models.all(FINAL)
         return Outcome(
-            reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
+            reason,
+            time_s,
+            wall(),
+            parameters,
+            buffers,
+            failure,
+            "sequential",
+            private_bytes=private,
+            execution=execution,
         )
 
     def __enter__(self) -> ProcessesEngine:

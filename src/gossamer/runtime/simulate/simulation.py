@@ -210,6 +210,7 @@ class Simulation:
             self._execution.trainer.name,
             self._profile.seconds,
             self._rows.peak,
+            execution=self._execution.forms(),
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 

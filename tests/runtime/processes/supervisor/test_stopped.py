@@ -80,12 +80,12 @@ def test_it_is_noticed_and_others_may_compute_meanwhile(process_pool: ProcessPoo
     child, theirs = adopt(process_pool, inside=inside)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     assert list(process_pool.stopped()) == [(child, True)]
-    assert process_pool.places == (2 if inside else 1)
+    assert process_pool.cpu_slots == (2 if inside else 1)
     assert list(process_pool.stopped()) == []
     os.kill(child.pid, signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
     assert list(process_pool.stopped()) == [(child, False)]
-    assert process_pool.places == 1
+    assert process_pool.cpu_slots == 1
     child.channel.close()
     theirs.close()
 
@@ -96,7 +96,7 @@ def test_the_place_of_one_that_dies_is_counted_no_more(process_pool: ProcessPool
     assert len(list(process_pool.stopped())) == 1
     os.kill(child.pid, signal.SIGKILL)
     assert process_pool.bury(child) == "killed by SIGKILL"
-    assert process_pool.places == 1
+    assert process_pool.cpu_slots == 1
     assert list(process_pool.stopped()) == []
     theirs.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.faults import StartFrom
 from gossamer.runtime.processes.system.channel import PatientChannel
@@ -23,6 +23,7 @@ class Child:
         final: whether it has handed in its last model.
         round: rounds that it has completed, as far as is known.
         private: bytes of its memory at its end.
+        forms: how its steps and evaluations were computed.
         idle: messages sent and received, and what it waits for, if nothing but a message could wake it.
         idle_reports: how often it has said so.
         planned: whether it dies because the experiment says so.
@@ -44,6 +45,7 @@ class Child:
     final: bool = False
     round: int = 0
     private: int | None = None
+    forms: dict[str, dict[str, int]] = field(default_factory=dict)
     idle: tuple[int, int, list[str]] | None = None
     idle_reports: int = 0
     planned: bool = False

@@ -68,5 +68,5 @@ def serve(channel: int, memory: int) -> None:
     cut = newest(folder.checkpoints) if answer[2] else None
     supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
     end = outcome_of(supervisor.run)
-    launcher.send("memory", supervisor.private_bytes())
+    launcher.send("figures", supervisor.private_bytes(), supervisor.forms())
     launcher.send("ended", end.reason, end.failure)

@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -257,7 +258,7 @@ class Supervisor:
         elif what == "broken":
             self._checkpoints.broken(child.rank, *rest)
         elif what == "final":
-            child.final, child.round, child.private = True, rest[0], rest[1]
+            child.final, child.round, child.private, child.forms = True, *rest
             if child.leaving and not self._ending:
                 self._faults.left(child)
         elif what == "at":
@@ -401,6 +402,14 @@ class Supervisor:
         """What nodes had to themselves at their end, as far as they said."""
         said = [child.private for child in self.children.values() if child.private is not None]
         return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How the nodes' steps and evaluations were computed: for each part the number of nodes and shapes by form."""
+        found: dict[str, Counter[str]] = {}
+        for child in self.children.values():
+            for part, forms in child.forms.items():
+                found.setdefault(part, Counter()).update(forms)
+        return {part: dict(forms) for part, forms in found.items()}
 
     def _tell_all(self, *message: Any) -> None:
         for rank in sorted(self.alive):

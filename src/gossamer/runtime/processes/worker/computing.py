@@ -103,6 +103,10 @@ class Computing:
         self._busy.restore(seconds)
         self._paced.restore(seconds)
 
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How steps and evaluations were computed: recorded, or eagerly and why."""
+        return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
+
     async def evaluate(self, model: Model) -> dict[str, float]:
         """What a model is like on the test data; beside the node's computations, off its clock."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)

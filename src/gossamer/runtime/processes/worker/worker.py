@@ -253,7 +253,7 @@ class Worker:
         if (slowness := self._computing.slowness) is not None:
             self._tell("event", "slow", slowness)
         self._models.write(FINAL, self._rank, self._node.model)
-        self._tell("final", self._node.round, private_bytes())
+        self._tell("final", self._node.round, private_bytes(), self._computing.forms())
 
     # --- what it tells
 
