@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
-
-from pydantic import PrivateAttr
+from typing import ClassVar, Literal
 
 from gossamer.config.registry import FilePath, register
 from gossamer.network.compute import ComputeProfile
@@ -28,19 +26,18 @@ class StepTrace(ComputeProfile):
     path: FilePath
     assign: Literal["in-order", "drawn"] = "in-order"
 
-    _device: tuple[int, ...] = PrivateAttr(default=())
+    _device: ClassVar[tuple[int, ...]] = ()
     """Of each node; settled() says which."""
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)  # reads the file, or says what is wrong with it
-        settled = self.model_copy()
-        if self.assign == "in-order":
-            settled._device = tuple(rank % devices for rank in range(nodes))
-        else:
-            settled._device = tuple(
-                int(generator(seed, "compute.trace", rank).integers(devices)) for rank in range(nodes)
-            )
-        return settled
+        device = tuple(
+            rank % devices
+            if self.assign == "in-order"
+            else int(generator(seed, "compute.trace", rank).integers(devices))
+            for rank in range(nodes)
+        )
+        return self.model_copy(update={"_device": device})
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         times = self._devices[self._device[rank]]

@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import nn
 
 from gossamer.config import Experiment, Processes, Simulate
-from gossamer.config.definition import not_called_with
 from gossamer.config.registry import names
+from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import Schedule
 from gossamer.learning.parameters import Layout, initial_model

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.config.definition import not_called_with
+from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]
