@@ -47,7 +47,7 @@ _CLASSES = {
     "network": "Network",
     "optimizer": "Optimizer",
     "partition": "Partition",
-    "schedule": "Schedule",
+    "schedule": "LearningRateSchedule",
     "weights": "Weights",
     "wrapper": "NodeWrapper",
 }

@@ -1,9 +1,20 @@
-"""Local learning: flat parameters, optimizers, schedules, batches, trainers, evaluation, mixing."""
+"""Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
-from gossamer.learning.adam_variants import Adamax, NAdam, RAdam
-from gossamer.learning.adaptive import Adadelta, Adagrad, RMSprop, Rprop
-from gossamer.learning.optimizer import ASGD, SGD, Adam, AdamW, Optimizer
-from gossamer.learning.schedule import Schedule
+from gossamer.learning.learning_rate import LearningRateSchedule
+from gossamer.learning.optimizer import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 
 __all__ = [
     "ASGD",
@@ -13,10 +24,10 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "LearningRateSchedule",
     "NAdam",
     "Optimizer",
     "RAdam",
     "RMSprop",
     "Rprop",
-    "Schedule",
 ]
