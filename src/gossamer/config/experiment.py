@@ -62,6 +62,7 @@ class Experiment(BaseModel):
     topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
     algorithm: component("algorithm")  # type: ignore[valid-type]
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
+    aggregator: component("aggregator") = Field(default="mean", validate_default=True)  # type: ignore[valid-type]
     optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
     batch_size: Count | Literal["full"] = 16
     initial: Literal["common", "independent"] = "common"
@@ -77,7 +78,15 @@ class Experiment(BaseModel):
     engine: Annotated[Simulate | Processes, BeforeValidator(read_engine)] = Simulate()
 
     @field_serializer(
-        "task", "partition", "topology", "algorithm", "optimizer", "compute", "network", when_used="always"
+        "task",
+        "partition",
+        "topology",
+        "algorithm",
+        "aggregator",
+        "optimizer",
+        "compute",
+        "network",
+        when_used="always",
     )
     def _component(self, value: Component) -> dict[str, Any]:
         return value.spec()

@@ -23,6 +23,7 @@ from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
 
 KINDS: dict[str, tuple[str, ...]] = {
+    "aggregator": ("gossamer.learning",),
     "algorithm": ("gossamer.algorithms",),
     "compute": ("gossamer.network",),
     "fault": ("gossamer.faults",),
@@ -41,6 +42,7 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
 _CLASSES = {
+    "aggregator": "Aggregator",
     "algorithm": "Algorithm",
     "compute": "ComputeProfile",
     "fault": "Fault",

@@ -1,5 +1,6 @@
 """Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
+from gossamer.learning.aggregators import Aggregator, CoordinateMean, Krum, Mean, Median, TrimmedMean
 from gossamer.learning.learning_rate import LearningRateSchedule
 from gossamer.learning.optimizer import (
     ASGD,
@@ -24,10 +25,16 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Aggregator",
+    "CoordinateMean",
+    "Krum",
     "LearningRateSchedule",
+    "Mean",
+    "Median",
     "NAdam",
     "Optimizer",
     "RAdam",
     "RMSprop",
     "Rprop",
+    "TrimmedMean",
 ]
