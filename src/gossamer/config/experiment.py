@@ -66,6 +66,7 @@ class Experiment(Section):
     topology: Annotated[Any, component("topology")] = Field(default="ring", validate_default=True)
     algorithm: Annotated[Any, component("algorithm")]
     wrappers: Annotated[tuple[Any, ...], components("wrapper")] = ()
+    aggregator: Annotated[Any, component("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, component("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
@@ -82,7 +83,9 @@ class Experiment(Section):
     data_root: FilePath | None = None
     engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
 
-    @field_serializer("task", "partition", "topology", "algorithm", "optimizer", "compute", "network")
+    @field_serializer(
+        "task", "partition", "topology", "algorithm", "aggregator", "optimizer", "compute", "network"
+    )
     def _spec(self, value: Any) -> dict[str, Any]:
         spec: dict[str, Any] = value.spec()
         return spec

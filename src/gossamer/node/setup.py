@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from jaxtyping import Int
 
+from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.mixing import Missing
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout
@@ -52,6 +53,7 @@ class NodeSetup:
             for it to come back.
         missing: what stands for a model that is not there, where the algorithm does not say; as for
             :meth:`gossamer.node.Node.combine`.
+        aggregator: what :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean.
         wrappers: change what the node sends or receives, outermost last.
         companion: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
     """
@@ -70,5 +72,6 @@ class NodeSetup:
     gather_timeout_s: float | None = None
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     missing: Missing = "own"
+    aggregator: Aggregator | None = None
     wrappers: Sequence[NodeWrapper] = ()
     companion: Callable[[Node, Host], Companion] | None = None

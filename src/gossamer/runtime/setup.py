@@ -18,6 +18,7 @@ from gossamer.config.registry import names
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import Schedule
+from gossamer.learning import Mean
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Network
@@ -88,6 +89,8 @@ class Setup:
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
+            # The simulator computes weighted means of many nodes together.
+            aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
             wrappers=experiment.wrappers,
             companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
         )
@@ -146,6 +149,7 @@ def prepare(experiment: Experiment) -> Setup:
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(topology, experiment.optimizer)
+    _check_aggregator(experiment, topology)
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -235,6 +239,30 @@ def _check_faults(experiment: Experiment, faults: Schedule) -> None:
         )
     if algorithm.gathers and gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
+
+
+def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
+    aggregator, algorithm = experiment.aggregator, experiment.algorithm
+    name = aggregator.name_of()
+    if type(aggregator) is Mean:
+        return
+    if not algorithm.mixes_models:
+        able = sorted(key for key, each in names("algorithm").items() if getattr(each, "mixes_models", False))
+        raise BadInput(
+            f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
+            f" mean, or another algorithm ({listed(able)})"
+        )
+    if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
+        return
+    graph = topology.graph(0)
+    models = [1 + len(graph.neighbors(rank, "in")) for rank in range(graph.nodes)]
+    fewest = min(models)
+    if fewest < aggregator.least:
+        raise BadInput(
+            f"aggregator: {name} takes at least {aggregator.least} models, and node {models.index(fewest)} has"
+            f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
+            " node, or other parameters"
+        )
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:
