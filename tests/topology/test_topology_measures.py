@@ -53,7 +53,7 @@ def test_a_smallest_eigenvalue_that_iterating_does_not_find(monkeypatch: pytest.
     monkeypatch.setattr("gossamer.topology.measures.eigsh", give_up)
     W = sparse_matrix(schedule("ring", 600), 0)
     assert smallest_eigenvalue(W) == pytest.approx(-1 / 3)
-    monkeypatch.setattr("gossamer.topology.measures.PATIENT", 599)
+    monkeypatch.setattr("gossamer.topology.measures.FALLBACK_NODES", 599)
     assert smallest_eigenvalue(W) is None
 
 
@@ -82,7 +82,7 @@ def test_a_long_ring_falls_back_on_the_full_spectrum(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gossamer.topology.measures._second_modulus_sparse", lambda W: None)
     W = sparse_matrix(schedule("ring", 600), 0)
     assert spectral_gap(W) == pytest.approx((2 - 2 * cos(2 * pi / 600)) / 3, abs=1e-12)
-    monkeypatch.setattr("gossamer.topology.measures.PATIENT", 599)
+    monkeypatch.setattr("gossamer.topology.measures.FALLBACK_NODES", 599)
     assert spectral_gap(W) is None
 
 

@@ -1,4 +1,4 @@
-"""Who may talk to whom: graphs, schedules that change them with time, mixing weights, and measures."""
+"""Topologies: graphs, their schedule over the rounds, mixing weights, and measures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from gossamer.topology.mixing import matrix, sparse_matrix
 
-# Imported on first use: they bring scipy, which no run needs.
+# Imported on first use, because they import scipy, which no run needs.
 _MEASURES = (
     "average_degree",
     "clustering",
@@ -46,7 +46,7 @@ _MEASURES = (
     "smallest_eigenvalue",
     "spectral_gap",
 )
-_HOMES = {
+_MODULES = {
     **dict.fromkeys(_MEASURES, "gossamer.topology.measures"),
     "matrix": "gossamer.topology.mixing",
     "sparse_matrix": "gossamer.topology.mixing",
@@ -95,6 +95,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'gossamer.topology' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

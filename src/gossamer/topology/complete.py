@@ -13,9 +13,8 @@ from gossamer.topology.topology import Topology
 
 @register("topology", "complete")
 class Complete(Topology):
-    """Every node talks to every other: with the default weights, mixing is exact averaging."""
+    """Every node is a neighbour of every other. With the default weights, mixing is exact averaging."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """All n (n - 1) / 2 edges."""
-        # Not through networkx, which keeps a dict an edge: over a gigabyte for 4096 nodes.
+        # Not through networkx, which stores a dict per edge: over a gigabyte for 4096 nodes.
         return Graph(nodes, combinations(range(nodes), 2))

@@ -13,7 +13,7 @@ from gossamer.topology.topology import RandomTopology, networkx_seed
 
 @register("topology", "erdos-renyi")
 class ErdosRenyi(RandomTopology):
-    """Every possible edge is there with the same probability, independently: G(n, p) (Gilbert, 1959).
+    """Every possible edge exists with the same probability, independently: G(n, p) (Gilbert, 1959).
 
     Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960).
 
@@ -24,6 +24,6 @@ class ErdosRenyi(RandomTopology):
     p: float = Field(ge=0, le=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One graph, in time that grows with its edges (Batagelj & Brandes, 2005)."""
+        # In time proportional to the number of edges (Batagelj & Brandes, 2005).
         graph: NetworkX = nx.fast_gnp_random_graph(nodes, self.p, seed=networkx_seed(rng))
         return graph

@@ -1,8 +1,4 @@
-"""Exponential graphs: directed, with hops of 1, 2, 4, ... nodes; all at once, or one a round.
-
-Assran, Loizou, Ballas & Rabbat, "Stochastic gradient push for distributed deep learning" (2019); Ying, Yuan,
-Chen, Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021).
-"""
+"""Exponential graphs: directed, with hops of 1, 2, 4, ... nodes."""
 
 from __future__ import annotations
 
@@ -15,10 +11,13 @@ from gossamer.topology.topology import Topology
 
 @register("topology", "exponential")
 class Exponential(Topology):
-    """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed."""
+    """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed; both degrees are ceil(log2 n).
+
+    Assran, Loizou, Ballas & Rabbat, "Stochastic gradient push for distributed deep learning" (2019); Ying, Yuan, Chen,
+    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021).
+    """
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph: both degrees are ceil(log2 n)."""
         edges = ((i, (i + (1 << k)) % nodes) for i in range(nodes) for k in range(_hops(nodes)))
         return Graph(nodes, edges, directed=True)
 
@@ -27,19 +26,17 @@ class Exponential(Topology):
 class OnePeerExponential(Topology):
     """In round r, node i sends to i + 2^(r mod ceil(log2 n)) modulo n, and to no other. Directed.
 
-    It changes every round, by itself. With uniform weights and a power of two of nodes, ceil(log2 n) rounds
-    in a row average exactly (Ying et al., 2021). A round with a hop above 1 can be
-    disconnected; the union of those rounds is what has to be connected.
+    The graph changes every round. With uniform weights and a power of two of nodes, ceil(log2 n) consecutive rounds
+    average exactly (Ying et al., 2021). The graph of one round can be disconnected; the union of these rounds has to be
+    connected.
     """
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph of a round: both degrees are 1."""
         hop = 1 << round % self.cycle(nodes)
         edges = ((i, (i + hop) % nodes) for i in range(nodes)) if nodes > 1 else ()
         return Graph(nodes, edges, directed=True)
 
     def drawn_at(self, nodes: int, round: int) -> int:
-        """The graphs repeat after ceil(log2 n) rounds."""
         return round % self.cycle(nodes)
 
     def cycle(self, nodes: int) -> int:
@@ -48,5 +45,5 @@ class OnePeerExponential(Topology):
 
 
 def _hops(nodes: int) -> int:
-    """ceil(log2 n), in whole numbers."""
+    """ceil(log2 n), in integer arithmetic."""
     return (nodes - 1).bit_length()

@@ -1,7 +1,8 @@
-"""Text files of graphs and matrices: words separated by spaces or commas, ``#`` starts a comment."""
+"""Text files of graphs and matrices: words separated by spaces or commas; ``#`` starts a comment."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from gossamer.errors import BadInput
 
 
 def read_words(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that says something.
+    """The number and the words of every line that has any.
 
     Args:
         path: the file, UTF-8.
-        field: the experiment's field that named it, for errors.
+        field: the experiment's field that names it, for errors.
 
     Raises:
         BadInput: for a file that can't be read.
@@ -34,37 +35,29 @@ def read_words(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_matrix(path: Path, field: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix of finite numbers, a row a line.
+    """A square matrix of finite numbers, one row per line.
 
     Raises:
-        BadInput: for a file that can't be read, a word that is no finite number, or no square matrix.
+        BadInput: for a file that can't be read, a word that is not a finite number, or a matrix that is not square.
     """
-    rows: list[Float[np.ndarray, " nodes"]] = []
+    rows: list[list[float]] = []
     for number, words in read_words(path, field):
-        try:
-            row = np.array(words, dtype=np.float64)
-        except ValueError:
-            row = np.full(len(words), np.nan)
-        if not np.isfinite(row).all():
-            raise BadInput(f"{field}: {path}, line {number}: {_strange(words)!r}; accepted: finite numbers")
+        where = f"{field}: {path}, line {number}"
+        row = [_finite(word, where) for word in words]
         if rows and len(row) != len(rows[0]):
-            raise BadInput(
-                f"{field}: {path}, line {number}: {len(row)} numbers; accepted: {len(rows[0])}, as before"
-            )
+            raise BadInput(f"{where}: {len(row)} numbers; accepted: {len(rows[0])}, as before")
         rows.append(row)
     if not rows or len(rows) != len(rows[0]):
         columns = len(rows[0]) if rows else 0
         raise BadInput(f"{field}: {path}: {len(rows)} rows of {columns} numbers; accepted: a square matrix")
-    return np.stack(rows)
+    return np.array(rows, dtype=np.float64)
 
 
-def _strange(words: list[str]) -> str:
-    """The first word that is no finite number."""
-    for word in words:
-        try:
-            finite = np.isfinite(float(word))
-        except ValueError:
-            return word
-        if not finite:
-            return word
-    return " ".join(words)
+def _finite(word: str, where: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadInput(f"{where}: {word!r}; accepted: finite numbers")
+    return value

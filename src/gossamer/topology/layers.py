@@ -17,9 +17,8 @@ from gossamer.topology.topology import Topology
 class Layers(Topology):
     """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
 
-    An algorithm asks for one of them by name: ``node.neighbors(r, layer="near")``. Each layer has to be
-    connected, unless it says ``allow_disconnected`` itself. The union is directed where any layer is. The
-    field ``weights`` here is for the union.
+    An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
+    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union.
 
     Args:
         layers: name -> topology, at least one.
@@ -29,7 +28,7 @@ class Layers(Topology):
 
     @field_validator("layers", mode="before")
     @classmethod
-    def _build_layers(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
+    def _build_layers(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
         if not isinstance(value, dict):
             return value
         return {
@@ -38,7 +37,7 @@ class Layers(Topology):
         }
 
     @model_validator(mode="after")
-    def _all_drawn(self) -> Layers:
+    def _no_sampled_layer(self) -> Layers:
         for name, layer in self.layers.items():
             if layer.sampled:
                 raise BadInput(
@@ -53,16 +52,13 @@ class Layers(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         """The union of one draw of each layer, in order.
 
-        A :class:`~gossamer.topology.schedule.TopologySchedule` does not come here: it keeps a schedule a
-        layer, with keys of its own, so that a layer's graphs do not depend on the others.
+        A :class:`~gossamer.topology.TopologySchedule` does not call this: it keeps one schedule per layer, each with its
+        own key, so that the graphs of a layer do not depend on the other layers.
         """
-        graphs = [layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()]
-        return union(graphs)
+        return union([layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()])
 
     def drawn_at(self, nodes: int, round: int) -> int:
-        """Every round of its own: the layers decide what stays."""
         return round
 
     def cycle(self, nodes: int) -> int:
-        """The longest of the layers'."""
         return max(layer.cycle(nodes) for layer in self.layers.values())

@@ -1,4 +1,4 @@
-"""The whole mixing matrix of a round, for measures and tests; a run only ever asks for rows."""
+"""The whole mixing matrix of a round, for measures and tests; a run only asks for rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def matrix(schedule: TopologySchedule, round: int) -> Float[np.ndarray, "nodes n
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
-    """The same matrix [nodes, nodes], float64, in compressed rows."""
+    """The same matrix [nodes, nodes], float64, as compressed sparse rows."""
     values: list[float] = []
     columns: list[int] = []
     bounds = [0]

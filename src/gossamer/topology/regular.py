@@ -13,10 +13,9 @@ from gossamer.topology.topology import RandomTopology, networkx_seed
 
 @register("topology", "random-regular")
 class RandomRegular(RandomTopology):
-    """Every node has the same number of neighbours, otherwise at random (Steger & Wormald, 1999).
+    """Every node has the same number of neighbours; otherwise random (Steger & Wormald, 1999).
 
-    Almost surely an expander from degree 3 on: a constant spectral gap whatever the number of nodes
-    (Friedman, 2008).
+    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008).
 
     Args:
         degree: number of neighbours of each node, below the number of nodes; degree times nodes must be even.
@@ -25,11 +24,6 @@ class RandomRegular(RandomTopology):
     degree: int
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One regular graph, connected or not.
-
-        Raises:
-            BadInput: for a degree that no graph of that many nodes has.
-        """
         return _generate(nodes, self.degree, rng)
 
 
@@ -42,7 +36,7 @@ def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
         rng: the only source of randomness.
 
     Raises:
-        BadInput: for a degree that no graph of that many nodes has.
+        BadInput: for a degree that no graph with that many nodes has.
     """
     return Graph.from_networkx(_generate(nodes, degree, rng))
 
@@ -53,8 +47,8 @@ def _generate(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
         raise BadInput(
             f"topology.degree: {degree} with {nodes} nodes; accepted: {even} from 0 to {nodes - 1}"
         )
-    # Near the complete graph the pairing gets stuck over and over (a minute for 90 of 99 neighbours):
-    # there, draw the edges to leave out.
+    # Near the complete graph the generator fails again and again (a minute for 90 of 99 neighbours), so there the edges to
+    # leave out are drawn.
     dense = degree > nodes // 2
     drawn = nodes - 1 - degree if dense else degree
     graph: NetworkX = nx.random_regular_graph(drawn, nodes, seed=networkx_seed(rng))

@@ -14,11 +14,10 @@ from gossamer.topology.topology import RandomTopology, networkx_seed
 
 @register("topology", "small-world")
 class SmallWorld(RandomTopology):
-    """A ring in which every node knows its ``degree`` nearest, some edges then rewired (Watts & Strogatz,
-    1998).
+    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998).
 
     Args:
-        degree: mean number of neighbours: even, below the number of nodes.
+        degree: neighbours in the lattice, and the mean degree: even, below the number of nodes.
         p: probability that an edge is rewired to a random node.
     """
 
@@ -26,11 +25,6 @@ class SmallWorld(RandomTopology):
     p: float = Field(ge=0, le=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One graph, connected or not.
-
-        Raises:
-            BadInput: for an odd degree, or one that no graph of that many nodes has.
-        """
         if not 0 <= self.degree < nodes or self.degree % 2:
             raise BadInput(
                 f"topology.degree: {self.degree} with {nodes} nodes; accepted for small-world: an even "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 from pydantic import Field
 
@@ -14,10 +13,10 @@ from gossamer.topology.topology import Topology
 
 @register("topology", "star")
 class Star(Topology):
-    """All nodes talk to one: the shape of federated learning.
+    """All nodes are neighbours of one and of no other: the shape of federated learning.
 
     Args:
-        centre: rank of the one in the middle.
+        centre: rank of the node in the middle.
     """
 
     centre: int = Field(default=0, ge=0)
@@ -26,9 +25,8 @@ class Star(Topology):
         """The star.
 
         Raises:
-            BadInput: for a centre that is not there.
+            BadInput: for a centre that is not one of the nodes.
         """
         if self.centre >= nodes:
             raise BadInput(f"topology.centre: {self.centre} with {nodes} nodes; accepted: 0 to {nodes - 1}")
-        leaves = [rank for rank in range(nodes) if rank != self.centre]
-        return Graph.from_networkx(nx.star_graph([self.centre, *leaves]))
+        return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))

@@ -18,15 +18,17 @@ from gossamer.topology.topology import Topology
 class Torus(Topology):
     """A grid whose rows and columns close to rings; rank = row * columns + column.
 
+    A side of two has one edge, a side of one has none.
+
     Args:
-        rows: number of rows, a divisor of the number of nodes; None: the largest one up to the square root,
-            so the most square torus (for a prime number of nodes that is one row: a ring).
+        rows: number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is
+            the most square torus (for a prime number of nodes, a ring).
     """
 
     rows: int | None = Field(default=None, ge=1)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The torus; along a side of two there is one edge, along a side of one there is none.
+        """The torus.
 
         Raises:
             BadInput: for a number of rows that does not divide the number of nodes.
