@@ -38,13 +38,8 @@ class Cyclon(SampledTopology):
     """A decentralized peer sampler (Cyclon): each node has a view of some others.
 
     Args:
-        view: c, maximum number of entries of a view.
         shuffle: l, number of entries sent at a time, including the sender's own.
-        every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
-        every_rounds: in place of ``every_s``: a node starts an exchange whenever it has completed so many rounds; 1 if
-            neither is given.
-        degree: number of nodes drawn from the view for each round; null is all of it.
-        bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
+        view: c; as the rest, see :class:`SampledTopology`.
 
     Raises:
         BadInput: for a shuffle above the view; and as for any :class:`SampledTopology`.

@@ -1,8 +1,9 @@
-"""Measures of a topology: how fast nodes agree, and how much they gain from each other."""
+"""The mixing matrix of a topology, and measures: how fast nodes agree, and how much they gain from each other."""
 
 from __future__ import annotations
 
 from math import sqrt
+from typing import Literal
 
 import networkx as nx
 import numpy as np
@@ -20,8 +21,27 @@ from scipy.sparse.linalg import (  # type: ignore[import-untyped]
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
-from gossamer.topology.mixing import sparse_matrix
 from gossamer.topology.schedule import TopologySchedule
+
+
+def matrix(schedule: TopologySchedule, round: int) -> Float[np.ndarray, "nodes nodes"]:
+    """The mixing matrix W of a round: row = receiver; every row sums to 1."""
+    dense: Float[np.ndarray, "nodes nodes"] = sparse_matrix(schedule, round).toarray()
+    return dense
+
+
+def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
+    """The same matrix [nodes, nodes], float64, as compressed sparse rows."""
+    values: list[float] = []
+    columns: list[int] = []
+    bounds = [0]
+    for rank in range(schedule.nodes):
+        row = schedule.mixing_weights(rank, round)
+        columns += [rank, *row]
+        values += [1.0 - sum(row.values()), *row.values()]
+        bounds.append(len(columns))
+    return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
+
 
 DENSE_NODES = 500
 """Up to this many nodes, measures of W are computed from its full spectrum."""
@@ -98,15 +118,13 @@ def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | Non
         The gap, or None if the matrix is large and the iteration does not converge, because the second eigenvalue is close
         to others (a ring of many thousand nodes).
     """
-    nodes = W.shape[0]
-    if nodes == 1:
+    if W.shape[0] == 1:
         return 1.0
-    second = None if nodes <= DENSE_NODES else _second_modulus_sparse(csr_array(W))
-    if second is None and nodes <= max(DENSE_NODES, FALLBACK_NODES):
-        second = _second_modulus_dense(_dense(W))
+    # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
+    second = _eigenvalue(W, "LM", shift=1.0)
     if second is None:
         return None
-    gap = 1 - second
+    gap = 1 - abs(second)
     return gap if abs(gap) > 1e-12 else 0.0  # a rounding error
 
 
@@ -119,18 +137,32 @@ def smallest_eigenvalue(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> floa
     Returns:
         The eigenvalue, or None if the matrix is large and the iteration does not converge.
     """
+    value = _eigenvalue(W, "SA", shift=0.0)
+    return None if value is None else value.real
+
+
+def _eigenvalue(
+    W: Float[np.ndarray, "nodes nodes"] | csr_array, which: Literal["LM", "SA"], shift: float
+) -> complex | None:
+    """The eigenvalue of W - shift 1 1^T / n with the largest modulus ("LM") or the smallest real part ("SA"); None if the
+    iteration does not converge."""
     nodes = W.shape[0]
+    symmetric = abs(W - W.T).max() <= 1e-12
     if nodes > DENSE_NODES:
-        start = generator(0, "smallest eigenvalue").standard_normal(nodes)
+        sparse = csr_array(W)
+        operator = LinearOperator(W.shape, matvec=lambda x: sparse @ x - shift * x.mean(), dtype=np.float64)
+        start = generator(0, "eigenvalue").standard_normal(nodes)
+        solve = eigsh if symmetric else eigs
         try:
-            found = eigsh(
-                csr_array(W), k=1, which="SA", v0=start, ncv=40, maxiter=500, return_eigenvectors=False
+            return complex(
+                solve(operator, k=1, which=which, v0=start, ncv=40, maxiter=500, return_eigenvectors=False)[0]
             )
-            return float(found[0])
         except ArpackNoConvergence:
             if nodes > FALLBACK_NODES:
                 return None
-    return float(np.linalg.eigvalsh(_dense(W))[0])
+    dense = _dense(W) - shift / nodes
+    values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
+    return complex(values[np.argmax(abs(values)) if which == "LM" else np.argmin(values.real)])
 
 
 def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: float) -> float:
@@ -162,7 +194,7 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
 
 def _mean_variance(W: Float[np.ndarray, "nodes nodes"], gamma: float) -> float:
     """(1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk."""
-    if _symmetric(W):
+    if abs(W - W.T).max() <= 1e-12:
         squares = np.linalg.eigvalsh(W) ** 2
         return float(np.mean(squares / (1 - gamma * squares)))
     return float(np.trace(solve_discrete_lyapunov(sqrt(gamma) * W, W @ W.T)) / len(W))
@@ -186,30 +218,6 @@ def _mean_variance_sparse(W: csr_array, gamma: float, probes: int = 256) -> floa
         # Each term is at most gamma times the one before, or a little more if W is not symmetric.
         if term * gamma / (1 - gamma) <= 1e-4 * total:
             return total
-
-
-def _second_modulus_dense(W: Float[np.ndarray, "nodes nodes"]) -> float:
-    # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
-    rest = W - 1 / len(W)
-    values = np.linalg.eigvalsh(rest) if _symmetric(W) else np.linalg.eigvals(rest)
-    return float(np.abs(values).max())
-
-
-def _second_modulus_sparse(W: csr_array) -> float | None:
-    """The same from an Arnoldi iteration, or None if it does not converge."""
-    nodes = W.shape[0]
-    rest = LinearOperator(W.shape, matvec=lambda x: W @ x - x.mean(), dtype=np.float64)
-    solve = eigsh if abs(W - W.T).max() <= 1e-12 else eigs
-    start = generator(0, "spectral gap").standard_normal(nodes)
-    try:
-        values = solve(rest, k=1, which="LM", v0=start, ncv=40, maxiter=500, return_eigenvectors=False)
-    except ArpackNoConvergence:
-        return None
-    return float(np.abs(values).max())
-
-
-def _symmetric(W: Float[np.ndarray, "nodes nodes"]) -> bool:
-    return bool(np.allclose(W, W.T, rtol=0, atol=1e-12))
 
 
 def _dense(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarray, "nodes nodes"]:

@@ -9,9 +9,8 @@ from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, union
-from gossamer.topology.layers import Layers
 from gossamer.topology.sampler import SampledTopology, Sampler, SamplerHost, SamplerNode
-from gossamer.topology.topology import Topology, located
+from gossamer.topology.topology import Layers, Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
 CACHED_GRAPHS = 16

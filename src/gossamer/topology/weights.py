@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
-import numpy as np
-from jaxtyping import Float
-
-from gossamer.config.registry import Component, FilePath, register
+from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.topology.files import read_matrix
 from gossamer.topology.graph import Graph
 
 
@@ -148,45 +144,3 @@ def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
                     limit = share[j] if degrees[j] == degree else 1 / (1 + degrees[j])
                     chosen[i][j] = chosen[j][i] = min(share[i], limit)
     return tuple(dict(sorted(row.items())) for row in chosen)
-
-
-@register("weights", "given")
-class Given(Weights):
-    """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
-
-    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004).
-
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas.
-
-    Raises:
-        BadInput: for a matrix that is not n by n, a row that does not sum to 1 (to 1e-6), or a weight without an
-            edge.
-    """
-
-    path: FilePath
-
-    @cached_property
-    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        return read_matrix(self.path, "topology.weights.path")
-
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        where = f"topology.weights.path: {self.path}"
-        if len(self._matrix) != graph.nodes:
-            raise BadInput(
-                f"{where}: {len(self._matrix)} rows for {graph.nodes} nodes; accepted: {graph.nodes} "
-                "rows and columns"
-            )
-        for rank, row in enumerate(self._matrix):
-            if not abs(row.sum() - 1) <= 1e-6:
-                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
-            extra = set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}
-            if extra:
-                other = min(extra)
-                raise BadInput(
-                    f"{where}: row {rank} gives node {other} the weight {row[other]:.9g}, but the graph "
-                    f"has no edge from {other} to {rank}; accepted there: 0"
-                )
-
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}
