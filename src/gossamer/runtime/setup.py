@@ -17,7 +17,7 @@ from gossamer.config import Experiment, Processes, Simulate
 from gossamer.config.registry import names
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
-from gossamer.faults import Schedule
+from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Model
@@ -54,7 +54,7 @@ class Setup:
     parts: list[Int[np.ndarray, " _"]]
     labels: Int[np.ndarray, "nodes classes"] | None
     topology: TopologySchedule
-    faults: Schedule
+    faults: FaultSchedule
     network: Network
     compute: ComputeProfile
     layout: Layout
@@ -125,7 +125,7 @@ def prepare(experiment: Experiment) -> Setup:
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
     experiment.network.conditions(nodes, seed)
-    faults = Schedule(experiment.faults, nodes, seed)
+    faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
     _check_network(experiment, network)
     _check_faults(experiment, faults)
@@ -221,18 +221,18 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     )
 
 
-def _check_faults(experiment: Experiment, faults: Schedule) -> None:
+def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse that nodes are away where the algorithm, or what its nodes do about a dead peer, can't work then."""
     algorithm, gather = experiment.algorithm, experiment.gather
     restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
-    if not (faults.hit or restarts):
+    if not (faults.affected or restarts):
         return
-    field = "faults: nodes that are away" if faults.hit else "engine.restart: always"
+    field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
         raise BadInput(
             f"{field}, for {algorithm.name_of()}; accepted: an algorithm that bears it (docs/faults.md)"
         )
-    needed = sorted(faults.hit & set(algorithm.needed_ranks(experiment.nodes)))
+    needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
     if needed:
         raise BadInput(
             f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
