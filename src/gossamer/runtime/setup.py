@@ -72,7 +72,7 @@ class Setup:
         """What one node is made of."""
         experiment = self.experiment
         samples = experiment.evaluation.samples
-        test_samples = len(self.task.test[0])
+        sizes = {name: len(inputs) for name, (inputs, _) in self.task.tests.items()}
         return NodeSetup(
             rank=rank,
             size=experiment.nodes,
@@ -84,7 +84,7 @@ class Setup:
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
             batch_size=experiment.batch_size,
-            test_samples=test_samples if samples is None else min(samples, test_samples),
+            test_samples={name: min(samples or size, size) for name, size in sizes.items()},
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
@@ -103,6 +103,7 @@ class Setup:
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluation_sets": list(self.task.tests),
             "graphs": {"0": edges(graph)},
         }
 
@@ -241,7 +242,8 @@ def _check_metric(experiment: Experiment, task: Task) -> None:
     target = experiment.stop.target
     if target is None:
         return
-    accepted = ["train_loss", "test_loss", "consensus_distance", *(f"test_{name}" for name in task.metrics)]
+    recorded = [f"{name}_{metric}" for name in task.tests for metric in ("loss", *task.metrics)]
+    accepted = ["train_loss", "consensus_distance", *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
 
