@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gossamer.results.run import Run, load_run
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
-    from gossamer.tasks import Task
+    from gossamer.tasks import Poison, Task
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ _HOMES = {
     "Node": "gossamer.node",
     "NodeWrapper": "gossamer.node.wrapper",
     "Part": "gossamer.messages.tags",
+    "Poison": "gossamer.tasks",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",
     "Sweep": "gossamer.sweep.sweep",
@@ -53,6 +54,7 @@ __all__ = [
     "Node",
     "NodeWrapper",
     "Part",
+    "Poison",
     "Run",
     "RunFailed",
     "Sweep",

@@ -36,16 +36,17 @@ def _wrappers(value: Any) -> Any:
     )
 
 
-def _faults(value: Any, info: Any) -> Any:
-    return (
-        [build("fault", item, info.context, f"faults.{number}") for number, item in enumerate(value)]
-        if isinstance(value, list | tuple)
-        else value
-    )
+def _list_of(kind: str, field: str) -> BeforeValidator:
+    def read(value: Any, info: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return [build(kind, item, info.context, f"{field}.{number}") for number, item in enumerate(value)]
+
+    return BeforeValidator(read)
 
 
 class Experiment(BaseModel):
-    """One complete description: task, partition, topology, algorithm, network, compute, faults, evaluation, stop
+    """One complete description: task, partition, topology, poison, algorithm, network, compute, faults, evaluation, stop
     rule, seed.
 
     Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen;
@@ -60,6 +61,7 @@ class Experiment(BaseModel):
     task: component("task")  # type: ignore[valid-type]
     partition: component("partition") = Field(default="iid", validate_default=True)  # type: ignore[valid-type]
     topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
+    poison: Annotated[tuple[Any, ...], _list_of("poison", "poison")] = ()
     algorithm: component("algorithm")  # type: ignore[valid-type]
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
     optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
@@ -67,7 +69,7 @@ class Experiment(BaseModel):
     initial: Literal["common", "independent"] = "common"
     compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
     network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
-    faults: Annotated[tuple[Any, ...], BeforeValidator(_faults)] = ()
+    faults: Annotated[tuple[Any, ...], _list_of("fault", "faults")] = ()
     gather: Gather = Gather()
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
@@ -82,7 +84,7 @@ class Experiment(BaseModel):
     def _component(self, value: Component) -> dict[str, Any]:
         return value.spec()
 
-    @field_serializer("wrappers", "faults", when_used="always")
+    @field_serializer("wrappers", "faults", "poison", when_used="always")
     def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:
         return [item.spec() for item in value]
 

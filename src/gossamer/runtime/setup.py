@@ -4,10 +4,11 @@ found here."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -24,7 +25,7 @@ from gossamer.network import ComputeProfile, Network
 from gossamer.node import NodeSetup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.runtime.rejoin import Hospitality
-from gossamer.tasks import Task, label_counts, load_task
+from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import Graph, TopologySchedule
 
 
@@ -45,6 +46,7 @@ class Setup:
         outcome_ranks: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is evaluated by itself.
         message_limit: the largest message that a node accepts, bytes.
+        poisoned: the ranks that each of the experiment's poisons reaches.
         hospitable: whether nodes answer those that come later, though no fault says that some do.
     """
 
@@ -60,6 +62,7 @@ class Setup:
     outcome_ranks: frozenset[int]
     evaluated: frozenset[int]
     message_limit: int
+    poisoned: Sequence[Sequence[int]] = ()
     hospitable: bool = False
 
     def initial(self, rank: int) -> Model:
@@ -104,6 +107,7 @@ class Setup:
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluation_sets": list(self.task.tests),
+            "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": edges(graph)},
         }
 
@@ -147,6 +151,7 @@ def prepare(experiment: Experiment) -> Setup:
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(topology, experiment.optimizer)
+    task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -161,7 +166,14 @@ def prepare(experiment: Experiment) -> Setup:
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=algorithm.message_limit(layout.size, nodes),
+        poisoned=reached,
     )
+
+
+def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
+    if topology.sampled:
+        raise BadInput("at: a place in the graph, which a sampled topology has not; accepted: rank, ranks")
+    return topology.graph(0).to_networkx()
 
 
 def _check_algorithm(algorithm: Any) -> None:
