@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gossamer.node import Node
     from gossamer.node.wrapper import NodeWrapper
     from gossamer.results.run import Run, load_run
+    from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
     from gossamer.tasks import Poison, Task
@@ -37,6 +38,7 @@ _HOMES = {
     "RunFailed": "gossamer.errors",
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
+    "Tracker": "gossamer.results.trackers",
     "load_run": "gossamer.results.run",
     "resume": "gossamer.api",
     "run": "gossamer.api",
@@ -59,6 +61,7 @@ __all__ = [
     "RunFailed",
     "Sweep",
     "Task",
+    "Tracker",
     "load_run",
     "resume",
     "run",

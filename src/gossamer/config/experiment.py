@@ -75,6 +75,7 @@ class Experiment(BaseModel):
     evaluation: Evaluation = Evaluation()
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
+    trackers: Annotated[tuple[Any, ...], _list_of("tracker", "trackers")] = ()
     data_root: FilePath | None = None
     engine: Annotated[Simulate | Processes, BeforeValidator(read_engine)] = Simulate()
 
@@ -84,7 +85,7 @@ class Experiment(BaseModel):
     def _component(self, value: Component) -> dict[str, Any]:
         return value.spec()
 
-    @field_serializer("wrappers", "faults", "poison", when_used="always")
+    @field_serializer("wrappers", "faults", "poison", "trackers", when_used="always")
     def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:
         return [item.spec() for item in value]
 

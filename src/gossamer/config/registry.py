@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "schedule": ("gossamer.learning",),
     "task": ("gossamer.tasks",),
     "topology": ("gossamer.topology",),
+    "tracker": ("gossamer.results.trackers",),
     "weights": ("gossamer.topology",),
     "wrapper": ("gossamer.algorithms",),
 }
@@ -50,6 +51,7 @@ _CLASSES = {
     "partition": "Partition",
     "poison": "Poison",
     "schedule": "Schedule",
+    "tracker": "Tracker",
     "weights": "Weights",
     "wrapper": "NodeWrapper",
 }
