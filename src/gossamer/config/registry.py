@@ -28,9 +28,11 @@ KINDS: dict[str, tuple[str, str]] = {
     "network": ("gossamer.network", "Network"),
     "optimizer": ("gossamer.learning", "Optimizer"),
     "partition": ("gossamer.tasks", "Partition"),
+    "poison": ("gossamer.tasks", "Poison"),
     "schedule": ("gossamer.learning", "LearningRateSchedule"),
     "task": ("gossamer.tasks", ""),
     "topology": ("gossamer.topology", ""),
+    "tracker": ("gossamer.results.trackers", "Tracker"),
     "weights": ("gossamer.topology", "Weights"),
     "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }

@@ -217,11 +217,14 @@ class Node:
         await self._host.mix(prepare, commit, read=False)
 
     async def evaluate(
-        self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
+        self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
     ) -> dict[str, float]:
-        """Judge a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test
-        sample or on the node's training samples. It takes time on the node's clock (when simulated, a third of the
-        steps that as many samples are), unlike the evaluation that the engine records.
+        """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
+        evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
+        a third of the steps that as many samples are), unlike the evaluation that the engine records.
+
+        Raises:
+            ValueError: for a name that is no evaluation set.
         """
         return await self._learner.evaluate(self.step, self._as_model(v), on)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -47,7 +47,7 @@ class NodeSetup:
         samples: indices of the node's training samples [n].
         label_counts: samples of each class [classes], or None where there are no classes.
         batch_size: samples a local step, or "full".
-        test_samples: samples that a recorded or asked-for evaluation evaluates.
+        test_samples: samples that a recorded or asked-for evaluation uses, by evaluation set.
         gather_timeout_s: default timeout of ``gather``, seconds; None waits for ever.
         lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it, "wait" waits
             for it to come back.
@@ -68,7 +68,7 @@ class NodeSetup:
     samples: Int[np.ndarray, " n"]
     label_counts: Int[np.ndarray, " classes"] | None
     batch_size: int | Literal["full"]
-    test_samples: int
+    test_samples: Mapping[str, int]
     gather_timeout_s: float | None = None
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     missing: Missing = "own"

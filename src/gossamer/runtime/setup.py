@@ -4,10 +4,11 @@ found here."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -25,7 +26,7 @@ from gossamer.network import ComputeProfile, Network
 from gossamer.node import NodeSetup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.runtime.rejoin import Hospitality
-from gossamer.tasks import Task, label_counts, load_task
+from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import Graph, TopologySchedule
 
 
@@ -46,6 +47,7 @@ class Setup:
         outcome_ranks: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is evaluated by itself.
         message_limit: the largest message that a node accepts, bytes.
+        poisoned: the ranks that each of the experiment's poisons reaches.
         hospitable: whether nodes answer those that come later, though no fault says that some do.
     """
 
@@ -61,6 +63,7 @@ class Setup:
     outcome_ranks: frozenset[int]
     evaluated: frozenset[int]
     message_limit: int
+    poisoned: Sequence[Sequence[int]] = ()
     hospitable: bool = False
 
     def initial(self, rank: int) -> Model:
@@ -73,7 +76,7 @@ class Setup:
         """What one node is made of."""
         experiment = self.experiment
         samples = experiment.evaluation.samples
-        test_samples = len(self.task.test[0])
+        sizes = {name: len(inputs) for name, (inputs, _) in self.task.tests.items()}
         return NodeSetup(
             rank=rank,
             size=experiment.nodes,
@@ -85,7 +88,7 @@ class Setup:
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
             batch_size=experiment.batch_size,
-            test_samples=test_samples if samples is None else min(samples, test_samples),
+            test_samples={name: min(samples or size, size) for name, size in sizes.items()},
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
@@ -106,6 +109,8 @@ class Setup:
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluation_sets": list(self.task.tests),
+            "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": edges(graph)},
         }
 
@@ -150,6 +155,7 @@ def prepare(experiment: Experiment) -> Setup:
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(topology, experiment.optimizer)
     _check_aggregator(experiment, topology)
+    task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -164,7 +170,14 @@ def prepare(experiment: Experiment) -> Setup:
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=algorithm.message_limit(layout.size, nodes),
+        poisoned=reached,
     )
+
+
+def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
+    if topology.sampled:
+        raise BadInput("at: a place in the graph, which a sampled topology has not; accepted: rank, ranks")
+    return topology.graph(0).to_networkx()
 
 
 def _check_algorithm(algorithm: Any) -> None:
@@ -269,7 +282,8 @@ def _check_metric(experiment: Experiment, task: Task) -> None:
     target = experiment.stop.target
     if target is None:
         return
-    accepted = ["train_loss", "test_loss", "consensus_distance", *(f"test_{name}" for name in task.metrics)]
+    recorded = [f"{name}_{metric}" for name in task.tests for metric in ("loss", *task.metrics)]
+    accepted = ["train_loss", "consensus_distance", *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
 
