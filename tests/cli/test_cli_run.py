@@ -139,7 +139,7 @@ def test_bad_input_ends_the_fork_server(cli: Cli, wrong: str) -> None:
 def test_it_is_said_that_a_run_goes_on_before_its_first_round(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    monkeypatch.setattr(simulation, "TELL_S", 0.0)
+    monkeypatch.setattr(simulation, "PROGRESS_S", 0.0)
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     code, _, err = cli(
         "run", "small.yaml", "--no-report", "--engine", engine, "--set", "evaluation.every_rounds=4"

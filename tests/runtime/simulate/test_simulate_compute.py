@@ -59,7 +59,6 @@ def test_what_is_under_way_is_one_batch_and_each_result_is_committed_when_it_is_
     scene.play(script)
     assert scene.batches == [(Kind.TRAIN, ["job 2", "job 0", "job 1"])]
     assert scene.committed == [(1.0, "job 0"), (2.0, "job 1"), (3.0, "job 2")]
-    assert (scene.compute.batches, scene.compute.computations) == (1, 3)
 
 
 def test_kinds_do_not_share_a_batch_and_the_next_of_a_node_waits_for_the_one_before() -> None:
