@@ -216,6 +216,10 @@ class Executor:
         """The trainer's name; None until it is chosen."""
         return None if self._to_choose else self.trainer.name
 
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How steps and evaluations were computed: recorded, or eagerly and why."""
+        return {"train": self.trainer.forms(), "evaluate": self._current_evaluator.forms()}
+
     def execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
         """Run jobs of one kind; gives results in the jobs' order."""
         if self._to_choose and kind is not Kind.APPLY:
