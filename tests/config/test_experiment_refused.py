@@ -1,4 +1,4 @@
-"""Experiments that are refused: one clear line a problem, in words that don't need to know pydantic."""
+"""Refused experiments: one clear line for each problem, in words that need no knowledge of pydantic."""
 
 from __future__ import annotations
 
