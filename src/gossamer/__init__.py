@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from gossamer.node import Node
     from gossamer.node.wrapper import NodeWrapper
     from gossamer.results.run import Run, load_run
+    from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
-    from gossamer.tasks import Task
+    from gossamer.tasks import Poison, Task
 
 __version__ = "0.1.0"
 
@@ -37,10 +38,12 @@ _HOMES = {
     "Node": "gossamer.node",
     "NodeWrapper": "gossamer.node.wrapper",
     "Part": "gossamer.messages.tags",
+    "Poison": "gossamer.tasks",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
+    "Tracker": "gossamer.results.trackers",
     "load_run": "gossamer.results.run",
     "resume": "gossamer.api",
     "run": "gossamer.api",
@@ -58,10 +61,12 @@ __all__ = [
     "Node",
     "NodeWrapper",
     "Part",
+    "Poison",
     "Run",
     "RunFailed",
     "Sweep",
     "Task",
+    "Tracker",
     "load_run",
     "resume",
     "run",

@@ -12,7 +12,7 @@ import pytest
 from gossamer import BadInput, Experiment
 from gossamer.config.registry import names
 from gossamer.errors import shown
-from gossamer.faults import Schedule, Spell
+from gossamer.faults import FaultInterval, FaultSchedule
 from gossamer.runtime.setup import prepare
 
 NODES, SEED = 8, 3
@@ -31,13 +31,13 @@ def described(*faults: dict[str, Any], **changes: Any) -> Experiment:
     return Experiment.of({**settings, **changes})
 
 
-def schedule(*faults: dict[str, Any]) -> Schedule:
-    return Schedule(described(*faults).faults, NODES, SEED)
+def schedule(*faults: dict[str, Any]) -> FaultSchedule:
+    return FaultSchedule(described(*faults).faults, NODES, SEED)
 
 
-def spells(fault: dict[str, Any]) -> list[Spell]:
+def intervals(fault: dict[str, Any]) -> list[FaultInterval]:
     [built] = described(fault).faults
-    return list(built.spells(NODES, SEED, "faults.0"))
+    return list(built.intervals(NODES, SEED, "faults.0"))
 
 
 def refused(*faults: dict[str, Any], **changes: Any) -> str:
@@ -168,32 +168,34 @@ def test_a_restart_by_the_supervisor_needs_nodes_that_go_on_without() -> None:
 
 
 def test_nodes_are_drawn_by_the_seed() -> None:
-    first = spells({**CRASH, "nodes": 0.5})
-    assert first == spells({**CRASH, "nodes": 4})
-    assert len({spell.node for spell in first}) == 4
+    first = intervals({**CRASH, "nodes": 0.5})
+    assert first == intervals({**CRASH, "nodes": 4})
+    assert len({interval.node for interval in first}) == 4
     [built] = described({**CRASH, "nodes": 4}).faults
-    others = [{spell.node for spell in built.spells(NODES, seed, "faults.0")} for seed in range(10)]
+    others = [{interval.node for interval in built.intervals(NODES, seed, "faults.0")} for seed in range(10)]
     assert len({frozenset(each) for each in others}) > 1
-    assert {spell.node for spell in spells({**CRASH, "nodes": "all"})} == set(range(NODES))
+    assert {interval.node for interval in intervals({**CRASH, "nodes": "all"})} == set(range(NODES))
 
 
 def test_churn_takes_turns_and_ends() -> None:
-    found = spells({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
-    assert [spell.from_s for spell in found] == sorted(spell.from_s for spell in found)
+    found = intervals({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
+    assert [interval.from_s for interval in found] == sorted(interval.from_s for interval in found)
     for rank in range(NODES):
-        own = [spell for spell in found if spell.node == rank]
-        assert all(2 < spell.from_s < 50 and spell.from_s < spell.to_s < math.inf for spell in own)
+        own = [interval for interval in found if interval.node == rank]
+        assert all(
+            2 < interval.from_s < 50 and interval.from_s < interval.to_s < math.inf for interval in own
+        )
         assert all(one.to_s < next_.from_s for one, next_ in zip(own, own[1:], strict=False))
     up = 5 / 6 * 48 * NODES  # what is expected, of which 80 % to 120 % are there
-    away = sum(min(spell.to_s, 50) - spell.from_s for spell in found)
+    away = sum(min(interval.to_s, 50) - interval.from_s for interval in found)
     assert 0.8 * up < 48 * NODES - away < 1.2 * up
 
 
 def test_churn_without_an_end_has_none() -> None:
     [churn] = described({"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 2}).faults
-    some = list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+    some = list(islice(churn.intervals(NODES, SEED, "faults.0"), 1000))
     assert len(some) == 1000
-    assert some == list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+    assert some == list(islice(churn.intervals(NODES, SEED, "faults.0"), 1000))
 
 
 def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
 
 def test_churn_by_a_file(tmp_path: Path) -> None:
     fault = write(tmp_path, "5,1,join", "2,0,crash", "4,0,join", "6,0,leave", "7,3,crash")
-    assert [(each.node, each.from_s, each.to_s, each.kind) for each in spells(fault)] == [
+    assert [(each.node, each.from_s, each.to_s, each.kind) for each in intervals(fault)] == [
         (1, 0.0, 5.0, "join"),
         (0, 2.0, 4.0, "crash"),
         (0, 6.0, math.inf, "leave"),
@@ -220,7 +222,7 @@ def test_churn_by_a_file(tmp_path: Path) -> None:
         (["2,0,crash", "1,0,join"], "line 3: 1 s, after an event of node 0 at 2 s; accepted: ascending"),
         (["1,0,explode"], "line 2: 'explode'; accepted: crash, join or leave"),
         (["1,0,crash", "2,0,leave"], "line 3: leave of node 0, which is away; accepted: join"),
-        (["1,0,join", "2,0,join"], "line 3: join of node 0, which is there; accepted: crash or leave"),
+        (["1,0,join", "2,0,join"], "line 3: join of node 0, which is present; accepted: crash or leave"),
     ],
 )
 def test_a_churn_file_that_makes_no_sense_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:

@@ -37,12 +37,12 @@ class Overlay:
         self.samplers: list[Sampler] = []
         self._on_the_way: deque[tuple[int, Message]] = deque()
         for rank in range(nodes):
-            member = SimpleNamespace(rank=rank, size=nodes, state={})
-            sampler = schedule.sampler(member, self._place(rank))
+            node = SimpleNamespace(rank=rank, size=nodes, state={})
+            sampler = schedule.sampler(node, self._host(rank))
             assert sampler is not None
             self.samplers.append(sampler)
 
-    def _place(self, source: int) -> Any:
+    def _host(self, source: int) -> Any:
         def send(to: Sequence[int], payload: Any, tag: tuple[str | int, ...]) -> None:
             if not self.lose():
                 self._on_the_way.extend((rank, Message(source, tag, payload, 0.0)) for rank in to)
@@ -54,7 +54,7 @@ class Overlay:
         while self._on_the_way:
             to, message = self._on_the_way.popleft()
             if to not in self.dead:
-                self.samplers[to].hear(message)
+                self.samplers[to].receive(message)
 
     def period(self) -> None:
         for rank in range(len(self.samplers)):
@@ -221,11 +221,11 @@ def test_an_answer_that_comes_late_fills_free_places_only() -> None:
     sampler = overlay.samplers[0]
     before = dict(overlay.entries(0))
     assert set(before) == {1, 7}
-    sampler.hear(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
+    sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert overlay.entries(0) == before
     overlay.dead = {1}
     overlay.exchange(0)  # which leaves a place
-    sampler.hear(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
+    sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert set(overlay.entries(0)) == {7, 3}
 
 
@@ -244,8 +244,8 @@ junk = st.recursive(
 )
 def test_whatever_a_peer_sends_views_stay_views(kind: Any, number: Any, payload: Any) -> None:
     overlay = Overlay({"view": 4, "shuffle": 3}, 10)
-    overlay.samplers[0].hear(Message(5, (TAG, kind, number), payload, 0.0))
-    overlay.samplers[0].hear(Message(5, (TAG,), payload, 0.0))
+    overlay.samplers[0].receive(Message(5, (TAG, kind, number), payload, 0.0))
+    overlay.samplers[0].receive(Message(5, (TAG,), payload, 0.0))
     view = overlay.entries(0)
     assert len(view) <= 4
     assert all(type(rank) is int and 0 < rank < 10 for rank in view)

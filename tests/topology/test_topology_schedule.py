@@ -23,7 +23,7 @@ from gossamer.topology import (
     TopologySchedule,
     union,
 )
-from gossamer.topology.schedule import REMEMBERED
+from gossamer.topology.schedule import CACHED_GRAPHS
 
 
 def schedule(spec: Any, nodes: int, seed: int = 1, **more: Any) -> TopologySchedule:
@@ -113,8 +113,8 @@ def test_rounds_of_a_period_share_a_graph_in_whatever_order_they_are_asked(
 
 def test_more_rounds_than_are_remembered_come_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many at least; more, the last ones, where they are small: of ten nodes with three neighbours each, 40 in size."""
-    for room, kept in ((0, REMEMBERED), (40 * 25 + 39, 25)):
-        monkeypatch.setattr("gossamer.topology.schedule.REMEMBERED_SIZE", room)
+    for room, kept in ((0, CACHED_GRAPHS), (40 * 25 + 39, 25)):
+        monkeypatch.setattr("gossamer.topology.schedule.CACHED_SIZE", room)
         dynamic = schedule(DYNAMIC, 10)
         graphs = [dynamic.graph(round) for round in range(kept)]
         for _ in range(2):

@@ -51,8 +51,8 @@ def _engine(value: Any) -> Any:
 
 
 class Experiment(Section):
-    """One complete description of a run: task, partition, topology, algorithm, network, compute, faults, evaluation, stop
-    rule, seed.
+    """One complete description of a run: task, partition, topology, poison, algorithm, network, compute, faults, evaluation,
+    stop rule, seed.
 
     Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is frozen;
     :meth:`override` gives a changed copy.
@@ -64,8 +64,10 @@ class Experiment(Section):
     task: Annotated[Any, component("task")]
     partition: Annotated[Any, component("partition")] = Field(default="iid", validate_default=True)
     topology: Annotated[Any, component("topology")] = Field(default="ring", validate_default=True)
+    poison: Annotated[tuple[Any, ...], components("poison")] = ()
     algorithm: Annotated[Any, component("algorithm")]
     wrappers: Annotated[tuple[Any, ...], components("wrapper")] = ()
+    aggregator: Annotated[Any, component("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, component("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
@@ -79,15 +81,18 @@ class Experiment(Section):
     evaluation: Evaluation = Evaluation()
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
+    trackers: Annotated[tuple[Any, ...], components("tracker")] = ()
     data_root: FilePath | None = None
     engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
 
-    @field_serializer("task", "partition", "topology", "algorithm", "optimizer", "compute", "network")
+    @field_serializer(
+        "task", "partition", "topology", "algorithm", "aggregator", "optimizer", "compute", "network"
+    )
     def _spec(self, value: Any) -> dict[str, Any]:
         spec: dict[str, Any] = value.spec()
         return spec
 
-    @field_serializer("wrappers", "faults")
+    @field_serializer("wrappers", "faults", "poison", "trackers")
     def _specs(self, value: tuple[Any, ...]) -> list[dict[str, Any]]:
         return [item.spec() for item in value]
 

@@ -21,15 +21,18 @@ from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
 
 KINDS: dict[str, tuple[str, str]] = {
+    "aggregator": ("gossamer.learning", "Aggregator"),
     "algorithm": ("gossamer.algorithms", "Algorithm"),
     "compute": ("gossamer.network", "ComputeProfile"),
     "fault": ("gossamer.faults", "Fault"),
     "network": ("gossamer.network", "Network"),
     "optimizer": ("gossamer.learning", "Optimizer"),
     "partition": ("gossamer.tasks", "Partition"),
-    "schedule": ("gossamer.learning", "Schedule"),
+    "poison": ("gossamer.tasks", "Poison"),
+    "schedule": ("gossamer.learning", "LearningRateSchedule"),
     "task": ("gossamer.tasks", ""),
     "topology": ("gossamer.topology", ""),
+    "tracker": ("gossamer.results.trackers", "Tracker"),
     "weights": ("gossamer.topology", "Weights"),
     "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }

@@ -18,10 +18,9 @@ import numpy as np
 from gossamer.config import Experiment
 from gossamer.errors import BadInput
 from gossamer.network import Conditions
+from gossamer.network.access import Access, Spokes
 from gossamer.network.kollaps.network import Kollaps
-from gossamer.network.network import Access
 from gossamer.network.network import Path as NetworkPath
-from gossamer.network.star import Spokes
 
 UNLIMITED = "1000Gbps"
 """Kollaps knows no link without a limit."""

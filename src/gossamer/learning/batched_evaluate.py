@@ -34,7 +34,7 @@ memory, and models are evaluated one at a time."""
 
 
 class BatchedEvaluator:
-    """Judges many models at once, on the sample and by the measures of an evaluator.
+    """Evaluates many models at once, on the samples and by the measures of an evaluator.
 
     Args:
         single: evaluates one model at a time.
@@ -46,8 +46,9 @@ class BatchedEvaluator:
         self._single, self._rows, self._say = single, rows, say
         self._means = Captured(lambda: single.workers.own(self._make_means))
         self._chunk: int | None = None  # not known yet
+        self.sets = single.sets
 
-    def test_each(self, models: Sequence[Model]) -> list[Found | Exception]:
+    def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
         """As :meth:`Evaluator.test_each`."""
         if not models:
             return []
@@ -56,17 +57,17 @@ class BatchedEvaluator:
                 self._chunk = self._size(models[0])
             if self._chunk >= LEAST:
                 cut = chunks([list(range(len(models)))], self._chunk)
-                found = self._single.workers.map(lambda some: self._test([models[i] for i in some]), cut)
+                found = self._single.workers.map(lambda some: self._test([models[i] for i in some], on), cut)
                 return [each for some in found for each in some]
         except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
-            alone = self._single.test_each(models)
+            alone = self._single.test_each(models, on)
             if not any(isinstance(each, Exception) for each in alone):
                 self._chunk = 1
                 self._say(
                     f"evaluation: one model at a time (many can't be evaluated at once: {cause(error)})"
                 )
             return alone
-        return self._single.test_each(models)
+        return self._single.test_each(models, on)
 
     def forms(self) -> dict[str, int]:
         """As :meth:`Evaluator.forms`, of models evaluated together and one at a time."""
@@ -82,23 +83,23 @@ class BatchedEvaluator:
         largest = _Largest()  # type: ignore[no-untyped-call]
         means = self._make_means()
         with largest, torch.no_grad():
-            means(*self._stack([model]), *next(batches(self._single.inputs, self._single.targets)))
+            means(*self._stack([model]), *next(batches(*self.sets["test"])))
         most_bytes, most = LIMITS["cpu" if torch.device(self._single.device).type == "cpu" else "gpu"]
         each = 4 * len(model.parameters) + largest.nbytes
         return power_below(min(max(most_bytes // each, 1), most))
 
-    def _test(self, models: Sequence[Model]) -> list[Found]:
+    def _test(self, models: Sequence[Model], on: str) -> list[Found]:
         single = self._single
         parameters, buffers = self._stack(models)
         totals = torch.zeros(len(single.measures), len(models), dtype=torch.float64, device=single.device)
         with torch.no_grad():
-            for x, y in batches(single.inputs, single.targets):
+            for x, y in batches(*self.sets[on]):
                 given = parameters, buffers
                 if not self._means.only_reads(*given, x, y):
                     given = parameters.clone(), buffers.clone()
                 for total, mean in zip(totals, self._means(*given, x, y), strict=True):
                     total += mean.double() * len(x)
-        return [single.results(column, single.samples) for column in totals.T.tolist()]
+        return [single.results(column, len(self.sets[on][0])) for column in totals.T.tolist()]
 
     def _stack(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
         """Parameters [models, P] and buffers [models, B], to be read where models are evaluated."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -67,10 +67,10 @@ class ApplyJob:
 
 @dataclass(frozen=True, eq=False)
 class EvaluateJob:
-    """Judging a model on the test sample, or on a node's training samples (indices [n])."""
+    """Evaluating a model on an evaluation set, or for ``train`` on a node's training samples (indices [n])."""
 
     model: Model
-    on: Literal["test", "train"]
+    on: str
     samples: Int[np.ndarray, " n"]
 
 
@@ -84,9 +84,14 @@ def execute(
         return list(trainer.gradient(jobs))
     if kind is Kind.APPLY:
         return [_apply(job, trainer) for job in jobs]
-    tested = iter(evaluator.test_each([job.model for job in jobs if job.on == "test"]))
+    tested = {
+        on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on))
+        for on in dict.fromkeys(job.on for job in jobs)
+        if on != "train"
+    }
     return [
-        _given(next(tested)) if job.on == "test" else evaluator.train(job.model, job.samples) for job in jobs
+        evaluator.train(job.model, job.samples) if job.on == "train" else _given(next(tested[job.on]))
+        for job in jobs
     ]
 
 

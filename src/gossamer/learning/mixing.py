@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
+
+if TYPE_CHECKING:
+    from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]
@@ -23,7 +26,7 @@ Fresh = Callable[[int], Tensor]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mix:
-    """A weighted sum that a node asked for; the arguments of :func:`combine`."""
+    """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
@@ -31,9 +34,14 @@ class Mix:
     self_weight: float | None
     missing: Missing
     index_sets: Mapping[str, Tensor]
+    aggregator: Aggregator | None = None
 
     def run(self, fresh: Fresh) -> Any:
-        """The sum, in a vector that ``fresh`` makes."""
+        """The result, in a vector that ``fresh`` creates."""
+        if self.aggregator is not None:
+            return self.aggregator.mix(
+                self.own, self.inbox, self.weights, self.self_weight, self.index_sets, fresh
+            )
         return combine(
             self.own,
             self.inbox,
@@ -45,8 +53,8 @@ class Mix:
         )
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, where all are whole vectors; else None."""
-        if self.missing != "own" or type(self.own) is not Tensor:
+        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
+        if self.aggregator is not None or self.missing != "own" or type(self.own) is not Tensor:
             return None
         inbox, vectors = self.inbox, [self.own]
         ranks = sorted(inbox)
@@ -54,7 +62,7 @@ class Mix:
             if type(inbox[rank]) is not Tensor:
                 return None
             vectors.append(inbox[rank])
-        own = _own_weight(inbox, self.weights, self.self_weight)
+        own = own_weight(inbox, self.weights, self.self_weight)
         return vectors, [own, *[self.weights[rank] for rank in ranks]]
 
 
@@ -108,7 +116,7 @@ def combine(
         return Model(*vectors)
     sets = index_sets or {}
     if missing == "own":
-        self_weight = _own_weight(inbox, weights, self_weight)
+        self_weight = own_weight(inbox, weights, self_weight)
         return _fill_with_own(own, inbox, weights, self_weight, sets, fresh(len(own)))
     if missing == "renormalize":
         self_weight = _self_weight(inbox, weights, self_weight)
@@ -125,8 +133,8 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
     return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
 
 
-def _own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
-    """The weight of the own value, which also stands in for those who did not send."""
+def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
+    """The weight of the own value, which includes that of the ranks which did not send."""
     self_weight = _self_weight(inbox, weights, given)
     if len(inbox) == len(weights):
         return self_weight
@@ -158,7 +166,7 @@ def _fill_with_own(
             where = region(payload, length, sets)
             _add_at(out, where, payload.values - _at(own, where), weight)
         elif isinstance(payload, Tensor):
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
         else:
             vector = own.clone()
             for part in _parts(payload):
@@ -185,7 +193,7 @@ def _renormalize(
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
         elif isinstance(payload, Tensor):
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
             present.add_(weight)
         else:
             vector, sent = torch.zeros_like(own), torch.zeros_like(own)
@@ -251,7 +259,12 @@ def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tenso
     return indices
 
 
-def _checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+def checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+    """The vector.
+
+    Raises:
+        ValueError: if its length is not that of ``own``.
+    """
     if vector.shape != own.shape:
         raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
     return vector

@@ -92,10 +92,13 @@ class Learner:
         )
         return gradient
 
-    async def evaluate(self, step: int, model: Model, on: Literal["test", "train"]) -> dict[str, float]:
-        """Judge a model."""
+    async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
+        """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
         job = EvaluateJob(model, on, self._setup.samples)
-        samples = self._setup.test_samples if on == "test" else len(self._setup.samples)
+        known = {**self._setup.test_samples, "train": len(self._setup.samples)}
+        if on not in known:
+            raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
+        samples = known[on]
         # A forward pass is about a third of a step's work.
         work = samples / max(self._batches.batch_size, 1) / 3
         result: dict[str, float] = await self._compute(

@@ -24,7 +24,7 @@ from gossamer.node.checkpoint import Checkpoint, Place
 from gossamer.results.folder import atomic, sync, write_json
 from gossamer.results.run import flat
 
-_FREE = ("name", "stop", "checkpoint", "data_root")
+_FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 """Fields of an experiment that don't change how a node goes on."""
 
 

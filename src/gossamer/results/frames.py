@@ -17,6 +17,7 @@ sample).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -90,20 +91,30 @@ class FinalSummary:
 def metric_names(run: Run) -> list[str]:
     """Metrics of the run that have a value.
 
-    Test accuracy comes first, then other test metrics, losses, the consensus distance, what the algorithm recorded, and
-    :data:`ASYNCHRONY`.
+    Test accuracy comes first, then other test metrics, those of further evaluation sets, losses, the consensus distance,
+    what the algorithm recorded, and :data:`ASYNCHRONY`.
     """
     numeric = [
         name for name, dtype in run.metrics.schema.items() if dtype.is_numeric() and name not in _NOT_METRICS
     ]
     present = [name for name in numeric if run.metrics[name].count() > 0]
+    sets = evaluation_sets(present)
+    losses = [f"{each}_loss" for each in sets]
     first = [
-        "test_accuracy",
-        *sorted(name for name in present if name.startswith("test_") and name != "test_loss"),
+        name
+        for each in sets
+        for name in (f"{each}_accuracy", *sorted(name for name in present if name.startswith(f"{each}_")))
+        if name not in losses
     ]
-    order = [*dict.fromkeys(first), "test_loss", "train_loss", "consensus_distance"]
+    order = [*dict.fromkeys(first), *losses, "train_loss", "consensus_distance"]
     rest = [name for name in present if name not in (*order, *ASYNCHRONY)]
     return [name for name in (*order, *sorted(rest), *ASYNCHRONY) if name in present]
+
+
+def evaluation_sets(columns: Iterable[str]) -> list[str]:
+    """The evaluation sets among recorded columns, ``test`` first: each has a loss."""
+    losses = {name.removesuffix("_loss") for name in columns if name.endswith("_loss")}
+    return ["test", *sorted(losses - {"test", "train"})]
 
 
 def main_metric(run: Run) -> str | None:

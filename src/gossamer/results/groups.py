@@ -19,7 +19,7 @@ from gossamer.results.frames import AXES, assigned, complete, metric_names, summ
 from gossamer.results.run import Run, cell_names, flat
 
 _NOT_THE_EXPERIMENT = (
-    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint"),
+    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
 )
 """Fields that say which draw it is, where its data lies, what else is kept, and how it's computed."""

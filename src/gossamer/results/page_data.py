@@ -134,7 +134,7 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
     ends = zip(series["std"], series["min"], series["max"], strict=True)
     series["std"] = [std if std is None or least != most else 0 for std, least, most in ends]
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
-    if name.startswith("test_") and (values < 0).any() and (values >= 0).any():
+    if (values < 0).any() and (values >= 0).any():
         average = places.select("point").join(summary(run, name, network=True), on="point", how="left")
         series["average"] = _numbers(average.sort("point")["mean"], _VALUE_DIGITS)
     return series

@@ -5,13 +5,13 @@ Rows of ``metrics`` are one per (node, evaluation). ``moment`` says why it was m
 were done, as it ended); one that was made for several has them all, separated by ``", "``. Records of older versions
 have none.
 
-``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the ``test_*`` of the
-average model. ``bytes_*`` and ``messages_*`` count from the start of the run. ``staleness_s`` and ``staleness_max_s``
-are the mean and the largest age of the messages that the node's algorithm took since the row before (from when they
-were queued to when they were taken); ``idle_share`` is the share of that time in which none of its computations ran,
-``uplink_share`` and ``downlink_share`` are the bytes that passed its links by what they could have carried in that
-time (null where they are unlimited). A node that took no part in an evaluation has no ``test_*``. Values of
-``node.record(...)`` come as further columns.
+``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the metrics of the average
+model on each evaluation set (``test_*``, and ``<set>_*`` of further ones). ``bytes_*`` and ``messages_*`` count from
+the start of the run. ``staleness_s`` and ``staleness_max_s`` are the mean and the largest age of the messages that the
+node's algorithm took since the row before (from when they were queued to when they were taken); ``idle_share`` is the
+share of that time in which none of its computations ran, ``uplink_share`` and ``downlink_share`` are the bytes that
+passed its links by what they could have carried in that time (null where they are unlimited). A node that took no part
+in an evaluation has no ``test_*``. Values of ``node.record(...)`` come as further columns.
 
 Rows of ``events`` carry ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``,
 ``fault``, ``dropped-frame``, ...), ``detail`` and whatever else there is to say.

@@ -197,7 +197,7 @@ class NetworkRows:
 
     Args:
         setup: says who is evaluated and what is asked for.
-        evaluate: evaluates the average model.
+        evaluate: evaluates the average model; gives the columns of all evaluation sets.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
@@ -244,7 +244,7 @@ class NetworkRows:
         if self._average:
             buffers = torch.stack([model.buffers for model in models]).mean(0)
             middle = Model(mean.to(parameters[0].dtype), buffers)
-            network |= {f"test_{name}": value for name, value in self._evaluate(middle).items()}
+            network |= self._evaluate(middle)
         return network
 
 

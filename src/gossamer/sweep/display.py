@@ -13,7 +13,7 @@ import polars as pl
 
 from gossamer.results.confidence import confidence
 from gossamer.results.console import table_console
-from gossamer.results.frames import finite
+from gossamer.results.frames import evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.state import State
@@ -117,7 +117,9 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
     from rich.table import Table
 
     labels = label_columns(table)
-    metrics = [name for name in metric_columns(table) if name.startswith("test_")] or metric_columns(table)
+    names = metric_columns(table)
+    sets = tuple(f"{each}_" for each in evaluation_sets(names))
+    metrics = [name for name in names if name.startswith(sets)] or names
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for label in labels:
         shown.add_column(label, overflow="fold")

@@ -23,9 +23,13 @@ class Keys:
         """The same for experiments of the same results: what they are called and how many threads compute changes none.
         Data in the data root is taken for what it is called."""
         said = experiment.model_dump(
-            mode="json", exclude={"name": True, "checkpoint": True, "engine": {"workers"}}
+            mode="json", exclude={"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
         )
-        values = (getattr(experiment, name) for name in type(experiment).model_fields if name != "data_root")
+        values = (
+            getattr(experiment, name)
+            for name in type(experiment).model_fields
+            if name not in ("data_root", "trackers")
+        )
         files = {str(path): self._digest(path) for value in values for path in _paths(value)}
         if files:
             said["files"] = files

@@ -7,6 +7,7 @@ from gossamer.tasks.images import CIFAR10, MNIST, FashionMNIST
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts, left_out
+from gossamer.tasks.poison import LabelFlip, Patch, Poison, poisoned
 from gossamer.tasks.shakespeare import Shakespeare
 from gossamer.tasks.source import TaskSource, load_task
 from gossamer.tasks.task import RootMean, Task, accuracy
@@ -18,10 +19,13 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "LabelFlip",
     "LeastSquares",
     "MovieLens",
     "Natural",
     "Partition",
+    "Patch",
+    "Poison",
     "RootMean",
     "Shakespeare",
     "Shards",
@@ -32,4 +36,5 @@ __all__ = [
     "label_counts",
     "left_out",
     "load_task",
+    "poisoned",
 ]

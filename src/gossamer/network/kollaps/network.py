@@ -36,13 +36,13 @@ class Kollaps(Changing):
     services: tuple[str, ...] | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        course = list(self._course(nodes, seed))  # all of the schedule is looked at before anything starts
+        course = list(self._states(nodes, seed))  # all of the schedule is looked at before anything starts
         return course[0][1]
 
     def loses(self, nodes: int, seed: int) -> bool:
-        return any(conditions.loses(nodes) for _, conditions in self._course(nodes, seed))
+        return any(conditions.loses(nodes) for _, conditions in self._states(nodes, seed))
 
-    def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         description = read_description(self.path, "network.path")
         play = _Play(description, seed)
         vertices = self._nodes(description, play.graph, nodes)

@@ -12,7 +12,7 @@ from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Kind, execute
-from gossamer.learning.evaluate import Evaluator, Found
+from gossamer.learning.evaluate import Evaluator, Found, columns_each
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
@@ -76,11 +76,11 @@ class Execution:
             return execute(kind, jobs, self.trainer, self._current_evaluator)
 
     def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
-        """Judge models for the record, in order; gives what the user's model, loss or metric raised for one in its place."""
+        """The recorded columns of models, in order; or what the user's model, loss or metric raised for one."""
         if self._to_choose:
             self._choose()
         with self._profile.part("evaluate"):
-            return self._current_evaluator.test_each(models)
+            return columns_each(self._current_evaluator, models)
 
     @property
     def _current_evaluator(self) -> Evaluator | BatchedEvaluator:

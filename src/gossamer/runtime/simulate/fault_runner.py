@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from gossamer.errors import Deadlock, RunFailed
-from gossamer.faults import Event, Spell, StartFrom
+from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import Node
 from gossamer.node.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ class FaultRunner:
         self._freezing = any(fault.freezes for fault in setup.experiment.faults)
         self._waits = setup.experiment.algorithm.gathers
         self._hosts: dict[int, FaultyHost] = {}
-        self._agenda = setup.faults.agenda()
+        self._agenda = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self._noticing: dict[int, Due] = {}  # when peers take a node for dead
         self._kept: dict[int, Checkpoint] = {}
@@ -172,7 +172,7 @@ class FaultRunner:
         companion = self._stage.nodes[rank].companion
         return companion.asks if isinstance(companion, Hospitality) else None
 
-    def _happens(self, event: Event) -> None:
+    def _happens(self, event: FaultEvent) -> None:
         rank = event.node
         if rank is None:
             self._log.append(None, event.what, event.detail)
@@ -200,7 +200,7 @@ class FaultRunner:
             if completed >= crash.round and rank in self.up:
                 self._at_rounds[rank].remove(crash)
                 now_s = self._clock.now()
-                self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
+                self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
                 for event in self._agenda.due(now_s):
                     self._happens(event)
                 self._wait()

@@ -17,7 +17,7 @@ import numpy as np
 
 from gossamer.messages import framed_bytes, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Payload, Sending, Traffic
-from gossamer.network import Conditions, Network, Path, fate
+from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.runtime.simulate.clock import Clock, Order, to_ns
 from gossamer.runtime.simulate.flights import Flights
 from gossamer.runtime.simulate.sizes import Sizes, check_unchanged, own_copy
@@ -81,7 +81,7 @@ class Links(ABC):
         self._changes = self._due_changes(network.changes(nodes, seed))
         self._left_before: list[dict[int, int]] = [
             {} for _ in range(nodes)
-        ]  # a pair's messages, where fates are drawn
+        ]  # a pair's messages, whose delivery is drawn
         self._open_since: dict[
             int, float
         ] = {}  # nodes that were away: what was queued for them before is lost
@@ -185,7 +185,7 @@ class Links(ABC):
     # --- a message's way
 
     def _leave(self, transfer: Transfer) -> Path | None:
-        """A message's first bit leaves: find its path, and its fate. All of a message that is lost leaves nevertheless."""
+        """A message's first bit leaves: find its path and its delivery. All of a message that is lost leaves nevertheless."""
         source, to, now = transfer.message.source, transfer.to, self._clock.now_ns
         path = self._conditions.path(source, to)
         transfer.start_ns = now
@@ -197,7 +197,7 @@ class Links(ABC):
             self._varies = self._varies or path is not None
             k = self._left_before[source].get(to, 0)
             self._left_before[source][to] = k + 1
-            latency = fate(path, self._seed, source, to, k)
+            latency = delivery(path, self._seed, source, to, k)
         if latency is None:
             transfer.lost = True
             return path

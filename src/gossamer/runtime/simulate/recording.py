@@ -43,7 +43,8 @@ class Recording:
         metrics: where rows go.
         graphs: where graphs that change go.
         observer: who watches.
-        evaluate: evaluates models, in order; or gives what the user's model, loss or metric raised for one.
+        evaluate: gives the columns of all evaluation sets for each model, in order; or what the user's model, loss or
+            metric raised for one.
         profile: told how long recording takes.
         clock: says when an instant is over.
         reached: called when the target is met.
@@ -124,7 +125,7 @@ class Recording:
             for (row, _), found in zip(due, self._evaluate([model for _, model in due]), strict=True):
                 if isinstance(found, Exception):
                     raise describe_failure(found, row["node"], row["round"]) from found
-                row |= {f"test_{name}": value for name, value in found.items()}
+                row |= found
         with self._profile.part("record"):
             for moment, row, model in pending:
                 self._append(row, moment)

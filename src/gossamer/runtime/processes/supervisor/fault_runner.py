@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from gossamer.faults import Event, RoundCrash, Spell, StartFrom
+from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
 from gossamer.runtime.processes.supervisor.child import Child
 from gossamer.runtime.processes.supervisor.ended import Ended
 from gossamer.runtime.rejoin import meeting
@@ -96,7 +96,7 @@ class FaultRunner:
         self._nodes = setup.experiment.nodes
         self._waits = setup.experiment.algorithm.gathers
         self._detection_s = setup.experiment.failures.detection_s
-        self._agenda = setup.faults.agenda()
+        self._agenda = setup.faults.event_queue()
         self._at_rounds: dict[int, list[RoundCrash]] = {
             rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()
         }
@@ -112,7 +112,7 @@ class FaultRunner:
         self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAID_S
-        self._early: list[Event] = []
+        self._early: list[FaultEvent] = []
 
     def crash_rounds(self, rank: int) -> tuple[int, ...]:
         """After which rounds a node that is started now is to kill itself."""
@@ -196,7 +196,7 @@ class FaultRunner:
 
     # --- the schedule
 
-    def _happens(self, event: Event) -> None:
+    def _happens(self, event: FaultEvent) -> None:
         rank = event.node
         if rank is None:
             self._hands.say(None, event.what, event.detail)
@@ -253,7 +253,7 @@ class FaultRunner:
         crash = self._at_rounds[child.rank].pop(number)
         child.planned = True
         now_s = time.monotonic() - self._start
-        self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", child.rank, crash.start_from))
+        self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", child.rank, crash.start_from))
 
     def bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Start a node anew, as soon as its last life is over."""

@@ -108,12 +108,12 @@ class Computing:
         return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
-        """What a model is like on the test data; beside the node's computations, off its clock."""
+        """The columns of all evaluation sets for a model; off the node's clock."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
 
     def _evaluate(self, model: Model) -> dict[str, float]:
         with self.cpu_slots.one():
-            values = self._evaluator.test(model)
+            values = self._evaluator.columns(model)
         trim()  # it takes more memory than a step, and seldom
         return values
 

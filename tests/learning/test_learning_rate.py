@@ -7,7 +7,7 @@ import torch
 
 from gossamer import BadInput, Experiment
 from gossamer.config.registry import build, names
-from gossamer.learning import SGD, Schedule
+from gossamer.learning import SGD, LearningRateSchedule
 
 LR, ROUNDS = 0.1, 12
 LinearLR = torch.optim.lr_scheduler.LinearLR
@@ -45,9 +45,9 @@ CASES: list[tuple[dict[str, Any], Any, dict[str, Any]]] = [
 IDS = [str(case[0]) for case in CASES]
 
 
-def schedule(fields: dict[str, Any]) -> Schedule:
+def schedule(fields: dict[str, Any]) -> LearningRateSchedule:
     built = build("schedule", fields)
-    assert isinstance(built, Schedule)
+    assert isinstance(built, LearningRateSchedule)
     return built
 
 
@@ -114,7 +114,7 @@ def test_a_schedule_of_ones_own_is_found_by_its_path() -> None:
     assert [optimizer.lr_at(r) for r in range(3)] == [1.0, 0.5, 1 / 3]
 
 
-class Halving(Schedule):
+class Halving(LearningRateSchedule):
     """1 / (1 + r)."""
 
     def factor_after_warmup(self, round: int) -> float:
@@ -156,7 +156,7 @@ class Halving(Schedule):
         *(
             (
                 {"name": "multi-step", "milestones": milestones},
-                f"optimizer.schedule.milestones: got {milestones}; accepted: one round or more, from 1 on, ascending",
+                f"optimizer.schedule.milestones: got {milestones}; accepted: one or more rounds from 1 on, ascending",
             )
             for milestones in ([], [0, 3], [4, 2], [2, 2])
         ),

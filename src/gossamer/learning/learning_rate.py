@@ -1,6 +1,6 @@
-"""Learning-rate schedules: what multiplies the learning rate, round by round.
+"""Learning-rate schedules: factors of the learning rate, round by round.
 
-They give the factors of torch.optim.lr_scheduler (tested against it), with a round in the place of its epoch.
+They give the factors of torch.optim.lr_scheduler, with rounds in place of its epochs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
 
 
-class Schedule(Component):
+class LearningRateSchedule(Component):
     """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`.
 
     Args:
-        warmup_rounds: rounds over which the factor first rises, by the same amount each round, to where the schedule
-            begins; the schedule's own rounds count from there (gradual warm-up: Goyal et al., 2017).
+        warmup_rounds: rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own
+            rounds count from there (gradual warm-up: Goyal et al., 2017).
     """
 
     warmup_rounds: int = Field(default=0, ge=0)
 
     @final
     def factor_at(self, round: int) -> float:
-        """What the learning rate of a round, from 0, is multiplied by."""
+        """The factor of a round, from 0."""
         left = self.warmup_rounds - round
         if left > 0:
-            # From 1 / (w + 1) on: a round with a learning rate of zero would be lost.
+            # The first factor is 1 / (w + 1) and not 0, since a round with a learning rate of zero would be lost.
             return self.factor_after_warmup(0) * (round + 1) / (self.warmup_rounds + 1)
         return self.factor_after_warmup(-left)
 
@@ -42,7 +42,7 @@ class Schedule(Component):
 
 
 @register("schedule", "constant")
-class Constant(Schedule):
+class ConstantLearningRate(LearningRateSchedule):
     """A factor of 1; with ``warmup_rounds``, after a warm-up."""
 
     def factor_after_warmup(self, round: int) -> float:
@@ -50,8 +50,8 @@ class Constant(Schedule):
 
 
 @register("schedule", "step")
-class Step(Schedule):
-    """Multiplied by ``factor`` once every so many rounds, as torch's StepLR.
+class StepLearningRate(LearningRateSchedule):
+    """Multiplied by ``factor`` once every ``every`` rounds, as torch's StepLR.
 
     Args:
         every: rounds.
@@ -66,7 +66,7 @@ class Step(Schedule):
 
 
 @register("schedule", "multi-step")
-class MultiStep(Schedule):
+class MultiStepLearningRate(LearningRateSchedule):
     """Multiplied by ``factor`` at each milestone, as torch's MultiStepLR.
 
     Args:
@@ -78,11 +78,11 @@ class MultiStep(Schedule):
     factor: float = Field(default=0.1, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _ascending(self) -> MultiStep:
+    def _ascending(self) -> MultiStepLearningRate:
         rounds = self.milestones
         if not rounds or rounds[0] < 1 or any(one >= two for one, two in pairwise(rounds)):
             raise BadInput(
-                f"optimizer.schedule.milestones: got {list(rounds)}; accepted: one round or more, from 1 on, ascending"
+                f"optimizer.schedule.milestones: got {list(rounds)}; accepted: one or more rounds from 1 on, ascending"
             )
         return self
 
@@ -91,7 +91,7 @@ class MultiStep(Schedule):
 
 
 @register("schedule", "exponential")
-class Exponential(Schedule):
+class ExponentialLearningRate(LearningRateSchedule):
     """Multiplied by ``factor`` every round, as torch's ExponentialLR.
 
     Args:
@@ -105,12 +105,12 @@ class Exponential(Schedule):
 
 
 @register("schedule", "cosine")
-class Cosine(Schedule):
-    """Down along half a cosine, without restarts (Loshchilov and Hutter, 2017), as torch's CosineAnnealingLR; it stays
-    down, where torch's would rise again.
+class CosineLearningRate(LearningRateSchedule):
+    """Falls along half a cosine, without restarts (Loshchilov and Hutter, 2017), as torch's CosineAnnealingLR, and then stays
+    at the minimum, where torch's would rise again.
 
     Args:
-        rounds: after which the minimum is reached.
+        rounds: number of rounds until the minimum.
         minimum: the factor there.
     """
 
@@ -123,13 +123,13 @@ class Cosine(Schedule):
 
 
 @register("schedule", "linear")
-class Linear(Schedule):
-    """Along a line and then constant, as torch's LinearLR: up or down.
+class LinearLearningRate(LearningRateSchedule):
+    """Rises or falls along a line and then stays constant, as torch's LinearLR.
 
     Args:
         start: factor of the first round.
         end: factor after ``rounds`` and from then on.
-        rounds: how long it takes.
+        rounds: length of the line.
     """
 
     start: float = Field(default=1.0, ge=0)
