@@ -1,4 +1,4 @@
-"""What the command line changes in an experiment."""
+"""Assignments of the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML files that hold a mapping: what is read, and what is refused in one line."""
+"""Mappings in YAML files: the accepted ones, and one line for each refused one."""
 
 from __future__ import annotations
 

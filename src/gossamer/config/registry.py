@@ -54,6 +54,7 @@ class Component(BaseModel):
     _state_goes_to: ClassVar[str] = (
         "local variables, or functools.cached_property for values derived from the settings"
     )
+    _has_state: ClassVar[bool] = False  # whether private attributes can be assigned
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -68,7 +69,8 @@ class Component(BaseModel):
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not isinstance(getattr(type(self), name, None), property):
+            private = self._has_state and name in type(self).__private_attributes__
+            if not private and not isinstance(getattr(type(self), name, None), property):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} can't be set: the object holds settings only, and all nodes of a"
                     f" simulation share it; accepted: {self._state_goes_to}"

@@ -15,7 +15,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PrivateAttr,
     field_serializer,
     field_validator,
     model_validator,
@@ -115,19 +114,18 @@ class StepTrace(ComputeProfile):
     path: FilePath
     assign: Literal["in-order", "drawn"] = "in-order"
 
-    _device: tuple[int, ...] = PrivateAttr(default=())
+    _device: ClassVar[tuple[int, ...]] = ()
     """The device of each node; set by :meth:`settled`."""
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)
-        settled = self.model_copy()
-        if self.assign == "in-order":
-            settled._device = tuple(rank % devices for rank in range(nodes))
-        else:
-            settled._device = tuple(
-                int(generator(seed, "compute.trace", rank).integers(devices)) for rank in range(nodes)
-            )
-        return settled
+        device = tuple(
+            rank % devices
+            if self.assign == "in-order"
+            else int(generator(seed, "compute.trace", rank).integers(devices))
+            for rank in range(nodes)
+        )
+        return self.model_copy(update={"_device": device})
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         times = self._devices[self._device[rank]]

@@ -30,6 +30,7 @@ class Tracker(Component):
     Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``).
     """
 
+    _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
 
     def check(self) -> None:
