@@ -24,7 +24,7 @@ from gossamer.deploy.package import Package
 from gossamer.deploy.shaping import tc_commands, write_tc
 from gossamer.deploy.slurm import slurm_script
 from gossamer.errors import BadInput
-from gossamer.network.kollaps.network import Kollaps
+from gossamer.network import Kollaps
 from gossamer.results.run import load_run
 from gossamer.runtime.processes.security.keys import make_keys
 from gossamer.runtime.processes.security.peers import Peer, Peers

@@ -134,6 +134,24 @@ def test_paths_are_short_in_hops_or_in_latency(tmp_path: Path, metric: str, rate
     assert crossed(start(tmp_path, text, 2), 0, 1) == rates
 
 
+@pytest.mark.parametrize("metric", ["hop", "latency"])
+def test_of_equally_short_paths_the_first_in_the_file_is_used(tmp_path: Path, metric: str) -> None:
+    """By latency, the one with fewer hops goes first; 0.1 + 0.2 is as long as 0.3."""
+    hops = [("a", "u", 0.1), ("u", "v", 0.2), ("v", "b", 0.1), ("a", "t", 0.1), ("a", "s", 0.3)]
+    hops += [("s", "b", 0.1), ("t", "b", 0.3), ("s", "b", 0.1)]
+    links = "".join(
+        f'<link origin="{origin}" dest="{dest}" latency="{latency}" upload="{rate}Mbps"/>'
+        for rate, (origin, dest, latency) in enumerate(hops, start=1)
+    )
+    text = xml(
+        '<service name="a"/><service name="b"/>',
+        links,
+        "".join(f'<bridge name="{name}"/>' for name in "stuv"),
+        f'<config shortest_path="{metric}"/>',
+    )
+    assert crossed(start(tmp_path, text, 2), 0, 1) == [4, 7]
+
+
 def test_services_are_picked_and_ordered_by_their_names(tmp_path: Path) -> None:
     services = "".join(
         f'<service name="{name}" replicas="{k}"/>' for k, name in enumerate(("x", "y1", "y2", "z"), 1)

@@ -17,9 +17,8 @@ import numpy as np
 
 from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.network import Conditions
+from gossamer.network import Conditions, Kollaps
 from gossamer.network.access import Access, Spokes
-from gossamer.network.kollaps.network import Kollaps
 from gossamer.network.network import Path as NetworkPath
 
 UNLIMITED = "1000Gbps"
