@@ -101,6 +101,17 @@ EXPERIMENTS: dict[str, Settings] = {
         "optimizer": {"name": "adamax", "lr": 0.02, "schedule": {"name": "step", "every": 2}},
         "compute": {"name": "per-node", "factors": [1, 2, 3, 1.5, 1, 4]},
     },
+    "d-psgd-coordinate-mean": {"aggregator": "coordinate-mean", "task": "golden_parts:batch_norm"},
+    "d-psgd-overlap-median": {
+        "algorithm": {"name": "d-psgd", "overlap": True},
+        "aggregator": "median",
+        "topology": {"name": "torus", "rows": 2},
+    },
+    "epidemic-local-trimmed-mean": {
+        "algorithm": {"name": "epidemic-local", "degree": 4},
+        "aggregator": {"name": "trimmed-mean", "share": 0.2},
+    },
+    "fedavg-krum": {"algorithm": "fedavg", "aggregator": {"name": "krum", "byzantine": 1, "selected": 2}},
     "d2": {
         "task": {**LEAST_SQUARES, "groups": 12, "heterogeneity": 1.0},
         "partition": "natural",

@@ -1,7 +1,7 @@
 """Evaluation of many models at once: ``vmap`` of the measures over stacked parameters, all on the same samples.
 
-The models are cut into chunks that stay in a core's cache with what a pass makes of them; a chunk is evaluated by one worker,
-so that results don't depend on the number of workers.
+The models are split into chunks that fit into a core's cache with their activations. One worker evaluates a chunk, so that
+results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Model
 
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
-"""Bytes of the models of a chunk together with the largest tensor that a pass makes of them, and models in it, at most."""
+"""The most bytes of a chunk's models together with the largest tensor of their forward pass, and the most models."""
 LEAST = 4
-"""Models in a chunk; where there is no room for so many, as with convolutions on a CPU, passes are bound by arithmetic or by
-memory, and models are evaluated one at a time."""
+"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, passes are bound by arithmetic or by memory, and
+models are evaluated one at a time."""
 
 
 class BatchedEvaluator:
@@ -38,8 +38,8 @@ class BatchedEvaluator:
 
     Args:
         single: evaluates one model at a time.
-        rows: where parameters lie.
-        say: told if many models can't be evaluated at once.
+        rows: the store of parameters.
+        say: called with a message if many models can't be evaluated at once.
     """
 
     def __init__(self, single: Evaluator, rows: Rows, say: Callable[[str], None]) -> None:
@@ -79,7 +79,7 @@ class BatchedEvaluator:
         return self._single.train(model, samples)
 
     def _size(self, model: Model) -> int:
-        """How many models like this one make a chunk."""
+        """The number of models like this one in a chunk."""
         largest = _Largest()  # type: ignore[no-untyped-call]
         means = self._make_means()
         with largest, torch.no_grad():
@@ -102,7 +102,7 @@ class BatchedEvaluator:
         return [single.results(column, len(self.sets[on][0])) for column in totals.T.tolist()]
 
     def _stack(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
-        """Parameters [models, P] and buffers [models, B], to be read where models are evaluated."""
+        """Parameters [models, P] and buffers [models, B] on the evaluator's device, to be read only."""
         device = self._single.device
         parameters = self._rows.stack([model.parameters for model in models])
         return parameters.to(device), torch.stack([model.buffers for model in models]).to(device)
@@ -122,20 +122,20 @@ class BatchedEvaluator:
 
         def means_of_all(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             named = named_parameters(parameters, layout.parameters)
-            # (Images as they were: what convolves many models' images wants no other layout.)
+            # (Convolutions for many models at once are fastest with images as they are.)
             return tuple(means_of(named, named_buffers(buffers, layout, module), x.contiguous(), y))
 
         return means_of_all
 
 
 class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks for the largest tensor that is made."""
+    """Notes the size of the largest tensor that is created."""
 
     nbytes = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in the recorder of gossamer.learning.capture
+        return False  # as for the recorder in gossamer.learning.capture
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,7 +1,6 @@
-"""Computations of a node, as engines see them: what to do, and what becomes of the result.
+"""Computations of a node, as engines see them: the job, and what commits its result.
 
-An engine decides when a computation runs and when its result is due; what it is does not depend on the
-engine.
+An engine decides when a computation runs and when its result is due.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gossamer.messages.tags import Model
 
 
 class Kind(Enum):
-    """What is computed; computations of one kind can share a batch."""
+    """Computations of one kind can share a batch."""
 
     TRAIN = "train"
     GRADIENT = "gradient"
@@ -36,14 +35,13 @@ class Computation:
     """One await of a node that computes.
 
     Args:
-        kind: what is computed.
+        kind: decides which computations can share a batch.
         rank: the node.
         first_step: number of the node's first local step in it.
-        work: how many local steps it is worth.
-        prepare: gives the job; called when the node's earlier computations are done (they hand on optimizer
-            state).
-        commit: takes the result at its due instant and returns what the await gives.
-        cancelled: set when nobody wants the result any more; it is then not committed.
+        work: its duration in local steps.
+        prepare: returns the job; called when the node's earlier computations are done, since they hand on optimizer state.
+        commit: takes the result at its due instant and returns the value of the await.
+        cancelled: set when nobody waits for the result any more, which is then not committed.
     """
 
     kind: Kind
@@ -67,7 +65,7 @@ class ApplyJob:
 
 @dataclass(frozen=True, eq=False)
 class EvaluateJob:
-    """Evaluating a model on an evaluation set, or for ``train`` on a node's training samples (indices [n])."""
+    """Evaluation of a model on an evaluation set, or for ``train`` on a node's training samples (indices [n])."""
 
     model: Model
     on: str

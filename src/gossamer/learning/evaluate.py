@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from gossamer.learning.batched_evaluate import BatchedEvaluator
 
 BATCH = 100
-"""Samples a forward pass: large enough to amortise calls, small enough that activations stay in the cache."""
+"""Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
 
 MEAN = "the mean over the samples, one value"
-"""What the loss and the metrics give."""
+"""The value of a loss or metric, in error messages."""
 
 Found = dict[str, float]
 """Name -> value of the loss and of each metric."""
@@ -40,15 +40,15 @@ class Evaluator:
     """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
 
     Args:
-        task: gives evaluation sets, loss and metrics.
+        task: has evaluation sets, loss and metrics.
         seed: the experiment's seed.
-        samples: how many samples of each set to use; None is all.
+        samples: number of samples of each set to use; None is all.
         device: where it computes.
-        workers: the threads that may call it at the same time, each with a module of its own.
+        workers: the threads that may call it at the same time, each with a separate module.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
-        measures: the means over samples that are taken: the loss, and what each metric is, or is the root of.
+        measures: the loss and each metric, or the mean of which a metric is the root.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Evaluator:
         return self._means.forms()
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
-        """:meth:`test` of each model, shared among the workers; or what the user's model, loss or metric raised for it."""
+        """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
         return self.workers.map(lambda model: self._attempt(model, on), models)
 
     def columns(self, model: Model) -> Found:
@@ -94,7 +94,7 @@ class Evaluator:
         return self._evaluate(model, inputs[chosen].to(self.device), targets[chosen].to(self.device))
 
     def warm_up(self, *models: Model) -> None:
-        """Have the passes of :meth:`test` recorded, if two models or more are given, on as few samples as that takes."""
+        """Have the passes of :meth:`test` recorded on few samples. This takes two models or more."""
         for model in models:
             for inputs, targets in self.sets.values():
                 rest = len(inputs) % BATCH
@@ -102,7 +102,7 @@ class Evaluator:
                     self._evaluate(model, inputs[end], targets[end])
 
     def results(self, totals: Sequence[float], samples: int) -> Found:
-        """What is said of a model, given the sum over so many samples of each measure."""
+        """The results of a model, from each measure's sum over some samples."""
         means = [total / max(samples, 1) for total in totals]
         return {
             name: math.sqrt(mean) if name in self._roots else mean
@@ -112,7 +112,7 @@ class Evaluator:
     def _attempt(self, model: Model, on: str) -> Found | Exception:
         try:
             return self.test(model, on)
-        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; who asked knows whose model it was
+        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
             return error
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> Found:
@@ -168,10 +168,10 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
 
 
 def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure of a task gives, a tensor of one value. (A user's metric may also give a plain number.)
+    """The mean that a measure returns, as a tensor of one value. (A user's metric may also return a plain number.)
 
     Raises:
-        TypeError: if it gives something else.
+        TypeError: if it returns something else.
     """
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
     given = {"outputs": outputs, "targets": targets} if isinstance(outputs, Tensor) else {"targets": targets}
@@ -190,7 +190,7 @@ def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Te
 
 @contextmanager
 def naming(field: str, **given: Tensor) -> Iterator[None]:
-    """Where an error of torch's own about some tensors says what part of the task was given them."""
+    """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
     try:
         yield
     except Exception as error:
@@ -202,6 +202,6 @@ def naming(field: str, **given: Tensor) -> Iterator[None]:
 
 
 def batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples as passes take them."""
+    """Split samples into batches for forward passes."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

@@ -1,4 +1,4 @@
-"""Memory that is handed back to the system and taken again at every step costs more than it saves."""
+"""Settings of glibc's allocator: returning memory to the system at every step costs more than it saves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LARGE = 1 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep freed tensors for the next ones.
+    """Let glibc keep freed memory for the next tensors.
 
     Returns:
-        Whether it could be set; other C libraries are left alone.
+        Whether this is glibc and it agreed.
     """
     mallopt = _libc_function("mallopt")
     return (
@@ -26,12 +26,12 @@ def keep_freed_memory() -> bool:
 
 
 def trim() -> None:
-    """Hand memory that this thread has freed back to the system (for a process that will wait for a while)."""
+    """Return memory that this thread has freed to the system, for a process that will wait for a while."""
     mallopt, malloc_trim = _libc_function("mallopt"), _libc_function("malloc_trim")
     malloc, free = _libc_function("malloc"), _libc_function("free")
     if mallopt is None or malloc_trim is None or malloc is None or free is None:
         return
-    # The end of a thread's own heap is handed back only when something large is freed there.
+    # glibc returns the end of a thread's own heap only when something large is freed there.
     malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     mallopt(_M_TRIM_THRESHOLD, 0)
     free(malloc(_LARGE))
@@ -39,7 +39,7 @@ def trim() -> None:
     mallopt(_M_TRIM_THRESHOLD, _KEEP)
 
 
-@cache  # to look for one makes classes, which are garbage only the collector finds
+@cache  # each lookup creates classes, which only the garbage collector frees
 def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
     if not sys.platform.startswith("linux"):
         return None

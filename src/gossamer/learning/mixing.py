@@ -1,7 +1,7 @@
-"""Mixing: weighted sums of vectors, of which some may be missing or known only in part.
+"""Mixing: weighted sums of vectors, some of which may be missing or known only in part.
 
-Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that
-engines agree to the bit.
+Sums run in rank order, whatever the order of arrival, and use the same kernels under every engine, so that engines agree
+to the bit.
 """
 
 from __future__ import annotations
@@ -78,21 +78,20 @@ def combine(
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
 
-    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. A
-    part whose missing coordinates are the own values adds ``weight * (values - own)`` where it is, and its weight to
-    that of the own vector before; so only those coordinates are touched.
+    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. Where own
+    values replace missing coordinates, a part's weight is added to that of the own vector first, and then
+    ``weight * (values - own)`` at the part's coordinates, so that only these are touched.
 
     Args:
         own: a vector float32 [n], or a :class:`Model`.
         inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier
             one where they overlap), or a :class:`Model` if ``own`` is one.
-        weights: rank -> weight, for every rank in the inbox at least.
+        weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
-        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own
-            value in its place (so that weight goes to self); ``"renormalize"`` leaves it out and divides by
-            the weight that is present.
+        missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present.
         index_sets: indices of the sets that parts name.
-        fresh: makes the result's vector.
+        fresh: creates the result's vector.
 
     Returns:
         A new vector [n], or a new Model.
@@ -205,7 +204,7 @@ def _renormalize(
             present.add_(sent, alpha=weight)
     if length and present.amin() > 0:
         return out.div_(present)
-    # Where nobody (not even self) has weight, the own value stays. (Looking for such places costs more.)
+    # Where all weights are 0, the own value stays.
     torch.where(present == 0, own, out.div_(present), out=out)
     return out
 
@@ -217,11 +216,11 @@ def _at(vector: Float[Tensor, " n"], where: slice | Tensor) -> Float[Tensor, " k
 def _add_at(
     vector: Float[Tensor, " n"], where: slice | Tensor, values: Float[Tensor, " k"] | float, weight: float
 ) -> None:
-    """``vector[where] += weight * values``; an index that is there twice counts once."""
+    """``vector[where] += weight * values``; a repeated index counts once."""
     if isinstance(where, slice):
         vector[where].add_(values, alpha=weight)
     else:
-        # (A third of the time that indexing by brackets takes.)
+        # (This takes a third of the time of indexing by brackets.)
         vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
 
 
@@ -239,7 +238,7 @@ def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tenso
     """The coordinates of a part, as something that indexes a vector of the given length.
 
     Raises:
-        ValueError: for another length, an unknown index set, or indices that don't fit the values.
+        ValueError: for another length, an unknown index set, or a number of indices that differs from that of values.
     """
     if part.size != length:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
