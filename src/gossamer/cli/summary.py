@@ -13,8 +13,8 @@ import typer
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.results.frames import Final
     from gossamer.results.run import Run
+    from gossamer.results.tidy import Final
 
 
 def write_page(done: Run) -> Path | None:
@@ -30,7 +30,7 @@ def write_page(done: Run) -> Path | None:
 
 def as_data(done: Run, page: Path | None) -> dict[str, Any]:
     """A run for programs."""
-    from gossamer.results.frames import final_summary
+    from gossamer.results.tidy import final_summary
 
     return {"run": done.path, "report": page, **asdict(final_summary(done))}
 
@@ -39,7 +39,7 @@ def print_summary(done: Run, page: Path | None, round_: int) -> None:
     """A run for people; ``round_`` is the last one that was seen of it."""
     from gossamer.progress import megabytes
     from gossamer.results.checkpoints import newest
-    from gossamer.results.frames import ASYNCHRONY, final_summary
+    from gossamer.results.tidy import ASYNCHRONY, final_summary
 
     summary = final_summary(done)
     lines = {}
