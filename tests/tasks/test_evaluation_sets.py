@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import nn
 
 from gossamer import Algorithm, BadInput, Experiment, Sweep, Task, run, run_sweep
-from gossamer.results.frames import final_summary, metric_names, summary
+from gossamer.results.tidy import final_summary, metric_names, summary
 from gossamer.tasks import accuracy
 
 NODES = 3

@@ -12,7 +12,7 @@ from gossamer.cli.options import Json, Quiet, log_errors_only
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.results.time_to import TimeTo
+    import polars as pl
 
 
 def report(
@@ -83,14 +83,13 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results.baseline import find_baseline
-    from gossamer.results.frames import finite
-    from gossamer.results.groups import groups
+    from gossamer.results.groups import find_baseline, groups
     from gossamer.results.report import write_report, write_time_to
     from gossamer.results.run import load_runs
-    from gossamer.results.time_to import parse_levels, time_to_frame
+    from gossamer.results.tidy import finite
+    from gossamer.results.time_to import parse_levels
     from gossamer.results.time_to import time_to as compare
-    from gossamer.results.window import choose
+    from gossamer.results.timeline import choose
 
     if baseline is not None and not time_to:
         raise BadInput("--baseline: accepted together with --time-to")
@@ -117,26 +116,26 @@ def report(
         baseline=None if against is None else against.title,
         within=within,
     )
-    table = write_time_to(rows, page) if rows else None
+    table = None if rows.is_empty() else write_time_to(rows, page)
     written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}
     if as_json:
         said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
-        if rows:
-            said["table"] = finite(time_to_frame(rows)).to_dicts()
+        if table is not None:
+            said["table"] = finite(rows).to_dicts()
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        if rows:
+        if table is not None:
             _print_time_to(rows, None if against is None else against.title)
         for path in written.values():
             if path is not None:
                 typer.echo(path)
 
 
-def _print_time_to(rows: list[TimeTo], baseline: str | None) -> None:
+def _print_time_to(rows: pl.DataFrame, baseline: str | None) -> None:
     from rich.table import Table
 
     from gossamer.results.console import table_console
-    from gossamer.results.time_to_text import note, tables
+    from gossamer.results.time_to import note, tables
 
     console = table_console()
     for title, head, lines in tables(rows, baseline):

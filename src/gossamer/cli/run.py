@@ -31,8 +31,8 @@ from gossamer.errors import BadInput
 if TYPE_CHECKING:
     from gossamer.config import Experiment
     from gossamer.progress import Watcher
-    from gossamer.results.frames import Final
     from gossamer.results.run import Run
+    from gossamer.results.tidy import Final
     from gossamer.runtime.processes.fork_server import ForkServer
 
 
@@ -204,7 +204,7 @@ def _write_page(done: Run) -> Path | None:
 
 def _as_data(done: Run, page: Path | None) -> dict[str, Any]:
     """The summary of a run for ``--json``."""
-    from gossamer.results.frames import final_summary
+    from gossamer.results.tidy import final_summary
 
     return {"run": done.path, "report": page, **asdict(final_summary(done))}
 
@@ -213,7 +213,7 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
     """Print the summary of a run; ``round_`` is the last round that the progress display has seen."""
     from gossamer.progress import megabytes
     from gossamer.results.checkpoints import newest
-    from gossamer.results.frames import ASYNCHRONY, final_summary
+    from gossamer.results.tidy import ASYNCHRONY, final_summary
 
     summary = final_summary(done)
     lines = {}

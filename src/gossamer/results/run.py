@@ -69,6 +69,13 @@ class Run:
         return recorder.read_metrics(self.path)
 
     @cached_property
+    def curves(self) -> pl.DataFrame:
+        """Every metric over the nodes at every evaluation point; see :func:`gossamer.results.tidy.summarize`."""
+        from gossamer.results.tidy import summarize, tidy
+
+        return summarize(tidy([self]))
+
+    @cached_property
     def events(self) -> pl.DataFrame:
         """Joins, leaves, faults, dropped frames, sorted by time."""
         return recorder.read_events(self.path)

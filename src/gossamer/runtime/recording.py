@@ -15,9 +15,9 @@ from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
-from gossamer.results.frames import lower_is_better
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
+from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.barrier import Barrier, Moment
 from gossamer.runtime.setup import Setup, edges
 from gossamer.topology import TopologySchedule

@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.results.confidence import confidence
 from gossamer.results.console import table_console
-from gossamer.results.frames import evaluation_sets, finite
+from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.state import State

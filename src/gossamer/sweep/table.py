@@ -8,10 +8,9 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.confidence import confidence
 from gossamer.results.folder import atomic
-from gossamer.results.frames import FinalSummary, final_summary
 from gossamer.results.run import Run
+from gossamer.results.tidy import FinalSummary, confidence, final_summary
 from gossamer.sweep.state import State, states
 from gossamer.sweep.sweep import Planned, Sweep
 

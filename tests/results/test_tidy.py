@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
-from gossamer.results.frames import (
+from gossamer.results.run import Run
+from gossamer.results.tidy import (
     ASYNCHRONY,
     curve,
     final_summary,
@@ -21,7 +22,6 @@ from gossamer.results.frames import (
     points,
     summary,
 )
-from gossamer.results.run import Run
 
 
 def recorded(out: Path, *rows: dict[str, Any], experiment: str = "{name: t, nodes: 2}") -> Run:
