@@ -1,4 +1,4 @@
-"""The queue: events in order, and intervals of one node that overlap are one absence."""
+"""The event queue: events are in order, and overlapping intervals of a node are one absence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ absences = st.builds(
 
 
 @given(st.lists(absences, max_size=12), st.lists(absences, max_size=3))
-def test_a_node_is_away_while_any_of_its_spells_says_so(
+def test_a_node_is_away_during_any_of_its_intervals(
     intervals: list[FaultInterval], late: list[FaultInterval]
 ) -> None:
     queue = FaultEventQueue(iter(sorted(intervals, key=lambda interval: interval.from_s)))
@@ -41,7 +41,7 @@ def test_a_node_is_away_while_any_of_its_spells_says_so(
     assert queue.next_s == math.inf
 
 
-def test_an_endless_list_is_asked_for_no_more_than_is_due() -> None:
+def test_infinite_intervals_are_taken_as_they_are_due() -> None:
     taken = []
 
     def intervals() -> object:
@@ -56,7 +56,7 @@ def test_an_endless_list_is_asked_for_no_more_than_is_due() -> None:
     assert queue.returns(0)
 
 
-def test_what_is_not_about_a_node_has_a_beginning_and_an_end() -> None:
+def test_intervals_without_a_node_start_and_end() -> None:
     queue = FaultEventQueue(iter([FaultInterval(1.0, 2.0, "partition", detail="groups of 2, 2")]))
     assert [(e.time_s, e.what, e.detail) for e in queue.due(5.0)] == [
         (1.0, "partition", "groups of 2, 2"),

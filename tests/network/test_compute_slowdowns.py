@@ -1,4 +1,4 @@
-"""Work is integrated over slowdowns exactly, wherever a step begins and ends."""
+"""Work is integrated over slowdowns exactly, wherever a step starts and ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_as_a_numerical_integral(given_windows: list[SlowdownWindow], start: int
 
 @settings(max_examples=50)
 @given(st.floats(0, 50), st.floats(0, 20), st.floats(0, 20))
-def test_what_is_done_in_two_parts_takes_as_long(start_s: float, one: float, other: float) -> None:
+def test_work_in_two_parts_takes_as_long(start_s: float, one: float, other: float) -> None:
     profile = Slowdowns(
         base=SECOND,
         windows=(SlowdownWindow(from_s=7, to_s=30, factor=3),),
@@ -90,7 +90,7 @@ def test_random_slowdowns_are_as_frequent_and_as_long_as_said() -> None:
 
 
 def _done(profile: Slowdowns, rank: int, horizon: float) -> float:
-    """How much work a node does until some time: what takes so long, by bisection."""
+    """The work that a node does until some time, by bisection."""
     low, high = 0.0, horizon
     for _ in range(20):
         middle = (low + high) / 2
@@ -98,7 +98,7 @@ def _done(profile: Slowdowns, rank: int, horizon: float) -> float:
     return low
 
 
-def test_random_slowdowns_do_not_depend_on_what_was_asked_before() -> None:
+def test_random_slowdowns_do_not_depend_on_earlier_calls() -> None:
     def fresh() -> Slowdowns:
         return Slowdowns(base=SECOND, random=RandomSlowdowns(per_hour=600, mean_s=3, factor=4))
 
@@ -132,6 +132,6 @@ def test_random_slowdowns_do_not_depend_on_what_was_asked_before() -> None:
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_descriptions_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         build("compute", {"name": "slowdowns", **fields}).settled(4, 1)  # type: ignore[attr-defined]

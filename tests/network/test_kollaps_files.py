@@ -1,4 +1,4 @@
-"""Kollaps files that are published, that come with gossamer, and that are refused."""
+"""Kollaps files: published ones, those of this repository, and those that are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = {
     "memcached_topology": 3,
     "ping_topology": 2,
 }
-"""Kollaps's own examples: how many nodes they have."""
+"""Kollaps's own examples, and their numbers of nodes."""
 
 
 @pytest.mark.data
@@ -56,7 +56,7 @@ def test_kollaps_examples(name: str) -> None:
 @pytest.mark.data
 @pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no Kollaps examples")
 def test_a_kollaps_example_by_hand() -> None:
-    """Its regions' links lead one way each, with latencies of their own."""
+    """The links between its regions lead one way each, with different latencies."""
     conditions = Kollaps(
         path=Path(str(ROOT)) / "network" / "kollaps" / "memcached_largescale.xml"
     ).conditions(16, 1)
@@ -152,7 +152,7 @@ def test_the_smallest_file(tmp_path: Path) -> None:
         ({"rest": "<dynamic><event/></dynamic>"}, "<event> in <dynamic>; accepted: schedule"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, parts: dict[str, str], said: str) -> None:
+def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str], said: str) -> None:
     text = GOOD.format(**{"services": SERVICES, "links": LINKS, "rest": "", **parts})
     with pytest.raises(BadInput, match=said) as error:
         load(tmp_path, "\n\n" + text)
@@ -177,7 +177,7 @@ def test_what_is_refused(tmp_path: Path, parts: dict[str, str], said: str) -> No
         ),
     ],
 )
-def test_files_that_are_no_kollaps(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         load(tmp_path, text)
 

@@ -1,4 +1,4 @@
-"""What the schedule of a Kollaps file makes of its network."""
+"""The schedule of a Kollaps file."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_what_happens_at_the_start_is_the_start(tmp_path: Path) -> None:
     assert seen(states[0]) == (110, 0.1, [9, 3, 5])
 
 
-def test_replicas_join_leave_and_lose_touch(tmp_path: Path) -> None:
-    """There are as many as ever are there at once; who it hits is drawn by the seed."""
+def test_replicas_join_leave_and_disconnect(tmp_path: Path) -> None:
+    """There are as many nodes as are ever present at once; the seed draws which of them are affected."""
     events = (
         'name="b" time="0" action="join" amount="2"',
         'name="b" time="1" action="join"',
@@ -218,7 +218,7 @@ CIRCLE = """<experiment boot="kollaps:2.0">
 
 
 def on_a_circle(path: Path, event: str, algorithm: str) -> Experiment:
-    """Three nodes, of which one is behind another bridge."""
+    """Three nodes, one of them behind another bridge."""
     path.write_text(CIRCLE.format(event=event))
     described: dict[str, Any] = {
         "nodes": 3,

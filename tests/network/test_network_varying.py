@@ -53,7 +53,7 @@ def test_both_the_base_and_the_factor_may_change(tmp_path: Path) -> None:
     ]
 
 
-def test_what_two_nodes_have_for_themselves_shrinks_with_the_slower_one(tmp_path: Path) -> None:
+def test_the_rate_of_a_path_is_multiplied_by_the_smaller_factor(tmp_path: Path) -> None:
     (tmp_path / "rates.csv").write_text("0,8\n4,0\n")
     base = Matrix(bandwidth_mbps=tmp_path / "rates.csv", latency_s=1.5)
     conditions = Varying(base=base, rate_changes=changes((0, 0.5, (0,)))).conditions(2, 1)  # type: ignore[arg-type]

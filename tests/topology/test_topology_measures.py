@@ -146,7 +146,7 @@ def test_effective_neighbours_of_many_nodes_are_estimated_well(name: str) -> Non
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.0, 2.0])
-def test_a_decay_that_no_walk_has(gamma: float) -> None:
+def test_a_decay_out_of_range_is_refused(gamma: float) -> None:
     with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: 0 or more, below 1"):
         effective_neighbors(np.eye(2), gamma)
 

@@ -132,7 +132,7 @@ def given_matrix(path: Path, W: Any) -> dict[str, Any]:
     return {"name": "ring", "weights": {"name": "given", "path": str(path)}}
 
 
-def test_a_given_matrix_is_what_is_mixed(tmp_path: Path) -> None:
+def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
     W = np.array([[0.5, 0.3, 0, 0.2], [0.1, 0.9, 0, 0], [0, 0.6, 0.6, -0.2], [0.25, 0, 0.25, 0.5]])
     topology = schedule(given_matrix(tmp_path / "W.txt", W), 4)
     topology.check()

@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.network.kollaps_file import KollapsFile, Link, LinkEvent, NodeEvent, read_kollaps
+from gossamer.network.kollaps_file import KollapsFile, KollapsLink, LinkEvent, NodeEvent, read_kollaps
 from gossamer.network.network import Changing, Conditions, Path
 from gossamer.randomness import generator
 
@@ -110,7 +110,7 @@ class _Arc:
 def _arcs(file: KollapsFile) -> list[_Arc]:
     """The directions of all links in the file, and of those that join by the schedule."""
     found = []
-    links: list[Link | LinkEvent] = [*file.links, *_new_links(file)]
+    links: list[KollapsLink | LinkEvent] = [*file.links, *_new_links(file)]
     for number, link in enumerate(links):
         latency_s, jitter_s, drop = link.latency or 0.0, link.jitter or 0.0, link.drop or 0.0
         ends = ((link.origin, link.dest, link.upload), (link.dest, link.origin, link.download))
@@ -126,7 +126,7 @@ def _new_links(file: KollapsFile) -> list[LinkEvent]:
     known: set[tuple[str, str]] = set()
     found = []
 
-    def add(link: Link | LinkEvent) -> None:
+    def add(link: KollapsLink | LinkEvent) -> None:
         known.add((link.origin, link.dest))
         if link.download is not None:
             known.add((link.dest, link.origin))
@@ -188,8 +188,8 @@ class _KollapsGraph:
         shared = {name for name, service in file.services.items() if service.share == "true"}
         meeting: dict[tuple[int, str], range] = {}
         for number, arc in enumerate(arcs):
-            for name in shared & {arc.origin, arc.dest}:
-                if (arc.link, name) not in meeting:
+            for name in (arc.origin, arc.dest):
+                if name in shared and (arc.link, name) not in meeting:
                     meeting[arc.link, name] = self._add(1)
             tails = meeting.get((arc.link, arc.origin), self.vertices[arc.origin])
             heads = meeting.get((arc.link, arc.dest), self.vertices[arc.dest])

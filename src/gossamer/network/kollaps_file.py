@@ -34,6 +34,11 @@ _CHILDREN = {
     "links": ("link",),
     "dynamic": ("schedule",),
 }
+_EMULATION = {
+    *("boot", "pool_period", "max_age", "image", "command", "port", "tags", "ip", "machinename"),
+    *("topology_file", "controller_ip", "script", "activepaths"),
+}
+"""Attributes that start containers and machines, and are ignored."""
 _BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -112,12 +117,12 @@ Rate = Annotated[float, BeforeValidator(_bytes_per_second)]
 """A bandwidth, converted to bytes per second."""
 Delay = Annotated[NonNegativeFloat, Field(allow_inf_nan=False), AfterValidator(lambda ms: ms / 1000)]
 """Milliseconds, converted to seconds."""
-Probability = Annotated[float, Field(ge=0, le=1)]
+Drop = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Attributes(BaseModel):
-    """The attributes of an element. Attributes that only matter to emulation are accepted as they are."""
+    """The attributes of an element, in gossamer's units."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,14 +133,8 @@ class _Attributes(BaseModel):
         return BadInput(f"{self._where} {problem}")
 
 
-class _Experiment(_Attributes):
-    boot: str = ""
-
-
 class _Config(_Attributes):
     shortest_path: Literal["hop", "latency"] = "hop"
-    pool_period: str = ""
-    max_age: str = ""
 
 
 class Service(_Attributes):
@@ -146,16 +145,6 @@ class Service(_Attributes):
     share: Flag = "false"
     reuse: Flag = "true"
     supervisor: Flag = "false"
-    image: str = ""
-    command: str = ""
-    port: str = ""
-    tags: str = ""
-    ip: str = ""
-    machinename: str = ""
-    topology_file: str = ""
-    controller_ip: str = ""
-    script: str = ""
-    activepaths: str = ""
 
 
 class Bridge(_Attributes):
@@ -170,14 +159,14 @@ class _Ends(_Attributes):
     network: str | None = None
 
 
-class Link(_Ends):
+class KollapsLink(_Ends):
     """A link between each replica of one name and each of another. Without a download it leads one way."""
 
     upload: Rate
     download: Rate | None = None
     latency: Delay
     jitter: Delay = 0.0
-    drop: Probability = 0.0
+    drop: Drop = 0.0
 
 
 class LinkEvent(_Ends):
@@ -189,7 +178,7 @@ class LinkEvent(_Ends):
     download: Rate | None = None
     latency: Delay | None = None
     jitter: Delay | None = None
-    drop: Probability | None = None
+    drop: Drop | None = None
 
 
 class NodeEvent(_Attributes):
@@ -207,7 +196,7 @@ class KollapsFile:
 
     services: dict[str, Service]
     bridges: dict[str, Bridge]
-    links: list[Link]
+    links: list[KollapsLink]
     events: list[NodeEvent | LinkEvent]
     metric: Literal["hop", "latency"]
 
@@ -226,7 +215,7 @@ def read_kollaps(path: Path, field: str) -> KollapsFile:
     if root.tag != "experiment":
         raise root.refuse("is the root; accepted: <experiment>")
     _check_children(root)
-    _parse(_Experiment, root)
+    _parse(_Attributes, root)
     parts = {part.tag: part for part in root.children}
     if len(parts) < len(root.children):
         raise root.refuse(f"has a part twice; accepted: each of {listed(list(parts))} once")
@@ -245,7 +234,7 @@ def read_kollaps(path: Path, field: str) -> KollapsFile:
         else:
             bridges[owner.name] = owner
     names = {*services, *bridges}
-    links = [_check_ends(_parse(Link, element), names) for element in elements["links"]]
+    links = [_check_ends(_parse(KollapsLink, element), names) for element in elements["links"]]
     events = [_event(element, names, bridges) for element in elements["dynamic"]]
     networks = {each.network for each in (*links, *events) if not isinstance(each, NodeEvent)} - {None}
     if len(networks) > 1:
@@ -261,9 +250,10 @@ E = TypeVar("E", bound=_Ends)
 
 
 def _parse(model: type[A], element: _Element) -> A:
-    """The checked attributes of an element."""
+    """The checked attributes of an element, without those that only matter to emulation."""
+    given = {name: text for name, text in element.attributes.items() if name not in _EMULATION}
     try:
-        attributes = model.model_validate(element.attributes)
+        attributes = model.model_validate(given)
     except ValidationError as error:
         raise bad_input(error, model, element.where) from None
     attributes._where = element.where

@@ -55,7 +55,7 @@ class SampledTopology(Topology):
     Args:
         view: maximum number of entries of a view.
         every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
-        every_rounds: in place of ``every_s``: a node starts an exchange whenever it has completed so many rounds; 1 if
+        every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
             neither is given.
         degree: number of nodes drawn from the view for each round; null is all of it.
         bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.

@@ -14,10 +14,10 @@ from gossamer.topology.topology import Layers, Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
 CACHED_GRAPHS = 16
-"""At least so many graphs are cached, the most recently used ones."""
+"""The cache keeps at least this many graphs, the most recently used ones."""
 
 CACHED_SIZE = 2_000_000
-"""More graphs are cached as long as their nodes and neighbours are at most this many in total. Asynchronous nodes are in
+"""More graphs are kept as long as their nodes and neighbours are at most this many in total. Asynchronous nodes are in
 rounds far apart, and would otherwise draw the graphs of all these rounds again and again."""
 
 

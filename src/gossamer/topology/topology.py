@@ -18,7 +18,7 @@ from gossamer.topology.graph import Graph, NetworkX, union
 from gossamer.topology.weights import Weights
 
 ATTEMPTS = 100
-"""A random topology fails if so many draws in a row are disconnected."""
+"""A random topology fails after this number of disconnected draws in a row."""
 
 
 class Topology(Component):
@@ -28,7 +28,7 @@ class Topology(Component):
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected.
 
     Args:
-        every_rounds: draw a new graph every so many rounds; None: one graph for all rounds. For random topologies only.
+        every_rounds: the period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
         weights: mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
         allow_disconnected: accept a graph of several components.
 
