@@ -21,7 +21,7 @@ from gossamer.api import Silent
 from gossamer.config import Experiment, Processes
 from gossamer.deploy.record import FILE, NodeRecord
 from gossamer.errors import BadInput, RunFailed
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.malloc import keep_freed_memory
 from gossamer.messages.tags import Traffic
 from gossamer.node import checkpoint
 from gossamer.results.closing import close_after, close_record, status_of

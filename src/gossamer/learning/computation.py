@@ -21,7 +21,7 @@ from gossamer.learning.trainer import Trainer, TrainResult
 from gossamer.messages.tags import Model
 
 
-class Kind(Enum):
+class ComputationKind(Enum):
     """Computations of one kind can share a batch."""
 
     TRAIN = "train"
@@ -44,7 +44,7 @@ class Computation:
         cancelled: set when nobody waits for the result any more, which is then not committed.
     """
 
-    kind: Kind
+    kind: ComputationKind
     rank: int
     first_step: int
     work: float
@@ -73,14 +73,14 @@ class EvaluateJob:
 
 
 def execute(
-    kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
+    kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
 ) -> list[Any]:
     """Run jobs of one kind; results in the jobs' order."""
-    if kind is Kind.TRAIN:
+    if kind is ComputationKind.TRAIN:
         return list(trainer.train(jobs))
-    if kind is Kind.GRADIENT:
+    if kind is ComputationKind.GRADIENT:
         return list(trainer.gradient(jobs))
-    if kind is Kind.APPLY:
+    if kind is ComputationKind.APPLY:
         return [_apply(job, trainer) for job in jobs]
     tested = {
         on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on))

@@ -143,12 +143,12 @@ class Evaluator:
 
 
 def columns(found: Mapping[str, Found]) -> Found:
-    """What was found on each evaluation set, as the columns ``<set>_<name>``."""
+    """The results on all evaluation sets as columns ``<set>_<name>``."""
     return {f"{on}_{name}": value for on, each in found.items() for name, value in each.items()}
 
 
 def columns_each(evaluator: Evaluator | BatchedEvaluator, models: Sequence[Model]) -> list[Found | Exception]:
-    """The recorded columns of each model, as :meth:`Evaluator.columns`; or what the user's model, loss or metric raised."""
+    """The recorded columns of each model, as :meth:`Evaluator.columns`; or the exception that the user's code raised."""
     by_set = {on: evaluator.test_each(models, on) for on in evaluator.sets}
     found: list[Found | Exception] = []
     for each in zip(*by_set.values(), strict=True):

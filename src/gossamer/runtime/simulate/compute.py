@@ -20,7 +20,7 @@ from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
-from gossamer.learning.computation import Computation, Kind, execute
+from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import Evaluator, Found, columns_each
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
@@ -57,7 +57,7 @@ class Compute:
         self,
         clock: Clock,
         seconds: Callable[[Computation], float],
-        execute: Callable[[Kind, Sequence[Any]], list[Any]],
+        execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
         settle: Callable[[], None] = lambda: None,
         watch: Callable[[Computation, int, int], None] | None = None,
     ) -> None:
@@ -65,7 +65,8 @@ class Compute:
         self._watch = watch
         self._queues: dict[int, deque[_Queued]] = {}
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
-        self._under_way: dict[Kind, dict[int, _Queued]] = {kind: {} for kind in Kind}  # not computed yet
+        # Not computed yet.
+        self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
 
     def submit(self, computation: Computation) -> Awaitable[Any]:
         """Queue a computation at its node; the awaitable gives what ``commit`` returns, at the due instant."""
@@ -144,7 +145,7 @@ class Compute:
         except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
             entry.future.set_exception(error)
 
-    def _flush(self, kind: Kind) -> None:
+    def _flush(self, kind: ComputationKind) -> None:
         """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
         order in which they began, because their vectors lie in this order in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
@@ -160,7 +161,7 @@ class Compute:
         for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
             entry.result = result
 
-    def _attempt(self, kind: Kind, jobs: list[Any]) -> list[Any]:
+    def _attempt(self, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
         """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
         if not jobs:
             return []
@@ -220,11 +221,11 @@ class Executor:
         """How steps and evaluations were computed: recorded, or eagerly and why."""
         return {"train": self.trainer.forms(), "evaluate": self._current_evaluator.forms()}
 
-    def execute(self, kind: Kind, jobs: Sequence[Any]) -> list[Any]:
+    def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         """Run jobs of one kind; gives results in the jobs' order."""
-        if self._to_choose and kind is not Kind.APPLY:
+        if self._to_choose and kind is not ComputationKind.APPLY:
             self._choose()
-        with self._profile.part("evaluate" if kind is Kind.EVALUATE else "train"):
+        with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
             return execute(kind, jobs, self.trainer, self._current_evaluator)
 
     def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:

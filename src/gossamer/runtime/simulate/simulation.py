@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gossamer.config import Simulate
 from gossamer.errors import RunFailed
-from gossamer.learning.computation import Computation, Kind
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.computation import Computation, ComputationKind
+from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Message, Model
@@ -316,7 +316,7 @@ class Simulation:
 
     def _seconds(self, computation: Computation) -> float:
         """The duration of a computation that starts now."""
-        if computation.kind is Kind.APPLY:
+        if computation.kind is ComputationKind.APPLY:
             return 0.0
         seed, now = self._setup.experiment.seed, self._clock.now()
         return float(

@@ -15,7 +15,7 @@ import torch
 
 from gossamer.config import Experiment
 from gossamer.errors import BadInput, cause
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import RecordError

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 from gossamer.config import Processes
-from gossamer.learning.computation import Computation, Kind, execute
-from gossamer.learning.memory import trim
+from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.malloc import trim
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots
 from gossamer.runtime.processes.worker.clock import Clock
@@ -150,7 +150,7 @@ class Computing:
             # it.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-        if self._pace and computation.kind is not Kind.APPLY:
+        if self._pace and computation.kind is not ComputationKind.APPLY:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
@@ -165,7 +165,7 @@ class Computing:
         self._slow += self._clock.now() > due
         await self._clock.until(due)
 
-    def _note_computed(self, kind: Kind, done: asyncio.Future[tuple[Any, float]]) -> None:
+    def _note_computed(self, kind: ComputationKind, done: asyncio.Future[tuple[Any, float]]) -> None:
         if self._timeline is not None and not done.cancelled() and done.exception() is None:
             now, (_, seconds) = self._clock.now(), done.result()
             self._timeline.computed(self._rank, kind, now - seconds, now)

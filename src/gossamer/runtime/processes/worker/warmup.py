@@ -18,7 +18,7 @@ from gossamer.config import Processes
 from gossamer.cores import cores
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.memory import trim
+from gossamer.learning.malloc import trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages.tags import Model
