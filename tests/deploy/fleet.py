@@ -22,7 +22,7 @@ import ctypes, json, os, sys, traceback
 import torch
 torch.set_num_threads(1)
 import sklearn.datasets
-import gossamer.deploy.node, gossamer.deploy.watch, gossamer.tasks, gossamer.tasks.digits, gossamer.algorithms
+import gossamer.deploy.node, gossamer.deploy.watch, gossamer.tasks, gossamer.tasks.images, gossamer.algorithms
 from gossamer.cli import main
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(1, 9)  # nothing outlives the tests, however they end

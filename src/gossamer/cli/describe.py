@@ -44,7 +44,7 @@ def listing(
         return
     from rich.table import Table
 
-    from gossamer.results.console import table_console
+    from gossamer.results.formatting import table_console
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("kind", "name", "parameters", "description"):

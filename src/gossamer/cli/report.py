@@ -134,7 +134,7 @@ def report(
 def _print_time_to(rows: pl.DataFrame, baseline: str | None) -> None:
     from rich.table import Table
 
-    from gossamer.results.console import table_console
+    from gossamer.results.formatting import table_console
     from gossamer.results.time_to import note, tables
 
     console = table_console()

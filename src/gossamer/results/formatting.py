@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ANY_WIDTH = 100_000
 
 NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
@@ -89,3 +96,10 @@ def faults_text(messages: Mapping[str, int]) -> str:
     ends = shares({"received": received, "lost": "lost", "cancelled": "taken back by the sender"})
     of = "" if whole == count["sent"] else f"of {whole:,} that were to be sent: "
     return f"sent; {of}{ends}" if ends else "sent"
+
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, and of any width in a file or a pipe."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _ANY_WIDTH)

@@ -1,18 +1,21 @@
-"""A task: data, model, loss and metrics."""
+"""A task (data, model, loss and metrics), and the components that give one."""
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gossamer.config.registry import Component, FunctionComponent
 from gossamer.config.validation import not_called_with
-from gossamer.errors import BadInput, shown
+from gossamer.errors import BadInput, cause, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar mean over the first axis."""
@@ -22,8 +25,8 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 class RootMean:
     """A metric that is the square root of a mean over all evaluated samples.
 
-    The mean over batches of their roots is another, smaller number; so evaluation takes the mean over all
-    samples first and the root at the end.
+    The mean of the roots of batches would be a smaller number, so evaluation takes the mean over all samples first and
+    the root at the end.
 
     Args:
         mean: (outputs, targets) -> scalar mean over the first axis, not negative.
@@ -53,7 +56,7 @@ class Task:
     """What is learned, and how it is evaluated.
 
     Args:
-        model: makes a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
+        model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
             which the engine seeds).
         train: (inputs, targets), tensors whose first axis is the sample.
         test: the same for the evaluation set ``test``.
@@ -206,7 +209,7 @@ class Task:
 
 
 def _check_measure(field: str, given: object) -> None:
-    """(A class such as ``nn.CrossEntropyLoss`` can be called with outputs and targets, and makes a module of them.)"""
+    # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
     accepted = "a function of (outputs, targets)"
     if not callable(given) or isinstance(given, type):
         raise _wrong(field, given, accepted)
@@ -217,7 +220,7 @@ def _check_measure(field: str, given: object) -> None:
 
 
 def _wrong(field: str, given: object, accepted: str) -> BadInput:
-    """Of data, the types are said: it is too large to be shown."""
+    # Data is too large to be shown: the message names its types.
     if isinstance(given, tuple | list):
         said = (
             f"a {type(given).__name__} of {', '.join(type(each).__name__ for each in given[:4]) or 'nothing'}"
@@ -235,3 +238,44 @@ def accuracy(
 ) -> Float[Tensor, ""]:
     """Share of the samples whose highest output is the target class."""
     return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean()
+
+
+class TaskSource(Component):
+    """Base of the components of kind ``task``; a new one defines :meth:`load`."""
+
+    @abstractmethod
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task.
+
+        Args:
+            data_root: a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None.
+            seed: the experiment's seed, the key of whatever is drawn.
+
+        Raises:
+            BadInput: for data that is missing, damaged, or does not fit the parameters.
+        """
+
+
+def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
+    """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``.
+
+    Raises:
+        BadInput: for a component that is no source of tasks, a function that returns anything but a :class:`Task`, or data
+            that can't be used.
+    """
+    if not isinstance(component, TaskSource | FunctionComponent):
+        raise BadInput(
+            f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource, or a function that"
+            " returns a Task"
+        )
+    try:
+        task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"task: {component.name_of()!r} raised {cause(error)}") from error
+    if not isinstance(task, Task):
+        raise BadInput(
+            f"task: {component.name_of()!r} returned {type(task).__name__}; accepted: gossamer.Task"
+        )
+    return task
