@@ -28,6 +28,9 @@ from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment
 from gossamer.results.recorder import read_metrics
 from gossamer.results.run import Run, load_run
+from gossamer.runtime.processes.node_process.environment import Place
+from gossamer.runtime.processes.node_process.process import NodeProcess
+from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.security.peers import Peers
 from gossamer.runtime.processes.security.trust import Security, key_file
 from gossamer.runtime.processes.standalone.agreement import digest
@@ -38,9 +41,6 @@ from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.system.shared_file import shared_file
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
-from gossamer.runtime.processes.worker.place import Place
-from gossamer.runtime.processes.worker.warmup import Stage
-from gossamer.runtime.processes.worker.worker import Worker
 from gossamer.runtime.recording import Observer, stopwatch
 from gossamer.runtime.setup import Setup, prepare
 
@@ -287,7 +287,7 @@ class _Process:
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         life = asyncio.ensure_future(
-            Worker(self.rank, self.setup, self._place, Stage(self.setup), self.folder).live()
+            NodeProcess(self.rank, self.setup, self._place, Stage(self.setup), self.folder).live()
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop, loop)

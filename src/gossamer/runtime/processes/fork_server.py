@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 
-from gossamer.runtime.processes.system.channel import Channel
+from gossamer.runtime.processes.channel import Channel
+from gossamer.runtime.processes.protocol import Prepare, Run, ToLauncher
 from gossamer.runtime.processes.system.death import describe_exit
 from gossamer.runtime.processes.system.shared_file import shared_file
 
@@ -27,13 +28,13 @@ class ForkServer:
     def __init__(self) -> None:
         self.memory = shared_file()
         ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        self.channel: Channel[ToLauncher] = Channel(ours, ToLauncher)
         self._idle, self._begun, self._closed = True, False, False
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
-                "gossamer.runtime.processes.supervisor",
+                "gossamer.runtime.processes.coordinator",
                 str(theirs.fileno()),
                 str(self.memory),
                 str(os.getpid()),
@@ -54,7 +55,7 @@ class ForkServer:
         if self._begun or self._closed:
             raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
         self._begun = True
-        self.channel.send("experiment", experiment)
+        self.channel.send(Prepare(experiment))
 
     def fork(self, folder: str, *, resume: bool) -> None:
         """Have it run what it has prepared.
@@ -64,7 +65,7 @@ class ForkServer:
             resume: whether from its newest checkpoint.
         """
         self._idle = False
-        self.channel.send("folder", folder, resume)
+        self.channel.send(Run(folder, resume))
 
     def how_it_died(self) -> str:
         """How it ended, in words, once the channel says that it has."""

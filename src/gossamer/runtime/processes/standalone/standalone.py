@@ -25,6 +25,7 @@ from gossamer.config import Processes
 from gossamer.errors import RunFailed, cause
 from gossamer.messages import FrameError
 from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.standalone.record import NodeRecord
 from gossamer.runtime.processes.standalone.roster import Report, Roster, State
 from gossamer.runtime.processes.transport.transport import Transport
@@ -42,7 +43,7 @@ WAITED_S, WAITED_AGAIN_S = 5.0, 30.0
 after which it says so again."""
 _WORDS = {State.LOST: "is lost", State.LEFT: "has left"}
 
-Hear = Callable[[list[Any]], None]
+Hear = Callable[[protocol.ToNode], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Past:
 
 
 class Standalone:
-    """The overseer (see :class:`~gossamer.runtime.processes.worker.place.Place`) of a process that has no supervisor.
+    """The overseer (see ``Place``) of a process that has no supervisor.
 
     Args:
         rank: this node.
@@ -155,40 +156,40 @@ class Standalone:
 
     # --- what the node says
 
-    def send(self, what: str, *rest: Any) -> None:
+    def send(self, message: protocol.FromNode) -> None:
         """Take what the node has to say to its supervisor."""
-        match what, rest:
-            case "ready", ():
+        match message:
+            case protocol.Ready():
                 self._spawn(self._await_others())
-            case "progress", (round, time_s):
+            case protocol.Progress(round=round, time_s=time_s):
                 self.rounds = round
                 self._roster.say(round=round)  # to the round: who joins begins with the next one
                 if time.monotonic() > self._shown + PROGRESS_S:
                     self._shown = time.monotonic()
                     self._observer.progress(round, time_s)
-            case "row", (_, row, slot):
+            case protocol.Row(row=row, slot=slot):
                 self._record.row(row)
                 if slot is not None:
-                    self._hear(["consumed"])
-            case "done", (round,):
+                    self._hear(protocol.Consumed())
+            case protocol.Done(round=round):
                 self._roster.say(state=State.DONE, round=round)
                 if (early := returned_early(self._setup, {self._rank: round})) is not None:
                     self._record.event(self._rank, "ended-early", early)
                 self._look_around()
-            case "time", ():
+            case protocol.TimeUp():
                 self._end("time")
-            case "final", (round, *_):
+            case protocol.Final(round=round):
                 self.rounds = round
-            case "event", (kind, text):
+            case protocol.Event(kind=kind, text=text):
                 self._record.event(self._rank, kind, text)
-            case "unreachable", (rank, why):
+            case protocol.Unreachable(rank=rank, why=why):
                 self._lose(rank, why)
-            case "reachable", (rank,):
+            case protocol.Reachable(rank=rank):
                 self._found(rank)
-            case "failed", (text, round, trace):
+            case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._start is not None else "at start"
                 self._fail(f"node {self._rank} failed {where}: {text}", trace)
-            case _:  # "idle": whether all wait for ever, no node can tell by itself
+            case _:  # Idle: whether all wait for ever, no node can tell by itself
                 pass
 
     # --- starting
@@ -227,19 +228,20 @@ class Standalone:
         self._look_around()
         if self.failure is not None:
             return
-        self._hear(["go", self._start, *([self._arrival(before_s)] if comes_later else [])])
+        self._hear(protocol.Go(self._start, self._arrival(before_s) if comes_later else None))
 
     def _why(self, late: Sequence[int]) -> str:
         said = "; ".join(f"node {rank}: {self._not_there.get(rank, 'not heard of')}" for rank in late[:8])
         return said + (f"; and {len(late) - 8} more" if len(late) > 8 else "")
 
-    def _arrival(self, now_s: float) -> list[Any]:
-        """How it takes part that was there before; see :class:`~gossamer.runtime.processes.worker.place.Arrival`."""
+    def _arrival(self, now_s: float) -> protocol.Arrival:
+        """How it takes part that was there before; see ``Arrival``."""
         every_s = self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if self._past is None:
-            return [0, [], "neighbor", tick, {}, self._others()]
-        return [0, [], "checkpoint", tick, dict(self._past.traffic), self._others() if self._waits else []]
+            return protocol.Arrival(0, [], "neighbor", tick, {}, self._others())
+        meet = self._others() if self._waits else []
+        return protocol.Arrival(0, [], "checkpoint", tick, dict(self._past.traffic), meet)
 
     def _others(self) -> list[int]:
         """Those who are there and may wait for this node, or it for them."""
@@ -305,7 +307,7 @@ class Standalone:
         self._unreached.add(rank)
         entry = self._roster[rank]
         if entry is not None and entry.state in (State.DONE, State.LEFT):
-            self._hear(["lost", rank, None])
+            self._hear(protocol.Lost(rank, None))
         else:
             self._roster.lose(rank)
             self._take_for_lost(rank, "lost", f"node {rank} can't be reached: {why}")
@@ -326,15 +328,15 @@ class Standalone:
         if self._loss_fails and self._start is not None:
             self._fail(text)
             return
-        self._hear(["lost", rank, None])
+        self._hear(protocol.Lost(rank, None))
 
     def _take_for_found(self, rank: int) -> None:
         before = self._away.pop(rank)
         self._not_there.pop(rank, None)
         self._record.note(rank, "found", f"node {rank} is back")
-        self._hear(["found", rank])
+        self._hear(protocol.Found(rank))
         if self._waits and self._start is not None and self._life(rank) == before:
-            self._hear(["meet-again", rank])  # (one that was started anew does so itself)
+            self._hear(protocol.MeetAgain(rank))  # (one that was started anew does so itself)
 
     def _life(self, rank: int) -> int:
         """The newest incarnation of a peer that was heard of."""
@@ -379,7 +381,7 @@ class Standalone:
                     await self._changed.wait()
         except TimeoutError:
             pass  # who does not answer finds the connection closed
-        self._hear(["finish", reason, None, end_is_due(self._setup, reason, self._roster.rounds())])
+        self._hear(protocol.Finish(reason, None, end_is_due(self._setup, reason, self._roster.rounds())))
 
     def _knows(self, rank: int, report: Report) -> bool:
         own, other = report.entries.get(self._rank), report.entries.get(rank)
@@ -396,7 +398,7 @@ class Standalone:
             self._ending, self.reason = True, "failed"
             self._roster.say(state=State.LOST)
             self._report()
-            self._hear(["finish", "failed", None])
+            self._hear(protocol.Finish("failed"))
 
     def _times(self) -> tuple[float, float]:
         """The node's time and real time since it went; 0 before."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -19,16 +18,17 @@ from gossamer.config import Processes
 from gossamer.messages.tags import Model, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.supervisor.checkpoint_coordinator import CheckpointCoordinator
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.deadlock import DeadlockWatch
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.supervisor.fault_runner import FaultRunner
-from gossamer.runtime.processes.supervisor.process_pool import ProcessPool
-from gossamer.runtime.processes.supervisor.record import Record
-from gossamer.runtime.processes.system.channel import Channel
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import Channel
+from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
+from gossamer.runtime.processes.coordinator.deadlock import DeadlockWatch
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.fault_runner import FaultRunner
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.coordinator.process_pool import ProcessPool
+from gossamer.runtime.processes.coordinator.record import Record
+from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.worker.warmup import Stage
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.setup import Setup
 
@@ -39,7 +39,7 @@ TRAFFIC = tuple(field.name for field in fields(Traffic))
 PROGRESS_S = 0.1
 
 
-class Supervisor:
+class Coordinator:
     """Starts the nodes of a run, watches over them, and ends them.
 
     Args:
@@ -56,7 +56,7 @@ class Supervisor:
         setup: Setup,
         stage: Stage,
         folder: RunFolder,
-        launcher: Channel,
+        launcher: Channel[protocol.ToCoordinator],
         memory: int,
         cut: Cut | None = None,
     ) -> None:
@@ -96,8 +96,8 @@ class Supervisor:
                 self._folder,
                 self._models,
                 self._evaluator,
-                lambda rank: self.tell(rank, "consumed"),
-                lambda row: self._launcher.send("row", row),
+                lambda rank: self.tell(rank, protocol.Consumed()),
+                lambda row: self._launcher.send(protocol.NewRow(row)),
                 self._say,
             )
             if self._cut is not None:
@@ -147,11 +147,11 @@ class Supervisor:
             self._end_if_due()
         self._start = time.monotonic()
         for rank in self._faults.away:
-            self._tell_all("lost", rank, "not there yet", None)
-        self._tell_all("go", self._start)
+            self._tell_all(protocol.Lost(rank, "not there yet"))
+        self._tell_all(protocol.Go(self._start))
         self._record.begin(self._start)
         for rank in sorted(self._lost_before()):
-            self._tell_all("lost", rank, f"node {rank} was lost before the run was resumed", None)
+            self._tell_all(protocol.Lost(rank, f"node {rank} was lost before the run was resumed"))
         self._checkpoints.begin(self.alive, self._start)
         self._faults.begin(self._start)
 
@@ -193,98 +193,99 @@ class Supervisor:
                 self._process_pool.send_on(child)
             if not events & selectors.EVENT_READ:
                 continue
-            channel = self._launcher if child is None else child.channel
-            messages = channel.read()
-            if messages is None:
-                if child is None:
-                    raise Ended("failed", message="the launcher died")
-                self._died(child)
-                continue
-            for message in messages:
-                if child is None:
-                    self._hear_launcher(message)
-                else:
+            if child is not None:
+                said = child.channel.read()
+                for message in said or ():
                     self._hear(child, message)
+                if said is None:
+                    self._died(child)
+                continue
+            asked = self._launcher.read()
+            if asked is None:
+                raise Ended("failed", message="the launcher died")
+            for request in asked:
+                self._hear_launcher(request)
         now = time.monotonic()
         if now - self._said > PROGRESS_S:
             self._said = now
             self._look_at_stopped()
             rounds = sum(child.round for child in self.children.values())
-            self._launcher.send("progress", rounds, self._record.clock.now())
+            self._launcher.send(protocol.RunProgress(rounds, self._record.clock.now()))
 
     def _look_at_stopped(self) -> None:
         for child, stopped in self._process_pool.stopped():
             self._faults.stands(child, still=stopped)
         if self._places_told != self._process_pool.cpu_slots:
             self._places_told = self._process_pool.cpu_slots
-            self._tell_all("places", self._places_told)
+            self._tell_all(protocol.Slots(self._places_told))
 
-    def _hear_launcher(self, message: list[Any]) -> None:
-        if message[0] == "stop":
+    def _hear_launcher(self, message: protocol.ToCoordinator) -> None:
+        if isinstance(message, protocol.Stop):
             self._due = self._due or "stopped"
 
-    def _hear(self, child: Child, message: list[Any]) -> None:
-        what, *rest = message
+    def _hear(self, child: Child, message: protocol.FromNode) -> None:
+        rank = child.rank
         self._heard = time.monotonic()
-        if child.rank in self._faults.away and self._start is not None and child.ready:
+        if rank in self._faults.away and self._start is not None and child.ready:
             self._faults.heard(child)
-        if what == "ready":
-            child.ready = True
-            if self._start is not None:
-                child.arriving = True
-                self._faults.ready(child)
-        elif what == "progress":
-            child.round = rest[0]
-            self._record.clock.hear(rest[1])
-        elif what == "time":
-            self._due = self._due or "time"
-        elif what == "row":
-            # (The row of a tick may be behind what the node has said since.)
-            child.round = max(child.round, rest[1]["round"])
-            child.traffic = {name: rest[1][name] for name in TRAFFIC}
-            self._record.row(child.rank, *rest)
-        elif what == "view":
-            self._record.view(child.rank, *rest)
-        elif what == "done":
-            child.done, child.round = True, rest[0]
-            self._checkpoints.done(child.rank)
-            if child.leaving:
-                self.tell(child.rank, "finish", "left", None)
-        elif what == "marked":
-            self._checkpoints.marked(child.rank, *rest)
-        elif what == "saved":
-            self._checkpoints.saved(child.rank, *rest)
-        elif what == "broken":
-            self._checkpoints.broken(child.rank, *rest)
-        elif what == "final":
-            child.final, child.round, child.private = True, rest[0], rest[1]
-            if child.leaving and not self._ending:
-                self._faults.left(child)
-        elif what == "at":
-            self._faults.told(child, rest[0], rest[1])
-        elif what == "crash":
-            self._faults.crashes_itself(child, rest[0])
-        elif what == "idle":
-            child.idle = (rest[0], rest[1], rest[2]) if rest[0] >= 0 else None
-            child.idle_reports = child.idle_reports + 1 if child.idle else 0
-        elif what == "event":
-            self._record.events.append(child.rank, rest[0], rest[1])
-        elif what == "unreachable" and not self._ending and self._setup.experiment.gather.lost_peer != "fail":
-            self._faults.doubt(child, rest[0], rest[1])
-        elif what == "unreachable" and not self._ending:
-            self._deadlock.unreachable(child.rank, rest[0], rest[1])
-        elif what == "reachable":
-            self._deadlock.reachable(child.rank, rest[0])
-        elif what == "failed":
-            text, round, trace = rest
-            where = f"in round {round}" if self._start is not None else "at start"
-            raise Ended(
-                "failed",
-                message=f"node {child.rank} failed {where}: {text}",
-                node=child.rank,
-                round=round,
-                traceback=trace,
-            )
+        match message:
+            case protocol.Ready():
+                child.ready = True
+                if self._start is not None:
+                    child.arriving = True
+                    self._faults.ready(child)
+            case protocol.Progress(round=round, time_s=time_s):
+                child.round = round
+                self._record.clock.hear(time_s)
+            case protocol.TimeUp():
+                self._due = self._due or "time"
+            case protocol.Row(moment=moment, row=row, slot=slot):
+                # (The row of a tick may be behind what the node has said since.)
+                child.round = max(child.round, row["round"])
+                child.traffic = {name: row[name] for name in TRAFFIC}
+                self._record.row(rank, moment, row, slot)
+            case protocol.View(moment=moment, round=round, ranks=ranks):
+                self._record.view(rank, moment, round, ranks)
+            case protocol.Done(round=round):
+                child.done, child.round = True, round
+                self._checkpoints.done(rank)
+                if child.leaving:
+                    self.tell(rank, protocol.Finish("left"))
+            case protocol.Marked(number=number, ranks=ranks):
+                self._checkpoints.marked(rank, number, ranks)
+            case protocol.Saved(number=number, round=round, time_s=time_s):
+                self._checkpoints.saved(rank, number, round, time_s)
+            case protocol.Broken(number=number, peer=peer):
+                self._checkpoints.broken(rank, number, peer)
+            case protocol.Final(round=round, private=private):
+                child.final, child.round, child.private = True, round, private
+                if child.leaving and not self._ending:
+                    self._faults.left(child)
+            case protocol.At(rank=about, round=round):
+                self._faults.told(child, about, round)
+            case protocol.Crash(number=number):
+                self._faults.crashes_itself(child, number)
+            case protocol.Idle(sent=sent, received=received, waits=waits):
+                child.idle = None if waits is None else (sent, received, waits)
+                child.idle_reports = child.idle_reports + 1 if child.idle else 0
+            case protocol.Event(kind=kind, text=text):
+                self._record.events.append(rank, kind, text)
+            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+                if self._setup.experiment.gather.lost_peer == "fail":
+                    self._deadlock.unreachable(rank, peer, why)
+                else:
+                    self._faults.doubt(child, peer, why)
+            case protocol.Reachable(rank=peer):
+                self._deadlock.reachable(rank, peer)
+            case protocol.Failed(text=text, round=round, trace=trace):
+                where = f"in round {round}" if self._start is not None else "at start"
+                raise Ended(
+                    "failed",
+                    message=f"node {rank} failed {where}: {text}",
+                    node=rank,
+                    round=round,
+                    traceback=trace,
+                )
 
     def _died(self, child: Child) -> None:
         """A channel was closed: that node's process is gone."""
@@ -355,12 +356,13 @@ class Supervisor:
         start = (
             time.monotonic() - self._record.clock.now()
         )  # the nodes' clocks stand still while they are evaluated
-        arrival = [first, together, child.start_from, self._record.next_tick(), dict(child.traffic or {})]
-        self.tell(child.rank, "go", start, arrival)
+        tick, traffic = self._record.next_tick(), dict(child.traffic or {})
+        arrival = protocol.Arrival(first, together, child.start_from, tick, traffic)
+        self.tell(child.rank, protocol.Go(start, arrival))
 
-    def tell(self, rank: int, *message: Any) -> None:
+    def tell(self, rank: int, message: protocol.Message) -> None:
         """Send a node a message; one that is gone is noticed by its closed channel."""
-        self._process_pool.tell(rank, *message)
+        self._process_pool.tell(rank, message)
 
     # --- ending
 
@@ -371,7 +373,7 @@ class Supervisor:
         rounds = {child.rank: child.round for child in there if not (child.leaving and child.done)}
         self._faults.thaw_all()
         again = end_is_due(self._setup, end.reason, rounds)
-        self._tell_all("finish", end.reason, self._checkpoints.last(), again)
+        self._tell_all(protocol.Finish(end.reason, self._checkpoints.last(), again))
         self._heard = time.monotonic()
         awaited = set(self._awaited())
         try:
@@ -402,9 +404,9 @@ class Supervisor:
         said = [child.private for child in self.children.values() if child.private is not None]
         return {"mean": sum(said) / len(said), "max": max(said)} if said else None
 
-    def _tell_all(self, *message: Any) -> None:
+    def _tell_all(self, message: protocol.Message) -> None:
         for rank in sorted(self.alive):
-            self.tell(rank, *message)
+            self.tell(rank, message)
 
     def _say(self, text: str) -> None:
-        self._launcher.send("say", text)
+        self._launcher.send(protocol.Say(text))

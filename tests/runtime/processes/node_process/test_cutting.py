@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from transport_scene import Peer, listen, on_loop, settle
 
 from gossamer import Experiment
@@ -22,9 +23,10 @@ from gossamer.messages.tags import Message, Model
 from gossamer.node.checkpoint import Checkpoint, read
 from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.supervisor.checkpoint_coordinator import CheckpointCoordinator
-from gossamer.runtime.processes.worker import cutting
-from gossamer.runtime.processes.worker.cutting import Cutting
+from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
+from gossamer.runtime.processes.node_process import cutting
+from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.protocol import Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
@@ -94,11 +96,14 @@ class Run:
         self._waiting.append(call)
         asyncio.get_running_loop().call_soon(lambda: self._waiting.popleft()())
 
-    def hear(self, rank: int, what: str, *rest: Any) -> None:
-        self._later(lambda: getattr(self.checkpoints, what)(rank, *rest))
+    def hear(self, rank: int, message: Any) -> None:
+        """A message is named as the method that takes it."""
+        call = getattr(self.checkpoints, type(message).__name__.lower())
+        self._later(lambda: call(rank, *structs.astuple(message)))
 
-    def _tell(self, rank: int, what: str, *rest: Any) -> None:
-        self._later(lambda: getattr(self.members[rank].cutting, what)(*rest))
+    def _tell(self, rank: int, message: Any) -> None:
+        name = "cut" if isinstance(message, Snapshot) else type(message).__name__.lower()
+        self._later(lambda: getattr(self.members[rank].cutting, name)(*structs.astuple(message)))
 
     async def until_complete(self, number: int) -> None:
         while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jaxtyping
 import pytest
@@ -13,15 +12,16 @@ from transport_scene import TOKEN, on_loop
 
 from gossamer import Node
 from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.node_process.environment import Place
+from gossamer.runtime.processes.node_process.process import NodeProcess
+from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.system.shared_file import shared_file
 from gossamer.runtime.processes.transport.transport import listen
-from gossamer.runtime.processes.worker.place import Place
-from gossamer.runtime.processes.worker.warmup import Stage
-from gossamer.runtime.processes.worker.worker import Worker
 from gossamer.runtime.setup import prepare
 from scenario import LR, experiment
 
-Hear = Callable[[list[Any]], None]
+Hear = Callable[[protocol.ToNode], None]
 
 
 class Overseer:
@@ -30,11 +30,11 @@ class Overseer:
     def __init__(self, hear: Hear, first: int) -> None:
         self._hear, self._first = hear, first
 
-    def send(self, what: str, *_: Any) -> None:
-        if what == "ready":
-            self._hear(["go", time.monotonic(), [self._first, [], "initial", 0, {}]])
-        elif what in ("done", "failed"):
-            self._hear(["finish", what])
+    def send(self, message: protocol.FromNode) -> None:
+        if isinstance(message, protocol.Ready):
+            self._hear(protocol.Go(time.monotonic(), protocol.Arrival(self._first, [], "initial", 0, {})))
+        elif isinstance(message, protocol.Done | protocol.Failed):
+            self._hear(protocol.Finish("rounds"))
 
 
 @on_loop
@@ -68,5 +68,5 @@ async def test_a_node_that_begins_later_has_the_learning_rate_of_its_first_round
         oversee=lambda hear: Overseer(hear, 3),
     )
     assert place.news is None  # alone in its process, it opens nothing to tell others
-    assert await Worker(0, setup, place, Stage(setup), folder).live() == 0
+    assert await NodeProcess(0, setup, place, Stage(setup), folder).live() == 0
     assert seen == [(3, LR * 0.5**3), (4, LR * 0.5**4)]

@@ -10,6 +10,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -19,11 +20,13 @@ from gossamer.learning.memory import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import RecordError
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.supervisor.supervisor import Supervisor
-from gossamer.runtime.processes.system.channel import Channel
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import Channel
+from gossamer.runtime.processes.coordinator.coordinator import Coordinator
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.protocol import Prepare, Prepared, Refused, Run, ToCoordinator
 from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
-from gossamer.runtime.processes.worker.warmup import Stage, with_data_for_forks
 from gossamer.runtime.setup import prepare
 
 
@@ -48,25 +51,24 @@ def serve(channel: int, memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
-    launcher = Channel(socket.socket(fileno=channel))
+    launcher: Channel[ToCoordinator] = Channel(socket.socket(fileno=channel), ToCoordinator)
     hello = launcher.receive()
-    if hello is None:
+    if not isinstance(hello, Prepare):
         return
     try:
-        setup = with_data_for_forks(prepare(Experiment.parse(hello[1])))
+        setup = with_data_for_forks(prepare(Experiment.parse(hello.experiment)))
         raise_descriptor_limit(setup, channels=setup.experiment.nodes)
     except BadInput as error:
-        launcher.send("bad-input", list(error.problems))
+        launcher.send(Refused(list(error.problems)))
         return
-    launcher.send("prepared", setup.description(), setup.layout.size, setup.layout.buffer_size)
+    launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size))
     stage = Stage(setup)
     stage.warm_up()  # while the launcher makes the folder
     answer = launcher.receive()
-    if answer is None:
+    if not isinstance(answer, Run):
         return
-    folder = RunFolder.open(answer[1])
-    cut = newest(folder.checkpoints) if answer[2] else None
-    supervisor = Supervisor(setup, stage, folder, launcher, memory, cut)
-    end = outcome_of(supervisor.run)
-    launcher.send("memory", supervisor.private_bytes())
-    launcher.send("ended", end.reason, end.failure)
+    folder = RunFolder.open(Path(answer.folder))
+    cut = newest(folder.checkpoints) if answer.resume else None
+    coordinator = Coordinator(setup, stage, folder, launcher, memory, cut)
+    end = outcome_of(coordinator.run)
+    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes()))

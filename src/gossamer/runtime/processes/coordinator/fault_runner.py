@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from gossamer.faults import Event, RoundCrash, Spell, StartFrom
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.ended import Ended
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.protocol import Find, Finish, Leave, Lost, Meet, Message, Met
 from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
 
@@ -79,7 +80,7 @@ class Hands(Protocol):
     def again(self, rank: int, first: int) -> None:
         """A node that takes part from a round on is recorded again."""
 
-    def tell(self, rank: int, *message: Any) -> None:
+    def tell(self, rank: int, message: Message) -> None:
         """Send a node a message."""
 
 
@@ -211,9 +212,9 @@ class FaultRunner:
             os.kill(child.pid, signal.SIGKILL)
         elif event.what == "leave":
             child.leaving = True
-            self._hands.tell(rank, "leave")
+            self._hands.tell(rank, Leave())
             if child.done:
-                self._hands.tell(rank, "finish", "left", None)
+                self._hands.tell(rank, Finish("left"))
         elif event.what == "freeze":
             os.kill(child.pid, signal.SIGSTOP)
             child.frozen = True
@@ -324,7 +325,7 @@ class FaultRunner:
             return
         self.away[rank] = why
         for other in self._present():
-            self._hands.tell(other, "lost", rank, why, life)
+            self._hands.tell(other, Lost(rank, why, life))
         self._hands.without(rank, keep=keep)
 
     def _present(self) -> list[int]:
@@ -369,11 +370,11 @@ class FaultRunner:
         others = set(self._present())
         for rank, why in sorted(self.away.items()):
             if rank != child.rank:
-                self._hands.tell(child.rank, "lost", rank, why, None)
+                self._hands.tell(child.rank, Lost(rank, why))
         for rank in sorted(others):
-            self._hands.tell(rank, "find", child.rank, anew)
+            self._hands.tell(rank, Find(child.rank, anew))
         if not anew:
-            self._hands.tell(child.rank, "find", child.rank, anew)
+            self._hands.tell(child.rank, Find(child.rank, anew))
             others.add(child.rank)
         self._introduction = _Introduction(child, anew, others, time.monotonic() + self._detection_s)
         self._go_on()
@@ -386,12 +387,12 @@ class FaultRunner:
         del self.away[child.rank]
         child.arriving = False
         for rank, since in together.items():
-            self._hands.tell(rank, "meet", child.rank, since)
+            self._hands.tell(rank, Meet(child.rank, since))
         if anew:
             self._hands.go(child, first, list(together.items()))
             kind = "returned" if child.life else "joined"
         else:
-            self._hands.tell(child.rank, "met", first, list(together.items()))
+            self._hands.tell(child.rank, Met(first, list(together.items())))
             kind = "returned"
         self._hands.again(child.rank, first)
         self._hands.say(child.rank, kind, f"node {child.rank} takes part from round {first} on")

@@ -15,15 +15,16 @@ import pytest
 
 from gossamer import Experiment
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.supervisor import fault_runner
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.supervisor.fault_runner import FaultRunner
-from gossamer.runtime.processes.supervisor.process_pool import ProcessPool
-from gossamer.runtime.processes.system.channel import Channel, PatientChannel
+from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.coordinator import fault_runner
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.fault_runner import FaultRunner
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.coordinator.process_pool import ProcessPool
+from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.protocol import FromNode, Kept, Message, ToNode
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots, news
 from gossamer.runtime.processes.system.shared_file import shared_file
-from gossamer.runtime.processes.worker.warmup import Stage
 from gossamer.runtime.setup import prepare
 
 DETECTION_S = 4.0
@@ -55,7 +56,7 @@ def process_pool(tmp_path: Path) -> Iterator[ProcessPool]:
     os.close(memory)
 
 
-def adopt(process_pool: ProcessPool, *, inside: bool) -> tuple[Child, Channel]:
+def adopt(process_pool: ProcessPool, *, inside: bool) -> tuple[Child, Channel[Any]]:
     """A process that stops itself, in a place to compute or outside, and goes on for ever."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -69,10 +70,10 @@ def adopt(process_pool: ProcessPool, *, inside: bool) -> tuple[Child, Channel]:
             signal.pause()
         finally:
             os._exit(0)
-    child = process_pool.children[0] = Child(0, pid, PatientChannel(ours))
+    child = process_pool.children[0] = Child(0, pid, PatientChannel(ours, FromNode))
     process_pool.alive.add(0)
     process_pool._selector.register(child.channel, selectors.EVENT_READ, child)
-    return child, Channel(theirs)
+    return child, Channel(theirs, ToNode)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -80,12 +81,12 @@ def test_it_is_noticed_and_others_may_compute_meanwhile(process_pool: ProcessPoo
     child, theirs = adopt(process_pool, inside=inside)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     assert list(process_pool.stopped()) == [(child, True)]
-    assert process_pool.places == (2 if inside else 1)
+    assert process_pool.cpu_slots == (2 if inside else 1)
     assert list(process_pool.stopped()) == []
     os.kill(child.pid, signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
     assert list(process_pool.stopped()) == [(child, False)]
-    assert process_pool.places == 1
+    assert process_pool.cpu_slots == 1
     child.channel.close()
     theirs.close()
 
@@ -96,7 +97,7 @@ def test_the_place_of_one_that_dies_is_counted_no_more(process_pool: ProcessPool
     assert len(list(process_pool.stopped())) == 1
     os.kill(child.pid, signal.SIGKILL)
     assert process_pool.bury(child) == "killed by SIGKILL"
-    assert process_pool.places == 1
+    assert process_pool.cpu_slots == 1
     assert list(process_pool.stopped()) == []
     theirs.close()
 
@@ -105,12 +106,12 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(proce
     child, theirs = adopt(process_pool, inside=False)
     sent = 0
     while not child.behind:
-        process_pool.tell(0, "consumed", sent)
+        process_pool.tell(0, Kept(sent))
         sent += 1
     assert not process_pool._selector.select(0)
     came: list[int] = []
     while len(came) < sent:
-        came += [number for _, number in theirs.read() or []]
+        came += [said.number for said in theirs.read() or []]
         for key, events in process_pool._selector.select(0):
             assert (key.data, events) == (child, selectors.EVENT_WRITE)
             process_pool.send_on(child)
@@ -139,7 +140,7 @@ class Hands:
     def without(self, rank: int, *, keep: bool) -> None:
         self.lost.append(rank)
 
-    def tell(self, rank: int, *message: Any) -> None:
+    def tell(self, rank: int, message: Message) -> None:
         assert rank not in self.lost
 
 

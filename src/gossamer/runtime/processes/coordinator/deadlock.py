@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Set
 
 from gossamer.config import Experiment
 from gossamer.runtime.outcome import describe_waits
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.ended import Ended
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.node_state import Child
 
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""

@@ -1,4 +1,4 @@
-"""The process of a supervisor: ``python -m gossamer.runtime.processes.supervisor CHANNEL MEMORY PARENT``."""
+"""The process of a supervisor: ``python -m gossamer.runtime.processes.coordinator CHANNEL MEMORY PARENT``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main() -> None:
     channel, memory, parent = (int(argument) for argument in sys.argv[1:4])
     die_with(parent)  # before the imports, which take seconds
     gc.disable()  # nothing that is imported is garbage, and to look for it takes a fifth of the time
-    from gossamer.runtime.processes.supervisor.server import serve
+    from gossamer.runtime.processes.coordinator.server import serve
 
     gc.enable()
     serve(channel, memory)

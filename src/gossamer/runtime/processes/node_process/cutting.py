@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gossamer.config import Checkpoints
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder
+from gossamer.runtime.processes.protocol import Broken, Event, FromNode, Marked, Saved
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.snapshots import NodeSnapshots
 
@@ -48,7 +49,7 @@ class Cutting:
         asked: Checkpoints,
         cuts: NodeSnapshots,
         folder: CheckpointFolder,
-        tell: Callable[..., None],
+        tell: Callable[[FromNode], None],
         made: int,
         first: int,
     ) -> None:
@@ -88,7 +89,7 @@ class Cutting:
 
     def told(self, number: int, ranks: list[int]) -> None:
         """All that was sent before a cut has left."""
-        self._tell("marked", number, ranks)
+        self._tell(Marked(number, ranks))
 
     def marked(self, rank: int, number: int, message: int) -> None:
         """All that a peer had sent before its cut has arrived."""
@@ -105,7 +106,7 @@ class Cutting:
     def relinked(self, rank: int) -> None:
         """A connection to a peer broke, and was made again."""
         for number in sorted(self._numbers):
-            self._tell("broken", number, rank)
+            self._tell(Broken(number, rank))
 
     def lost(self, rank: int) -> None:
         """A peer is dead: nothing more comes from it."""
@@ -123,9 +124,9 @@ class Cutting:
 
         def written(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and (error := done.exception()) is not None:
-                self._tell("event", "checkpoint", f"checkpoint {number} could not be written: {error}")
+                self._tell(Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
             elif not done.cancelled():
-                self._tell("saved", number, saved.round, saved.time_s)
+                self._tell(Saved(number, saved.round, saved.time_s))
 
         writing.add_done_callback(written)
 

@@ -4,11 +4,11 @@ begins if it comes later."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from gossamer.faults import StartFrom
+from gossamer.runtime.processes.protocol import FromNode, ToNode
 from gossamer.runtime.processes.transport.transport import Transport
 
 PROGRESS_S = 0.2
@@ -19,8 +19,8 @@ class Overseer(Protocol):
     """Whom a node's process tells how it is doing, and who tells it what to do: the supervisor, through a channel, or
     what does without one (standalone.py)."""
 
-    def send(self, *message: Any) -> None:
-        """Take a message: what it is about, and what there is to say."""
+    def send(self, message: FromNode) -> None:
+        """Take a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,28 +53,7 @@ class Place:
     trims: bool
     life: int = 0
     crashes: tuple[int, ...] = ()
-    oversee: Callable[[Callable[[list[Any]], None]], Overseer] | None = None
+    oversee: Callable[[Callable[[ToNode], None]], Overseer] | None = None
     connect: Callable[..., Transport] = Transport
     progress_s: float = PROGRESS_S
     news: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """How a node takes part that comes, or comes back, while the others live.
-
-    Args:
-        first: the round that it begins with.
-        together: rank and round: from when on it and another node wait for each other.
-        start_from: the model that it begins with.
-        tick: the first instant of the grid of time at which it is recorded.
-        traffic: what its counters were in its last row.
-        meet: whom it asks for the round to begin with, where nobody has told it.
-    """
-
-    first: int
-    together: Sequence[Sequence[int]]
-    start_from: StartFrom
-    tick: int
-    traffic: Mapping[str, int]
-    meet: Sequence[int] | None = None

@@ -14,13 +14,13 @@ import pytest
 
 from gossamer import Experiment
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.supervisor import fault_runner
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.fault_runner import REBIND_S, FaultRunner
-from gossamer.runtime.processes.supervisor.process_pool import ProcessPool
+from gossamer.runtime.processes.coordinator import fault_runner
+from gossamer.runtime.processes.coordinator.fault_runner import REBIND_S, FaultRunner
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.coordinator.process_pool import ProcessPool
+from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.system.shared_file import shared_file
 from gossamer.runtime.processes.transport.transport import listen
-from gossamer.runtime.processes.worker.warmup import Stage
 from gossamer.runtime.setup import Setup, prepare
 
 

@@ -24,19 +24,51 @@ from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import begins
-from gossamer.runtime.processes.system.channel import AsyncChannel
+from gossamer.runtime.processes.channel import AsyncChannel
+from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
+from gossamer.runtime.processes.node_process.clock import Clock
+from gossamer.runtime.processes.node_process.computing import Computing
+from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.node_process.environment import Overseer, Place
+from gossamer.runtime.processes.node_process.host import NodeHost
+from gossamer.runtime.processes.node_process.recording import Recording
+from gossamer.runtime.processes.node_process.restart import RestartFile
+from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.protocol import (
+    Arrival,
+    At,
+    Consumed,
+    Crash,
+    Done,
+    Drop,
+    Event,
+    Expect,
+    Failed,
+    Final,
+    Find,
+    Finish,
+    Found,
+    FromNode,
+    Go,
+    Idle,
+    Kept,
+    Leave,
+    Lost,
+    Meet,
+    MeetAgain,
+    Met,
+    Progress,
+    Reachable,
+    Ready,
+    Slots,
+    Snapshot,
+    TimeUp,
+    ToNode,
+    Unreachable,
+)
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels, private_bytes
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.processes.worker.checkpoints import NodeCheckpoints
-from gossamer.runtime.processes.worker.clock import Clock
-from gossamer.runtime.processes.worker.computing import Computing
-from gossamer.runtime.processes.worker.cutting import Cutting
-from gossamer.runtime.processes.worker.host import NodeHost
-from gossamer.runtime.processes.worker.place import Arrival, Overseer, Place
-from gossamer.runtime.processes.worker.recording import Recording
-from gossamer.runtime.processes.worker.restart import RestartFile
-from gossamer.runtime.processes.worker.warmup import Stage
 from gossamer.runtime.recording import Spent, Usage, is_due
 from gossamer.runtime.rejoin import come_back, meet_again, newcomer
 from gossamer.runtime.setup import Setup
@@ -60,10 +92,10 @@ def main(
     code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(Worker(rank, setup, place, stage, folder, cut).live())
+    return asyncio.run(NodeProcess(rank, setup, place, stage, folder, cut).live())
 
 
-class Worker:
+class NodeProcess:
     """A node, and what its process does for it."""
 
     def __init__(
@@ -112,7 +144,7 @@ class Worker:
             self._node,
             experiment.checkpoint,
             self._clock.now,
-            partial(self._tell, "event", "checkpoint"),
+            lambda text: self._tell(Event("checkpoint", text)),
             keeps=place.oversee is not None,  # it may be stopped by itself
         )
         self._shaper: Shaper | None
@@ -122,8 +154,8 @@ class Worker:
         self._go: asyncio.Future[None]
         self._finish: asyncio.Future[str]
 
-    def _tell(self, *message: Any) -> None:
-        self._overseer.send(*message)
+    def _tell(self, message: FromNode) -> None:
+        self._overseer.send(message)
 
     # --- life
 
@@ -135,7 +167,7 @@ class Worker:
             self._overseer = self._place.oversee(self._hear)
         else:
             assert self._place.channel is not None
-            self._overseer = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
+            self._overseer = AsyncChannel(self._place.channel, ToNode, self._hear, lambda: os._exit(1))
         experiment, cutting, checkpoints = self._setup.experiment, self._cutting, self._checkpoints
         self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
         self._host.transport = self._transport = self._place.connect(
@@ -145,15 +177,15 @@ class Worker:
             self._place.token,
             limit=self._setup.message_limit,
             deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
-            lost=lambda rank, why: self._tell("unreachable", rank, why),
-            event=lambda kind, text: self._tell("event", kind, text),
+            lost=lambda rank, why: self._tell(Unreachable(rank, why)),
+            event=lambda kind, text: self._tell(Event(kind, text)),
             now=self._clock.now,
             failed=self._node.fail,
             watch=None if self._timeline is None else partial(self._timeline.sent, self._rank),
             shaper=self._shaper,
             heartbeat_s=experiment.failures.heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell("reachable", rank),
+            found=lambda rank: self._tell(Reachable(rank)),
             marked=None if cutting is None else cutting.marked,
             told=None if cutting is None else cutting.told,
             relinked=None if cutting is None else cutting.relinked,
@@ -175,7 +207,7 @@ class Worker:
             checkpoints.begin(self._transport)
         try:
             await self._transport.start()
-            self._tell("ready")
+            self._tell(Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
@@ -183,7 +215,7 @@ class Worker:
             self._leave()
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the supervisor is told
             text = "".join(traceback.format_exception(error))
-            self._tell("failed", cause(error), self._node.round, text)
+            self._tell(Failed(cause(error), self._node.round, text))
             await self._finish
             return 1
         await self._node.end()
@@ -246,14 +278,14 @@ class Worker:
         for number, round in enumerate(self._crashes):
             if self._node.round >= round:
                 self._report(final=True)
-                self._tell("crash", number)
+                self._tell(Crash(number))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _leave(self) -> None:
         if (slowness := self._computing.slowness) is not None:
-            self._tell("event", "slow", slowness)
+            self._tell(Event("slow", slowness))
         self._models.write(FINAL, self._rank, self._node.model)
-        self._tell("final", self._node.round, private_bytes())
+        self._tell(Final(self._node.round, private_bytes()))
 
     # --- what it tells
 
@@ -261,7 +293,7 @@ class Worker:
         now = time.monotonic()
         if final or now - self._said > self._place.progress_s:
             self._said = now
-            self._tell("progress", self._node.round, self._clock.now())
+            self._tell(Progress(self._node.round, self._clock.now()))
 
     async def _say_alive(self) -> None:
         """The last evaluation may take long; the supervisor is to know that it goes on."""
@@ -280,9 +312,9 @@ class Worker:
             counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
             idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
             if idle and counts == before:
-                self._tell("idle", *counts, self._node.waiting())
+                self._tell(Idle(*counts, self._node.waiting()))
             elif before is not None:
-                self._tell("idle", -1, -1, [])
+                self._tell(Idle(0, 0, None))
             before = counts if idle else None
 
     async def _life(self) -> None:
@@ -296,7 +328,7 @@ class Worker:
         self._report(final=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
-        self._tell("done", self._node.round)
+        self._tell(Done(self._node.round))
         raise await self._node.failure()
 
     async def _come_back(self, others: Sequence[int]) -> None:
@@ -304,7 +336,7 @@ class Worker:
         await come_back(self._node, others, self._setup.experiment.failures.detection_s)
         self._recording.drop_rounds(self._node.round)
         text = f"node {self._rank} takes part from round {self._node.round} on"
-        self._tell("event", "returned", text)
+        self._tell(Event("returned", text))
 
     def _beside_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -319,57 +351,58 @@ class Worker:
     async def _say_when(self, time_s: float) -> None:
         """The run ends when the first node's clock says so."""
         await self._clock.until(time_s)
-        self._tell("time")
+        self._tell(TimeUp())
 
     # --- what it is told
 
-    def _hear(self, message: list[Any]) -> None:
-        what, *rest = message
-        if what == "go":
-            self._clock.begin(rest[0])
-            if len(rest) > 1:
-                self._arrive(Arrival(*rest[1]))
-            if self._shaper is not None:
-                self._shaper.start(self._clock.start)
-            self._go.set_result(None)
-        elif what == "finish" and not self._finish.done():
-            self._last_cut = rest[1] if len(rest) > 1 else None
-            self._last_row = len(rest) > 2 and rest[2]
-            self._finish.set_result(rest[0])
-            self._recording.end()
-        elif what == "lost":
-            self._host.lost.add(rest[0])
-            if rest[1] is not None:  # else the transport knows, and looks for it
-                self._transport.mark_lost(*rest)
-            self._node.peer_lost()
-            if self._cutting is not None:
-                self._cutting.lost(rest[0])
-        elif what == "cut" and self._cutting is not None:
-            self._cutting.cut(rest[0])
-        elif what == "expect" and self._cutting is not None:
-            self._cutting.expect(rest[0], rest[1])
-        elif what == "kept" and self._cutting is not None:
-            self._cutting.kept(rest[0])
-        elif what == "drop" and self._cutting is not None:
-            self._cutting.drop(rest[0])
-        elif what == "found":
-            self._host.lost.discard(rest[0])
-            self._transport.mark_found(rest[0])
-        elif what == "meet-again":
-            self._node.spawn(meet_again(self._node, rest[0], self._setup.experiment.failures.detection_s))
-        elif what == "leave":
-            self._host.leaving = True
-        elif what == "find":
-            self._find(rest[0], anew=rest[1])
-        elif what == "meet":
-            self._node.peer_found(rest[0], rest[1], anew=False)
-        elif what == "met":
-            self._meet(rest[1])
-            self._node.rejoin(rest[0])
-        elif what == "places":
-            self._computing.cpu_slots.count = rest[0]
-        elif what == "consumed":
-            self._recording.consumed()
+    def _hear(self, message: ToNode) -> None:
+        cutting = self._cutting
+        match message:
+            case Go(start=start, arrival=arrival):
+                self._clock.begin(start)
+                if arrival is not None:
+                    self._arrive(arrival)
+                if self._shaper is not None:
+                    self._shaper.start(self._clock.start)
+                self._go.set_result(None)
+            case Finish(reason=reason, checkpoint=number, row=row):
+                if not self._finish.done():
+                    self._last_cut, self._last_row = number, row
+                    self._finish.set_result(reason)
+                    self._recording.end()
+            case Lost(rank=rank, why=why, incarnation=incarnation):
+                self._host.lost.add(rank)
+                if why is not None:  # else the transport knows, and looks for it
+                    self._transport.mark_lost(rank, why, incarnation)
+                self._node.peer_lost()
+                if cutting is not None:
+                    cutting.lost(rank)
+            case Snapshot(number=number) if cutting is not None:
+                cutting.cut(number)
+            case Expect(number=number, ranks=ranks) if cutting is not None:
+                cutting.expect(number, ranks)
+            case Kept(number=number) if cutting is not None:
+                cutting.kept(number)
+            case Drop(number=number) if cutting is not None:
+                cutting.drop(number)
+            case Found(rank=rank):
+                self._host.lost.discard(rank)
+                self._transport.mark_found(rank)
+            case MeetAgain(rank=rank):
+                self._node.spawn(meet_again(self._node, rank, self._setup.experiment.failures.detection_s))
+            case Leave():
+                self._host.leaving = True
+            case Find(rank=rank, restarted=restarted):
+                self._find(rank, anew=restarted)
+            case Meet(rank=rank, since=since):
+                self._node.peer_found(rank, since, anew=False)
+            case Met(first=first, together=together):
+                self._meet(together)
+                self._node.rejoin(first)
+            case Slots(count=count):
+                self._computing.cpu_slots.count = count
+            case Consumed():
+                self._recording.consumed()
 
     def _find(self, rank: int, *, anew: bool) -> None:
         """A node comes, or comes back, perhaps this one: say which round this one is in."""
@@ -379,7 +412,7 @@ class Worker:
             # Until it's known which round it begins with, it's in none that this node is in.
             waits = self._setup.experiment.algorithm.gathers
             self._node.peer_found(rank, self._node.round + 1 if waits else 0, anew=anew)
-        self._tell("at", rank, self._node.round)
+        self._tell(At(rank, self._node.round))
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
@@ -391,7 +424,7 @@ class Worker:
         self._arrival = arrival
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
-        self._tell("event", "begins", text)
+        self._tell(Event("begins", text))
         self._transport.traffic = Traffic(**arrival.traffic)
         self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
         self._meet(arrival.together)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.faults import StartFrom
-from gossamer.runtime.processes.system.channel import PatientChannel
+from gossamer.runtime.processes.channel import PatientChannel
+from gossamer.runtime.processes.protocol import FromNode
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Child:
 
     rank: int
     pid: int
-    channel: PatientChannel
+    channel: PatientChannel[FromNode]
     behind: bool = False
     ready: bool = False
     done: bool = False

@@ -10,11 +10,12 @@ from gossamer.node import Node
 from gossamer.results.folder import RunFolder
 from gossamer.results.rewind import drop_rounds
 from gossamer.runtime.barrier import Moment
+from gossamer.runtime.processes.node_process.clock import Clock
+from gossamer.runtime.processes.node_process.computing import Computing
+from gossamer.runtime.processes.protocol import FromNode, Row, View
 from gossamer.runtime.processes.system.memory import SNAPSHOTS, SharedModels
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.processes.worker.clock import Clock
-from gossamer.runtime.processes.worker.computing import Computing
 from gossamer.runtime.recording import Spent, Usage, node_row
 from gossamer.runtime.setup import Setup
 
@@ -49,7 +50,7 @@ class Recording:
         usage: Usage,
         transport: Transport,
         shaper: Shaper | None,
-        tell: Callable[..., None],
+        tell: Callable[[FromNode], None],
     ) -> None:
         self._node, self._setup, self._models = node, setup, models
         self._folder = folder
@@ -82,8 +83,8 @@ class Recording:
         if slot is not None:
             self._models.write(slot, node.rank, model)
         if (view := node.view) is not None:
-            self._tell("view", moment, node.round, view)
-        self._tell("row", moment, row, slot)
+            self._tell(View(moment, node.round, list(view)))
+        self._tell(Row(moment, row, slot))
 
     async def flush(self) -> None:
         """Wait for what was sent, which is counted when it has left, as long as something leaves."""

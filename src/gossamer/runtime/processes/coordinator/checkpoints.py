@@ -1,6 +1,6 @@
 """Checkpoints as their supervisor sees them: which nodes have been cut, and whose files are written.
 
-What is said is in :mod:`gossamer.runtime.processes.worker.cutting`.
+What is said is in :mod:`gossamer.runtime.processes.node_process.cutting`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Message, Snapshot
 
 
 @dataclass(eq=False)
@@ -47,7 +48,7 @@ class CheckpointCoordinator:
         experiment: Experiment,
         folder: RunFolder,
         cut: Cut | None,
-        tell: Callable[..., None],
+        tell: Callable[[int, Message], None],
         say: Callable[[str], None],
     ) -> None:
         self._on = experiment.checkpoint.on
@@ -72,13 +73,13 @@ class CheckpointCoordinator:
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
-            self._tell(rank, "drop", number)
+            self._tell(rank, Drop(number))
             return
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
             for other in self._done & self._alive:
-                self._tell(other, "cut", number)
+                self._tell(other, Snapshot(number))
         self._open[number].told[rank] = set(told)
         self._look(number)
 
@@ -95,7 +96,7 @@ class CheckpointCoordinator:
         self._done.add(rank)
         for number, cut in self._open.items():
             if rank not in cut.told:
-                self._tell(rank, "cut", number)
+                self._tell(rank, Snapshot(number))
 
     def lost(self, rank: int) -> None:
         """A node has died."""
@@ -117,7 +118,7 @@ class CheckpointCoordinator:
         self._abandon_all(f"node {rank} came back")
         self._alive.add(rank)
         for number in sorted(self._abandoned):
-            self._tell(rank, "drop", number)
+            self._tell(rank, Drop(number))
 
     def _abandon_all(self, why: str) -> None:
         for number in sorted(self._open):
@@ -131,7 +132,7 @@ class CheckpointCoordinator:
         self._open.pop(number, None)
         self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
         for rank in sorted(self._alive):
-            self._tell(rank, "drop", number)
+            self._tell(rank, Drop(number))
 
     def last(self) -> int | None:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
@@ -145,7 +146,7 @@ class CheckpointCoordinator:
             cut.asked = True
             for rank in sorted(self._alive):
                 heard = [other for other in sorted(self._alive) if rank in cut.told[other]]
-                self._tell(rank, "expect", number, heard)
+                self._tell(rank, Expect(number, heard))
         if cut.asked and self._alive <= cut.rounds.keys():
             self._finish(number, cut)
 
@@ -161,4 +162,4 @@ class CheckpointCoordinator:
         self._open = {other: each for other, each in self._open.items() if other > number}
         self._abandoned = {other for other in self._abandoned if other > number}
         for rank in rounds:
-            self._tell(rank, "kept", number)
+            self._tell(rank, Kept(number))

@@ -13,10 +13,10 @@ from gossamer.config import Processes
 from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.memory import trim
 from gossamer.messages.tags import Model
+from gossamer.runtime.processes.node_process.clock import Clock
+from gossamer.runtime.processes.node_process.environment import Place
+from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots
-from gossamer.runtime.processes.worker.clock import Clock
-from gossamer.runtime.processes.worker.place import Place
-from gossamer.runtime.processes.worker.warmup import Stage
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.timeline import TimelineLog
 

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from gossamer import Experiment
-from gossamer.runtime.processes.supervisor import deadlock
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.deadlock import DeadlockWatch
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.system.channel import PatientChannel
+from gossamer.runtime.processes.channel import PatientChannel
+from gossamer.runtime.processes.coordinator import deadlock
+from gossamer.runtime.processes.coordinator.deadlock import DeadlockWatch
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.protocol import FromNode
 
 
 class Scene:
     """Three nodes that all wait for a message."""
 
-    def __init__(self, channel: PatientChannel, **stop: Any) -> None:
+    def __init__(self, channel: PatientChannel[FromNode], **stop: Any) -> None:
         settings = {
             "nodes": 3,
             "task": {"name": "least-squares", "samples": 8, "features": 3},
@@ -44,20 +45,20 @@ class Scene:
 
 
 @pytest.fixture
-def channel() -> Iterator[PatientChannel]:
+def channel() -> Iterator[PatientChannel[FromNode]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield PatientChannel(ours)
+        yield PatientChannel(ours, FromNode)
 
 
-def test_nodes_that_all_wait_with_nothing_under_way_are_named(channel: PatientChannel) -> None:
+def test_nodes_that_all_wait_with_nothing_under_way_are_named(channel: PatientChannel[FromNode]) -> None:
     found = Scene(channel).found()
     assert found == (
         "all nodes wait and nothing is under way: node 0 for a message; node 1 for a message; node 2 for a message"
     )
 
 
-def test_nobody_waits_for_ever_who_may_still_be_woken(channel: PatientChannel) -> None:
+def test_nobody_waits_for_ever_who_may_still_be_woken(channel: PatientChannel[FromNode]) -> None:
     assert Scene(channel, time_s=3.0).found() is None
     fresh, flying, gone, wiped, busy = (Scene(channel) for _ in range(5))
     fresh.children[1].idle_reports = 1
@@ -69,7 +70,7 @@ def test_nobody_waits_for_ever_who_may_still_be_woken(channel: PatientChannel) -
 
 
 def test_a_peer_that_lives_and_stays_unreachable_ends_the_run(
-    channel: PatientChannel, monkeypatch: pytest.MonkeyPatch
+    channel: PatientChannel[FromNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene, now = Scene(channel), [100.0]
     monkeypatch.setattr(deadlock.time, "monotonic", lambda: now[0])
@@ -83,7 +84,7 @@ def test_a_peer_that_lives_and_stays_unreachable_ends_the_run(
 
 @pytest.mark.parametrize("who", ["reached", "dead", "reporter dead"])
 def test_a_peer_that_is_reached_again_or_dead_is_none_that_is_unreachable(
-    channel: PatientChannel, monkeypatch: pytest.MonkeyPatch, who: str
+    channel: PatientChannel[FromNode], monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     scene, now = Scene(channel, time_s=3.0), [100.0]
     monkeypatch.setattr(deadlock.time, "monotonic", lambda: now[0])

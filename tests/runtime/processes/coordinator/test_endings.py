@@ -21,8 +21,8 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import consensus_distance
 from gossamer.results.segment import RecordError
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.supervisor.server import outcome_of
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.server import outcome_of
 
 NODES = 4
 EASY = 0.2

@@ -12,23 +12,23 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from gossamer.config import Processes
 from gossamer.cores import cores
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.supervisor.child import Child
-from gossamer.runtime.processes.supervisor.ended import Ended
-from gossamer.runtime.processes.system.channel import Channel, PatientChannel
+from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.node_process.environment import Place
+from gossamer.runtime.processes.node_process.process import main as worker_main
+from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.protocol import Failed, FromNode, Message, ToNode
 from gossamer.runtime.processes.system.cpu_slots import holds, news
 from gossamer.runtime.processes.system.death import describe_exit, die_with
 from gossamer.runtime.processes.system.descriptors import close_all_but
 from gossamer.runtime.processes.system.holes import fill_holes
 from gossamer.runtime.processes.transport.transport import listen
-from gossamer.runtime.processes.worker.place import Place
-from gossamer.runtime.processes.worker.warmup import Stage
-from gossamer.runtime.processes.worker.worker import main as worker_main
 from gossamer.runtime.setup import Setup
 
 
@@ -138,7 +138,7 @@ class ProcessPool:
         if pid == 0:
             self._become_node(rank, parent, place, {listener, theirs}, others)
         theirs.close()
-        child = self.children[rank] = Child(rank, pid, PatientChannel(ours), life=life)
+        child = self.children[rank] = Child(rank, pid, PatientChannel(ours, FromNode), life=life)
         self.alive.add(rank)
         self._selector.register(child.channel, selectors.EVENT_READ, child)
         return child
@@ -161,7 +161,7 @@ class ProcessPool:
             code = worker_main(rank, self._setup, place, self._stage, self._folder, self._cut)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor is told and the process ends here
             text = traceback.format_exc()
-            Channel(place.channel).send("failed", f"{type(error).__name__}: {error}", 0, text)
+            Channel(place.channel, ToNode).send(Failed(f"{type(error).__name__}: {error}", 0, text))
         finally:
             try:
                 sys.stdout.flush()  # which may go to a full disk, or to nobody any more
@@ -169,10 +169,10 @@ class ProcessPool:
             finally:
                 os._exit(code)
 
-    def tell(self, rank: int, *message: Any) -> None:
+    def tell(self, rank: int, message: Message) -> None:
         """Send a node a message. What one that was stopped does not read is sent when it does, by :meth:`send_on`."""
         child = self.children[rank]
-        child.channel.send(*message)
+        child.channel.send(message)
         self._mind(child)
 
     def send_on(self, child: Child) -> None:

@@ -78,9 +78,8 @@ class Record:
         now_s = 0.0 if self._start is None else time.monotonic() - self._start
         return now_s + self._wall_before_s
 
-    def row(self, rank: int, said: Any, row: dict[str, Any], slot: int | None) -> None:
+    def row(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
         """Take a node's row, of a moment, and its snapshot; None is no snapshot."""
-        moment = _moment(said)
         self._graphs.completed(row["round"])
         self._show(row)
         self._look(moment, row)
@@ -93,9 +92,9 @@ class Record:
         if complete is not None:
             self._append(moment, complete)
 
-    def view(self, rank: int, said: Any, rounds: int, view: Sequence[int]) -> None:
+    def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
         """Take whom a node knew at a moment."""
-        self._views.add(_moment(said), rank, rounds, view)
+        self._views.add(moment, rank, rounds, view)
 
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
@@ -130,8 +129,3 @@ class Record:
     def _look(self, moment: Moment, row: dict[str, Any]) -> None:
         if self._target.reached(moment, row):
             self.target_reached = True
-
-
-def _moment(said: Any) -> Moment:
-    """A moment as it was before it went through a channel."""
-    return tuple(said) if isinstance(said, list) else said

@@ -15,9 +15,9 @@ from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.messages import encode
 from gossamer.messages.tags import Payload, Sending, Traffic
+from gossamer.runtime.processes.node_process.clock import Clock, Timer
+from gossamer.runtime.processes.node_process.computing import Computing
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.processes.worker.clock import Clock, Timer
-from gossamer.runtime.processes.worker.computing import Computing
 
 
 class NodeHost:

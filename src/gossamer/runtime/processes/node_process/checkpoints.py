@@ -1,6 +1,6 @@
 """A node's part of the run's checkpoints: what is saved of it at the end of a round, and how it goes on from there.
 
-What nodes and supervisor say about a checkpoint is in :mod:`gossamer.runtime.processes.worker.cutting`.
+What nodes and supervisor say about a checkpoint is in :mod:`gossamer.runtime.processes.node_process.cutting`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from gossamer.node import Node
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.protocol import FromNode
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.processes.worker.cutting import Cutting
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
 
@@ -45,7 +46,7 @@ class NodeCheckpoints:
         folder: RunFolder,
         now: Callable[[], float],
         state: Callable[[], dict[str, Any]],
-        tell: Callable[..., None],
+        tell: Callable[[FromNode], None],
         cut: Cut | None,
         saved: Checkpoint | None,
     ) -> None:
