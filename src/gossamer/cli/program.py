@@ -14,8 +14,6 @@ from typing import Annotated
 import typer
 
 from gossamer import __version__
-from gossamer.cli import deployment
-from gossamer.cli.keys import keys, peers
 from gossamer.cli.listing import listing
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.report import report
@@ -23,6 +21,7 @@ from gossamer.cli.run import resume, run
 from gossamer.cli.sweep import sweep
 from gossamer.cli.topology import topology
 from gossamer.cli.usage import readable_usage
+from gossamer.cli.worker import worker
 from gossamer.errors import BadInput, GossamerError, RunFailed
 
 app = typer.Typer(
@@ -59,9 +58,7 @@ app.command(epilog=EXIT_CODES)(sweep)
 app.command()(report)
 app.command("list")(listing)
 app.command()(topology)
-app.command(epilog=EXIT_CODES)(keys)
-app.command(epilog=EXIT_CODES)(peers)
-deployment.add_to(app)
+app.command(epilog=EXIT_CODES)(worker)
 
 
 def main() -> None:

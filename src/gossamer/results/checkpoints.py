@@ -83,12 +83,13 @@ class CheckpointFolder:
     Args:
         path: their folder; made when it is needed.
         experiment: what is run.
+        digest: of the experiment as it was written first, where this one names copies of its files.
     """
 
-    def __init__(self, path: Path, experiment: Experiment) -> None:
+    def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:
         self._path = path
         self._experiment = _dump(experiment)
-        self._digest = _digest(self._experiment)
+        self.digest = digest or _digest(self._experiment)
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
@@ -100,7 +101,7 @@ class CheckpointFolder:
         folder = self._path / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(folder / _file(saved.rank)) as temporary:
-            checkpoint.write(saved, temporary, self._digest)
+            checkpoint.write(saved, temporary, self.digest)
 
     def complete(
         self,

@@ -45,7 +45,6 @@ class Setup:
         outcome_ranks: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is evaluated by itself.
         message_limit: the largest message that a node accepts, bytes.
-        hospitable: whether nodes answer those that come later, though no fault says that some do.
     """
 
     experiment: Experiment
@@ -60,7 +59,6 @@ class Setup:
     outcome_ranks: frozenset[int]
     evaluated: frozenset[int]
     message_limit: int
-    hospitable: bool = False
 
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
@@ -89,7 +87,7 @@ class Setup:
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
             wrappers=experiment.wrappers,
-            companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
+            companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
     def description(self) -> dict[str, Any]:

@@ -53,15 +53,21 @@ class Unpacker(Generic[M]):
         self._largest = largest
         self._buffer = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> list[M]:
-        """Take some bytes; gives the messages that are complete.
+    @property
+    def rest(self) -> bytes:
+        """What has come, and was not given yet."""
+        return bytes(self._buffer)
+
+    def feed(self, data: bytes | memoryview, most: int | None = None) -> list[M]:
+        """Take some bytes; gives the messages that are complete, or the first so many of them.
 
         Raises:
             ChannelError: for a message that is too long, or none of those that may come.
         """
         self._buffer += data
-        messages, start = [], 0
-        while len(self._buffer) >= start + _LENGTH.size:
+        messages: list[M] = []
+        start = 0
+        while len(self._buffer) >= start + _LENGTH.size and (most is None or len(messages) < most):
             [length] = _LENGTH.unpack_from(self._buffer, start)
             if length > self._largest:
                 raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")

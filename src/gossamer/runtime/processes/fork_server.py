@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.protocol import Prepare, Run, ToLauncher
@@ -15,6 +16,21 @@ from gossamer.runtime.processes.system.shared_file import shared_file
 
 KILL_S = 10.0
 """Seconds that it has to end by itself."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where workers join a run.
+
+    Args:
+        address: "host:port"; nodes of all workers must reach each other, and workers this address.
+        token: at least 16 characters that the coordinator and the workers know, and nobody else.
+        min_workers: how many must have joined before the run starts; it also waits for a slot for each node.
+    """
+
+    address: str
+    token: str
+    min_workers: int = 1
 
 
 class ForkServer:
@@ -46,8 +62,8 @@ class ForkServer:
         )
         theirs.close()
 
-    def begin(self, experiment: str) -> None:
-        """Have it prepare an experiment (YAML); it answers on the channel.
+    def begin(self, experiment: str, listen: Listen | None = None) -> None:
+        """Have it prepare an experiment (YAML); it answers on the channel. With ``listen``, nodes run on workers that join.
 
         Raises:
             ValueError: if it was used before, or is closed.
@@ -55,7 +71,10 @@ class ForkServer:
         if self._begun or self._closed:
             raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
         self._begun = True
-        self.channel.send(Prepare(experiment))
+        if listen is None:
+            self.channel.send(Prepare(experiment))
+        else:
+            self.channel.send(Prepare(experiment, listen.address, listen.token, listen.min_workers))
 
     def fork(self, folder: str, *, resume: bool) -> None:
         """Have it run what it has prepared.

@@ -11,7 +11,7 @@ from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.processes.fork_server import ForkServer
+from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
@@ -20,16 +20,19 @@ from gossamer.runtime.signals import ending_signals
 
 
 class ProcessesEngine:
-    """One operating-system process a node, over TCP on loopback. Making one has the fork server prepare the run, which
-    finds bad input.
+    """One operating-system process a node, over TCP. Constructing one has the fork server prepare the run, which finds bad
+    input.
 
     Args:
         experiment: what is run.
         server: the fork server, which ends with this; None starts one.
+        listen: where workers join; None runs all nodes on this machine.
     """
 
-    def __init__(self, experiment: Experiment, server: ForkServer | None = None) -> None:
-        self._experiment = experiment
+    def __init__(
+        self, experiment: Experiment, server: ForkServer | None = None, listen: Listen | None = None
+    ) -> None:
+        self._experiment, self._listen = experiment, listen
         self._server = server or ForkServer()
         try:
             self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
@@ -41,7 +44,7 @@ class ProcessesEngine:
             raise
 
     def _prepare(self) -> tuple[dict[str, Any], int, int]:
-        self._server.begin(self._experiment.to_yaml())
+        self._server.begin(self._experiment.to_yaml(), self._listen)
         answer = self._server.channel.receive()
         if answer is None:
             raise RunFailed(f"the fork server died while it loaded the data: {self._server.how_it_died()}")

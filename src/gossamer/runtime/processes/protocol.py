@@ -90,6 +90,10 @@ class Saved(Message):
     time_s: float
 
 
+class RestartSaved(Message):
+    """The node's own file, from which it can be restarted, is written."""
+
+
 class Broken(Message):
     """The connection to ``peer`` broke after the node had taken snapshot ``number``."""
 
@@ -156,6 +160,7 @@ FromNode = (
     | Final
     | Marked
     | Saved
+    | RestartSaved
     | Broken
     | At
     | Crash
@@ -179,7 +184,6 @@ class Arrival(Message):
         start_from: the model that it begins with.
         tick: the first instant of the time grid at which it is recorded.
         traffic: its counters in its last row.
-        meet: the ranks that it asks for the round to begin with, where nobody has told it.
     """
 
     first: int
@@ -187,7 +191,6 @@ class Arrival(Message):
     start_from: StartFrom
     tick: int
     traffic: dict[str, int]
-    meet: Sequence[int] | None = None
 
 
 class Go(Message):
@@ -206,11 +209,10 @@ class Finish(Message):
 
 
 class Lost(Message):
-    """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run. Without a reason
-    the transport knows, and looks for the peer."""
+    """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run."""
 
     rank: int
-    why: str | None
+    why: str
     incarnation: int | None = None
 
 
@@ -274,21 +276,16 @@ class Consumed(Message):
     """The oldest snapshot of the node's model was read: its slot is free."""
 
 
-class Found(Message):
-    """A peer that was lost is there again (told by a node without a coordinator)."""
+class Moved(Message):
+    """A peer's process listens at another address now."""
 
     rank: int
-
-
-class MeetAgain(Message):
-    """Agree with a peer on the round to go on with (told by a node without a coordinator)."""
-
-    rank: int
+    host: str
+    port: int
 
 
 ToNode = (
-    Found
-    | MeetAgain
+    Moved
     | Go
     | Finish
     | Lost
@@ -305,13 +302,220 @@ ToNode = (
 )
 
 
+# --- coordinator -> worker
+
+
+class Listen(Message):
+    """Open a port for each of these ranks; answered by :class:`Listening`."""
+
+    ranks: list[int]
+
+
+class Addresses(Message):
+    """Nodes listen at these addresses: (rank, host, port)."""
+
+    nodes: list[tuple[int, str, int]]
+
+
+class Fork(Message):
+    """Start the process of a node.
+
+    Args:
+        rank: the node.
+        incarnation: how often it was started before.
+        crashes: the rounds after which it kills itself.
+        wait_s: seconds to try again for, where the system gives no process or the port is still taken.
+        key: its private key and certificate (PEM), where nodes talk over TLS.
+    """
+
+    rank: int
+    incarnation: int
+    crashes: list[int]
+    wait_s: float = 0.0
+    key: bytes | None = None
+
+
+class Tell(Message):
+    """A message for a node."""
+
+    rank: int
+    message: ToNode
+
+
+class Signal(Message):
+    """Send the process of a node a signal."""
+
+    rank: int
+    number: int
+
+
+class Job(Message):
+    """What a worker on another machine is to prepare, after the parts of its files.
+
+    Args:
+        experiment: YAML; names files relative to the worker's folder.
+        digest: of the experiment as the coordinator has it, for checkpoints.
+        first_checkpoint: the number of the next checkpoint.
+        token: 16 bytes by which the nodes of this run know each other.
+        certificates: of every rank (DER).
+        reconnect_s: seconds for which the worker tries to reach a coordinator that it has lost.
+    """
+
+    experiment: str
+    digest: str
+    first_checkpoint: int
+    token: bytes
+    certificates: list[bytes]
+    reconnect_s: float
+
+
+class Part(Message):
+    """A piece of a file or model that travels with the messages about it.
+
+    Args:
+        kind: what it is of.
+        rank: the node that it belongs to.
+        number: the checkpoint, the slot of a model, or which file of the experiment.
+        data: at most :data:`PART_BYTES`.
+        last: whether it is the last piece.
+        name: of a file of the experiment.
+    """
+
+    kind: Literal["experiment", "manifest", "checkpoint", "restart", "model", "timeline"]
+    rank: int
+    number: int
+    data: bytes
+    last: bool
+    name: str = ""
+
+
+PART_BYTES = 1 << 20
+
+
+class Acknowledge(Message):
+    """This many messages have arrived (:mod:`gossamer.runtime.processes.session`)."""
+
+    count: int
+
+
+class Dismiss(Message):
+    """The run is over: end all nodes, and the worker."""
+
+    reason: str
+
+
+ToWorker = Listen | Addresses | Fork | Tell | Signal | Job | Part | Acknowledge | Dismiss
+
+
+# --- worker -> coordinator
+
+
+class Fit(Message):
+    """The worker has prepared its :class:`Job`, and can take nodes."""
+
+
+class Unfit(Message):
+    """The worker can't carry the experiment out."""
+
+    problems: list[str]
+
+
+class Listening(Message):
+    """The ports that were asked for: (rank, host, port)."""
+
+    nodes: list[tuple[int, str, int]]
+
+
+class Said(Message):
+    """A message of a node."""
+
+    rank: int
+    incarnation: int
+    message: FromNode
+
+
+class Exited(Message):
+    """The process of a node is gone; all that it said has come before."""
+
+    rank: int
+    incarnation: int
+    how: str
+
+
+class NotForked(Message):
+    """The process of a node could not be started, or no port opened for it."""
+
+    rank: int
+    incarnation: int
+    why: str
+
+
+class Stood(Message):
+    """The process of a node was stopped from outside, or goes on."""
+
+    rank: int
+    incarnation: int
+    still: bool
+
+
+PoolEvent = Listening | Said | Exited | NotForked | Stood
+FromWorker = PoolEvent | Fit | Unfit | Part | Acknowledge
+
+
+# --- joining: the worker dials, and both prove that they know the token
+
+
+class Hello(Message):
+    """A worker's first message: its version of gossamer, a random nonce, and a name for its session, new or old."""
+
+    version: str
+    nonce: bytes
+    session: str
+
+
+class Challenge(Message):
+    """The coordinator's nonce, and its proof that it knows the token."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message):
+    """The worker's proof, its number of slots, and how many messages of this session have arrived."""
+
+    proof: bytes
+    slots: int
+    received: int
+
+
+class Welcome(Message):
+    """The worker has joined, or is back; how many of its messages have arrived, and the coordinator's monotonic clock."""
+
+    received: int
+    clock: float
+
+
+class Rejected(Message):
+    """The worker can't join."""
+
+    why: str
+
+
+FromJoining = Hello | Proof
+ToJoining = Challenge | Welcome | Rejected
+
+
 # --- launcher -> coordinator
 
 
 class Prepare(Message):
-    """Load and check an experiment (YAML)."""
+    """Load and check an experiment (YAML). With ``listen`` ("host:port"), nodes run on workers that join there with
+    ``token``; the run starts when there are at least ``min_workers``, and slots for all nodes."""
 
     experiment: str
+    listen: str | None = None
+    token: str = ""
+    min_workers: int = 1
 
 
 class Run(Message):

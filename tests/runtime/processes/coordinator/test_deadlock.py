@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gossamer import Experiment
-from gossamer.runtime.processes.channel import PatientChannel
 from gossamer.runtime.processes.coordinator import deadlock
 from gossamer.runtime.processes.coordinator.deadlock import DeadlockWatch
 from gossamer.runtime.processes.coordinator.ended import Ended
-from gossamer.runtime.processes.coordinator.node_state import Child
-from gossamer.runtime.processes.protocol import FromNode
+from gossamer.runtime.processes.coordinator.node_state import NodeState
 
 
 class Scene:
     """Three nodes that all wait for a message."""
 
-    def __init__(self, channel: PatientChannel[FromNode], **stop: Any) -> None:
+    def __init__(self, **stop: Any) -> None:
         settings = {
             "nodes": 3,
             "task": {"name": "least-squares", "samples": 8, "features": 3},
             "algorithm": "d-psgd",
             "stop": {"rounds": 1, **stop},
         }
-        self.children = {rank: Child(rank, 0, channel) for rank in range(3)}
+        self.children = {rank: NodeState(rank) for rank in range(3)}
         for child in self.children.values():
             child.idle, child.idle_reports = (2, 2, ["a message"]), 2
         self.alive = {0, 1, 2}
@@ -44,23 +40,16 @@ class Scene:
         return None
 
 
-@pytest.fixture
-def channel() -> Iterator[PatientChannel[FromNode]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        yield PatientChannel(ours, FromNode)
-
-
-def test_nodes_that_all_wait_with_nothing_under_way_are_named(channel: PatientChannel[FromNode]) -> None:
-    found = Scene(channel).found()
+def test_nodes_that_all_wait_with_nothing_under_way_are_named() -> None:
+    found = Scene().found()
     assert found == (
         "all nodes wait and nothing is under way: node 0 for a message; node 1 for a message; node 2 for a message"
     )
 
 
-def test_nobody_waits_for_ever_who_may_still_be_woken(channel: PatientChannel[FromNode]) -> None:
-    assert Scene(channel, time_s=3.0).found() is None
-    fresh, flying, gone, wiped, busy = (Scene(channel) for _ in range(5))
+def test_nobody_waits_for_ever_who_may_still_be_woken() -> None:
+    assert Scene(time_s=3.0).found() is None
+    fresh, flying, gone, wiped, busy = (Scene() for _ in range(5))
     fresh.children[1].idle_reports = 1
     flying.children[1].idle = (3, 2, ["a message"])
     gone.alive.discard(1)
@@ -69,10 +58,8 @@ def test_nobody_waits_for_ever_who_may_still_be_woken(channel: PatientChannel[Fr
     assert [scene.found() for scene in (fresh, flying, gone, wiped, busy)] == [None] * 5
 
 
-def test_a_peer_that_lives_and_stays_unreachable_ends_the_run(
-    channel: PatientChannel[FromNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene, now = Scene(channel), [100.0]
+def test_a_peer_that_lives_and_stays_unreachable_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, now = Scene(), [100.0]
     monkeypatch.setattr(deadlock.time, "monotonic", lambda: now[0])
     scene.deadlock.unreachable(0, 2, "timed out")
     now[0] += deadlock.UNREACHABLE_S - 0.1
@@ -84,9 +71,9 @@ def test_a_peer_that_lives_and_stays_unreachable_ends_the_run(
 
 @pytest.mark.parametrize("who", ["reached", "dead", "reporter dead"])
 def test_a_peer_that_is_reached_again_or_dead_is_none_that_is_unreachable(
-    channel: PatientChannel[FromNode], monkeypatch: pytest.MonkeyPatch, who: str
+    monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    scene, now = Scene(channel, time_s=3.0), [100.0]
+    scene, now = Scene(time_s=3.0), [100.0]
     monkeypatch.setattr(deadlock.time, "monotonic", lambda: now[0])
     scene.deadlock.unreachable(0, 2, "timed out")
     if who == "reached":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -11,20 +12,24 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import pytest
 
 from gossamer import Experiment
 from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, PatientChannel
 from gossamer.runtime.processes.coordinator import fault_runner
 from gossamer.runtime.processes.coordinator.ended import Ended
 from gossamer.runtime.processes.coordinator.fault_runner import FaultRunner
-from gossamer.runtime.processes.coordinator.node_state import Child
-from gossamer.runtime.processes.coordinator.process_pool import ProcessPool
+from gossamer.runtime.processes.coordinator.node_state import NodeState
 from gossamer.runtime.processes.node_process.warmup import Stage
-from gossamer.runtime.processes.protocol import FromNode, Kept, Message, ToNode
-from gossamer.runtime.processes.system.cpu_slots import CpuSlots, news
+from gossamer.runtime.processes.protocol import Kept, Stood, ToNode
+from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
 from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.processes.worker import pool as pool_module
+from gossamer.runtime.processes.worker.pool import ProcessPool, _Child
 from gossamer.runtime.setup import prepare
 
 DETECTION_S = 4.0
@@ -45,88 +50,141 @@ def experiment(lost_peer: str = "skip", algorithm: str = "d-psgd") -> Experiment
     )
 
 
+class Pool:
+    """A worker's pool with one process, which the test adopts, and what it tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.memory = shared_file()
+        self.selector = selectors.DefaultSelector()
+        self.events: list[protocol.PoolEvent] = []
+        setup = prepare(experiment())
+        made = RunFolder.create(folder, "run", experiment="", environment={})
+        self.pool = ProcessPool(
+            setup, made, self.memory, Stage(setup), None, self.selector, self.events.append
+        )
+        self.theirs: Channel[Any]
+
+    def adopt(self, *, inside: bool) -> _Child:
+        """A process that stops itself, in a CPU slot or outside, and goes on for ever."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if inside:
+                    with CpuSlots(self.memory, 1, wakeup()).one():
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                        signal.pause()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pause()
+            finally:
+                os._exit(0)
+        self.theirs = Channel(theirs, protocol.ToNode)
+        child = self.pool._children[0] = _Child(0, 0, pid, PatientChannel(ours, protocol.FromNode))
+        self.selector.register(
+            child.channel, selectors.EVENT_READ, lambda events: self.pool._serve(child, events)
+        )
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        return child
+
+    def look(self) -> list[protocol.PoolEvent]:
+        self.events.clear()
+        self.pool.look()
+        return list(self.events)
+
+    def serve(self, timeout_s: float = 0.0) -> None:
+        for key, events in self.selector.select(timeout_s):
+            key.data(events)
+
+
 @pytest.fixture
-def process_pool(tmp_path: Path) -> Iterator[ProcessPool]:
-    setup, memory = prepare(experiment()), shared_file()
-    folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
-    with selectors.DefaultSelector() as selector:
-        made = ProcessPool(setup, folder, memory, Stage(setup), None, selector, lambda rank: ())
-        yield made
-        made.kill_all()
-    os.close(memory)
-
-
-def adopt(process_pool: ProcessPool, *, inside: bool) -> tuple[Child, Channel[Any]]:
-    """A process that stops itself, in a place to compute or outside, and goes on for ever."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            if inside:
-                with CpuSlots(process_pool._memory, 1, news()).one():
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                    signal.pause()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            signal.pause()
-        finally:
-            os._exit(0)
-    child = process_pool.children[0] = Child(0, pid, PatientChannel(ours, FromNode))
-    process_pool.alive.add(0)
-    process_pool._selector.register(child.channel, selectors.EVENT_READ, child)
-    return child, Channel(theirs, ToNode)
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    made = Pool(tmp_path)
+    yield made
+    made.pool.close()
+    made.theirs.close()
+    made.selector.close()
+    os.close(made.memory)
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_it_is_noticed_and_others_may_compute_meanwhile(process_pool: ProcessPool, inside: bool) -> None:
-    child, theirs = adopt(process_pool, inside=inside)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    assert list(process_pool.stopped()) == [(child, True)]
-    assert process_pool.cpu_slots == (2 if inside else 1)
-    assert list(process_pool.stopped()) == []
+def test_it_is_noticed_and_others_may_compute_meanwhile(pool: Pool, inside: bool) -> None:
+    child = pool.adopt(inside=inside)
+    assert pool.look() == [Stood(0, 0, True)]
+    assert pool.theirs.receive() == protocol.Slots(2) if inside else pool.pool._slots == 1
+    assert pool.look() == []
     os.kill(child.pid, signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
-    assert list(process_pool.stopped()) == [(child, False)]
-    assert process_pool.cpu_slots == 1
-    child.channel.close()
-    theirs.close()
+    assert pool.look() == [Stood(0, 0, False)]
+    assert pool.pool._slots == 1
 
 
-def test_the_place_of_one_that_dies_is_counted_no_more(process_pool: ProcessPool) -> None:
-    child, theirs = adopt(process_pool, inside=True)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    assert len(list(process_pool.stopped())) == 1
+def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
+    child = pool.adopt(inside=True)
+    assert pool.look() == [Stood(0, 0, True)]
     os.kill(child.pid, signal.SIGKILL)
-    assert process_pool.bury(child) == "killed by SIGKILL"
-    assert process_pool.cpu_slots == 1
-    assert list(process_pool.stopped()) == []
-    theirs.close()
+    pool.theirs.close()
+    pool.events.clear()
+    pool.serve(10.0)
+    assert pool.events == [protocol.Exited(0, 0, "killed by SIGKILL")]
+    assert pool.pool._slots == 1
+    assert pool.look() == []
 
 
-def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(process_pool: ProcessPool) -> None:
-    child, theirs = adopt(process_pool, inside=False)
+def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool: Pool) -> None:
+    child = pool.adopt(inside=False)
     sent = 0
     while not child.behind:
-        process_pool.tell(0, Kept(sent))
+        pool.pool.do(protocol.Tell(0, Kept(sent)))
         sent += 1
-    assert not process_pool._selector.select(0)
+    assert not pool.selector.select(0)
     came: list[int] = []
     while len(came) < sent:
-        came += [said.number for said in theirs.read() or []]
-        for key, events in process_pool._selector.select(0):
-            assert (key.data, events) == (child, selectors.EVENT_WRITE)
-            process_pool.send_on(child)
+        came += [said.number for said in pool.theirs.read() or []]
+        pool.serve()
     assert came == list(range(sent))
-    assert not process_pool._selector.select(0)  # there is room, and nothing to say
-    child.channel.close()
-    theirs.close()
+    assert not pool.selector.select(0)  # there is room, and nothing to say
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (errno.EADDRINUSE, "its port {port}: {why}"),
+        (errno.EAGAIN, "no process for it: {why}; see ulimit -u"),
+        (errno.ENOMEM, "no process for it: {why}"),
+    ],
+)
+def test_a_node_that_can_not_be_started_is_tried_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int, said: str
+) -> None:
+    made, why = Pool(tmp_path), os.strerror(failure)
+    fork = mock.Mock(side_effect=OSError(failure, why))
+    monkeypatch.setattr(os, "fork", fork)
+    taken = listen()
+    port = taken.getsockname()[1]
+    address = ("127.0.0.1", port if failure == errno.EADDRINUSE else 0)
+    made.pool.do(protocol.Addresses([(1, *address)]))
+    open_before = psutil.Process().num_fds()
+    with mock.patch.object(pool_module, "time") as time:
+        time.monotonic.return_value = 100.0
+        made.pool.do(protocol.Fork(1, 3, [], wait_s=10.0))
+        time.monotonic.return_value += 5.0
+        assert made.look() == []
+        time.monotonic.return_value += 5.1
+        assert made.look() == [protocol.NotForked(1, 3, said.format(port=port, why=why))]
+        assert made.look() == []
+    assert fork.call_count == (0 if failure == errno.EADDRINUSE else 3)
+    assert psutil.Process().num_fds() == open_before
+    taken.close()
+    made.selector.close()
+    os.close(made.memory)
 
 
 class Hands:
     """Notes what is done."""
 
     def __init__(self) -> None:
-        self.children = {rank: Child(rank, -1, mock.Mock()) for rank in range(2)}
-        self.alive = set(self.children)
+        self.nodes = {rank: NodeState(rank) for rank in range(2)}
+        self.alive = set(self.nodes)
         self.said: list[str] = []
         self.shown: list[str] = []
         self.lost: list[int] = []
@@ -140,7 +198,7 @@ class Hands:
     def without(self, rank: int, *, keep: bool) -> None:
         self.lost.append(rank)
 
-    def tell(self, rank: int, message: Message) -> None:
+    def tell(self, rank: int, message: ToNode) -> None:
         assert rank not in self.lost
 
 
@@ -167,7 +225,7 @@ def pass_time(made: FaultRunner, clock: mock.Mock, seconds: float) -> None:
 
 def test_it_is_taken_for_dead_in_time_unless_it_goes_on(clock: mock.Mock) -> None:
     made, hands = begun()
-    for child, seconds in zip(hands.children.values(), (DETECTION_S - 0.5, DETECTION_S), strict=True):
+    for child, seconds in zip(hands.nodes.values(), (DETECTION_S - 0.5, DETECTION_S), strict=True):
         made.stands(child, still=True)
         pass_time(made, clock, seconds)
         made.stands(child, still=False)
@@ -178,7 +236,7 @@ def test_it_is_taken_for_dead_in_time_unless_it_goes_on(clock: mock.Mock) -> Non
 
 def test_a_run_that_needs_all_nodes_ends_and_names_it(clock: mock.Mock) -> None:
     made, hands = begun("fail")
-    made.stands(hands.children[1], still=True)
+    made.stands(hands.nodes[1], still=True)
     with pytest.raises(Ended) as ended:
         pass_time(made, clock, DETECTION_S)
     assert ended.value.failure == {"message": "node 1 stands still: it was stopped", "node": 1, "round": 0}
@@ -186,10 +244,10 @@ def test_a_run_that_needs_all_nodes_ends_and_names_it(clock: mock.Mock) -> None:
 
 def test_it_is_said_for_whom_the_others_wait_ever_more_rarely_until_it_is_back(clock: mock.Mock) -> None:
     made, hands = begun("wait")
-    hands.children[0].round = 7
+    hands.nodes[0].round = 7
     pass_time(made, clock, 20)
     assert hands.shown == []
-    made.died(hands.children[1], "node 1 died")
+    made.died(hands.nodes[1], "node 1 died")
     pass_time(made, clock, 65)
     assert hands.shown == [
         f"waiting for node 1 (away for {seconds} s); the others are in round 7 or later"
@@ -209,14 +267,14 @@ def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(
     clock: mock.Mock, lost_peer: str, algorithm: str
 ) -> None:
     made, hands = begun(lost_peer, algorithm)
-    made.died(hands.children[1], "node 1 died")
+    made.died(hands.nodes[1], "node 1 died")
     pass_time(made, clock, 30)
     assert hands.shown == []
 
 
 def test_a_supervisor_that_was_itself_stopped_blames_nobody(clock: mock.Mock) -> None:
     made, hands = begun()
-    made.stands(hands.children[0], still=True)
+    made.stands(hands.nodes[0], still=True)
     looks = 0
     while not hands.lost:
         clock.return_value += 1000.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Message, Snapshot
+from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Snapshot, ToNode
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class CheckpointCoordinator:
         experiment: Experiment,
         folder: RunFolder,
         cut: Cut | None,
-        tell: Callable[[int, Message], None],
+        tell: Callable[[int, ToNode], None],
         say: Callable[[str], None],
     ) -> None:
         self._on = experiment.checkpoint.on

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Set
 from gossamer.config import Experiment
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes.coordinator.ended import Ended
-from gossamer.runtime.processes.coordinator.node_state import Child
+from gossamer.runtime.processes.coordinator.node_state import NodeState
 
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
@@ -27,7 +27,7 @@ class DeadlockWatch:
     def __init__(
         self,
         experiment: Experiment,
-        children: Mapping[int, Child],
+        children: Mapping[int, NodeState],
         alive: Set[int],
         record: Callable[[int, str, str], object],
     ) -> None:

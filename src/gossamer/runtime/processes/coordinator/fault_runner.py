@@ -7,7 +7,6 @@ where to begin, and everybody from which round on to wait for whom. One is intro
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections import deque
@@ -17,16 +16,14 @@ from typing import Protocol, runtime_checkable
 
 from gossamer.faults import Event, RoundCrash, Spell, StartFrom
 from gossamer.runtime.processes.coordinator.ended import Ended
-from gossamer.runtime.processes.coordinator.node_state import Child
-from gossamer.runtime.processes.protocol import Find, Finish, Leave, Lost, Meet, Message, Met
+from gossamer.runtime.processes.coordinator.node_state import NodeState
+from gossamer.runtime.processes.protocol import Find, Finish, Leave, Lost, Meet, Met, ToNode
 from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
 
 SAID_S = 10.0
 """Seconds after which it's said for whom the others wait; then after twice as many, and so on."""
 MOST_NAMED = 5
-REBIND_S = 10.0
-"""Seconds in which a node's port has to be free again, and a process to be had, when it is started anew."""
 STEP_S = 1.0
 """Seconds that count at most between two looks at one that stands still: a supervisor that was itself stopped, perhaps with
 all of its nodes, blames nobody."""
@@ -44,7 +41,7 @@ class _Introduction:
         rounds: what the others have said.
     """
 
-    child: Child
+    child: NodeState
     anew: bool
     awaited: set[int]
     deadline: float
@@ -55,15 +52,14 @@ class _Introduction:
 class Hands(Protocol):
     """What the supervisor does for its faults."""
 
-    children: dict[int, Child]
+    nodes: dict[int, NodeState]
     alive: set[int]
 
-    def fork(self, rank: int) -> Child:
-        """Start a node anew.
+    def fork(self, rank: int, start_from: StartFrom) -> bool:
+        """Restart a node; False where no worker has room for it yet."""
 
-        Raises:
-            OSError: if its port is taken, or the system gives no process; its ``strerror`` says which.
-        """
+    def signal(self, rank: int, number: int) -> None:
+        """Send the process of a node a signal."""
 
     def say(self, rank: int | None, event: str, text: str) -> None:
         """Write an event down, and show it."""
@@ -74,13 +70,13 @@ class Hands(Protocol):
     def without(self, rank: int, *, keep: bool) -> None:
         """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
 
-    def go(self, child: Child, first: int, together: Sequence[tuple[int, int]]) -> None:
+    def go(self, child: NodeState, first: int, together: Sequence[tuple[int, int]]) -> None:
         """Let a node live that was started anew, from this round on, and with each of the others from one."""
 
     def again(self, rank: int, first: int) -> None:
         """A node that takes part from a round on is recorded again."""
 
-    def tell(self, rank: int, message: Message) -> None:
+    def tell(self, rank: int, message: ToNode) -> None:
         """Send a node a message."""
 
 
@@ -105,11 +101,10 @@ class FaultRunner:
         """Who is not there, or taken for dead, and why."""
         self._start = math.inf
         self._coming: dict[int, StartFrom] = {}  # who is to be started anew as soon as it has ended
-        self._retry: dict[int, float] = {}  # until when
-        self._queue: deque[tuple[Child, bool]] = deque()  # who is to be introduced
+        self._queue: deque[tuple[NodeState, bool]] = deque()  # who is to be introduced
         self._introduction: _Introduction | None = None
         self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
-        self._stopped: set[Child] = set()  # from outside
+        self._stopped: set[NodeState] = set()  # from outside
         self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAID_S
@@ -155,8 +150,8 @@ class FaultRunner:
         if self._waits and self._setup.experiment.gather.lost_peer == "wait":
             self._look_at_away(now)
         for rank, start_from in list(self._coming.items()):
-            if rank not in self._hands.alive:
-                self._begin_anew(rank, start_from)
+            if rank not in self._hands.alive and self._hands.fork(rank, start_from):
+                del self._coming[rank]
         if self._introduction is not None and now > self._introduction.deadline:
             for rank in sorted(self._introduction.awaited):
                 self._lose(rank, f"node {rank} is silent", keep=True)
@@ -171,7 +166,7 @@ class FaultRunner:
             del self._noticed[rank]
             if rank not in self._hands.alive:
                 continue
-            child, text = self._hands.children[rank], f"node {rank} stands still"
+            child, text = self._hands.nodes[rank], f"node {rank} stands still"
             if child in self._stopped and self._setup.experiment.gather.lost_peer == "fail":
                 raise Ended("failed", message=f"{text}: it was stopped", node=rank, round=child.round)
             self._lose(rank, text, keep=True)
@@ -186,7 +181,7 @@ class FaultRunner:
             self._say_after_s = 2 * max(gone_s.values())
             named = [f"node {rank} (away for {seconds:.0f} s)" for rank, seconds in gone_s.items()]
             more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-            least = min((self._hands.children[rank].round for rank in self._present()), default=0)
+            least = min((self._hands.nodes[rank].round for rank in self._present()), default=0)
             self._hands.show(
                 f"waiting for {', '.join(named[:MOST_NAMED])}{more}; the others are in round {least} or later"
             )
@@ -202,21 +197,21 @@ class FaultRunner:
         if rank is None:
             self._hands.say(None, event.what, event.detail)
             return
-        child = self._hands.children.get(rank)
+        child = self._hands.nodes.get(rank)
         if event.what == "return":
             self.bring_back(rank, event.start_from)
         elif child is None or rank not in self._hands.alive:
             return
         elif event.what == "crash":
             child.planned = True
-            os.kill(child.pid, signal.SIGKILL)
+            self._hands.signal(rank, signal.SIGKILL)
         elif event.what == "leave":
             child.leaving = True
             self._hands.tell(rank, Leave())
             if child.done:
                 self._hands.tell(rank, Finish("left"))
         elif event.what == "freeze":
-            os.kill(child.pid, signal.SIGSTOP)
+            self._hands.signal(rank, signal.SIGSTOP)
             child.frozen = True
             self._noticed[rank] = time.monotonic() + self._detection_s
             self._hands.say(rank, "frozen", f"node {rank} stands still")
@@ -225,15 +220,15 @@ class FaultRunner:
         else:
             self._hands.say(rank, event.what, event.detail)
 
-    def _thaws(self, child: Child) -> None:
+    def _thaws(self, child: NodeState) -> None:
         if not child.frozen:
             return
         child.frozen = False
         self._noticed.pop(child.rank, None)
-        os.kill(child.pid, signal.SIGCONT)
+        self._hands.signal(child.rank, signal.SIGCONT)
         self._hands.say(child.rank, "thawed", f"node {child.rank} goes on")
 
-    def stands(self, child: Child, *, still: bool) -> None:
+    def stands(self, child: NodeState, *, still: bool) -> None:
         """A node's process was stopped, or goes on; what the schedule does is known."""
         if still and not child.frozen:
             self._stopped.add(child)
@@ -247,9 +242,9 @@ class FaultRunner:
     def thaw_all(self) -> None:
         """The run ends: nobody stands still any more."""
         for rank in sorted(self._hands.alive):
-            self._thaws(self._hands.children[rank])
+            self._thaws(self._hands.nodes[rank])
 
-    def crashes_itself(self, child: Child, number: int) -> None:
+    def crashes_itself(self, child: NodeState, number: int) -> None:
         """A node has completed the round of one of its crashes, and kills itself now."""
         crash = self._at_rounds[child.rank].pop(number)
         child.planned = True
@@ -258,48 +253,35 @@ class FaultRunner:
 
     def bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Start a node anew, as soon as its last life is over."""
-        child = self._hands.children.get(rank)
+        child = self._hands.nodes.get(rank)
         if rank in self._hands.alive and child is not None and not (child.planned or child.leaving):
             return
         self._coming[rank] = start_from
 
-    def _begin_anew(self, rank: int, start_from: StartFrom) -> None:
-        now = time.monotonic()
-        before = self._hands.children.get(rank)
-        try:
-            child = self._hands.fork(rank)
-        except OSError as error:  # it may be otherwise in a while
-            if now > self._retry.setdefault(rank, now + REBIND_S):
-                del self._coming[rank], self._retry[rank]
-                self._hands.say(rank, "not-restarted", f"node {rank} can't be started anew: {error.strerror}")
-            return
-        del self._coming[rank]
-        self._retry.pop(rank, None)
-        child.start_from = start_from
-        if before is not None:
-            child.round, child.traffic = before.round, before.traffic
-            child.restarts = before.restarts
+    def not_forked(self, rank: int, why: str) -> None:
+        """A node could not be restarted."""
+        self._hands.say(rank, "not-restarted", f"node {rank} can't be started anew: {why}")
 
     # --- who is away
 
-    def died(self, child: Child, why: str) -> None:
+    def died(self, child: NodeState, why: str) -> None:
         """A node's process is gone, and not as it should."""
         self._noticed.pop(child.rank, None)
         self._stopped.discard(child)
         self._queue = deque(each for each in self._queue if each[0] is not child)
         if self._introduction is not None and self._introduction.child is child:
             self._introduction = None
-        self._lose(child.rank, why, keep=False, life=child.life)
+        self._lose(child.rank, why, keep=False, life=child.incarnation)
         self._go_on()
 
-    def left(self, child: Child) -> None:
+    def left(self, child: NodeState) -> None:
         """A node has left in good order."""
         why = f"node {child.rank} left after round {child.round}"
         self._hands.say(child.rank, "left", why)
-        self._lose(child.rank, why, keep=True, life=child.life)
+        self._lose(child.rank, why, keep=True, life=child.incarnation)
         self._go_on()
 
-    def doubt(self, child: Child, rank: int, why: str) -> None:
+    def doubt(self, child: NodeState, rank: int, why: str) -> None:
         """A node has not reached another one for so long that what it sent there is lost. If that one lives, it is
         introduced anew as soon as it is heard of."""
         if rank in self._hands.alive and child.rank not in self.away:
@@ -333,19 +315,19 @@ class FaultRunner:
 
     # --- introductions
 
-    def ready(self, child: Child) -> None:
+    def ready(self, child: NodeState) -> None:
         """A node that was started anew can be introduced."""
         self._queue.append((child, True))
         self._go_on()
 
-    def heard(self, child: Child) -> None:
+    def heard(self, child: NodeState) -> None:
         """A node that was taken for dead has said something."""
         if not child.arriving and not child.leaving and not child.planned:
             child.arriving = True
             self._queue.append((child, False))
             self._go_on()
 
-    def told(self, child: Child, about: int, round: int) -> None:
+    def told(self, child: NodeState, about: int, round: int) -> None:
         """A node has said which round it is in."""
         introduction = self._introduction
         if (
@@ -382,7 +364,7 @@ class FaultRunner:
     def _introduce(self, introduction: _Introduction) -> None:
         child, rounds, anew = introduction.child, introduction.rounds, introduction.anew
         own = rounds.pop(child.rank, child.round)
-        least = own + 1 if not anew or (self._waits and child.life) else own
+        least = own + 1 if not anew or (self._waits and child.incarnation) else own
         first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
         del self.away[child.rank]
         child.arriving = False
@@ -390,7 +372,7 @@ class FaultRunner:
             self._hands.tell(rank, Meet(child.rank, since))
         if anew:
             self._hands.go(child, first, list(together.items()))
-            kind = "returned" if child.life else "joined"
+            kind = "returned" if child.incarnation else "joined"
         else:
             self._hands.tell(child.rank, Met(first, list(together.items())))
             kind = "returned"

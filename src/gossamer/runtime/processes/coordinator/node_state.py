@@ -1,4 +1,4 @@
-"""One node's process, as its supervisor sees it."""
+"""One node, as the coordinator sees it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.faults import StartFrom
-from gossamer.runtime.processes.channel import PatientChannel
-from gossamer.runtime.processes.protocol import FromNode
 
 
 @dataclass(eq=False)
-class Child:
-    """A node's process.
+class NodeState:
+    """The newest process of a node.
 
     Args:
         rank: the node.
-        pid: the process.
-        channel: the supervisor's end of the channel to it.
-        behind: whether the channel has something that it does not read yet.
+        incarnation: how many processes it had before.
         ready: whether it can be told to go.
         done: whether its protocol has returned.
         final: whether it has handed in its last model.
@@ -28,18 +24,15 @@ class Child:
         idle_reports: how often it has said so.
         planned: whether it dies because the experiment says so.
         leaving: whether it was told to leave.
-        frozen: whether the supervisor has stopped it.
+        frozen: whether the schedule has stopped it.
         arriving: whether it is taken for dead, has been heard of again, and is to be introduced.
         start_from: what it begins with.
-        life: how many it had before.
-        restarts: how often it was started anew though the experiment doesn't say so.
+        restarts: how often it was restarted though the experiment does not say so.
         traffic: its counters in its last row.
     """
 
     rank: int
-    pid: int
-    channel: PatientChannel[FromNode]
-    behind: bool = False
+    incarnation: int = 0
     ready: bool = False
     done: bool = False
     final: bool = False
@@ -52,6 +45,5 @@ class Child:
     frozen: bool = False
     arriving: bool = False
     start_from: StartFrom = "initial"
-    life: int = 0
     restarts: int = 0
     traffic: Mapping[str, int] | None = None

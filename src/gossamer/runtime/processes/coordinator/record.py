@@ -1,4 +1,4 @@
-"""What a supervisor records of its run: what is about all nodes together, and what happens to them."""
+"""The record of a run of real processes: rows of nodes and of all of them together, and what happens to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Record:
     Args:
         setup: what is run.
         folder: where rows are recorded.
-        models: where nodes put snapshots of their models.
+        models: where snapshots of the nodes' models are.
         evaluator: evaluates models.
         taken: called with a rank when a snapshot of that node was taken up.
         show: shows a row to who watches.
@@ -51,7 +51,7 @@ class Record:
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         nodes = setup.experiment.nodes
         self.clock = HeardClock(time.monotonic)
-        self._metrics = folder.segment("metrics", nodes)
+        self._metrics = folder.segment("metrics")
         self.events = EventLog(folder.segment("events"), self.clock.now, self._wall)
         graphs = folder.segment("graphs")
         self._graphs = GraphLog(setup.topology, graphs)
@@ -81,8 +81,7 @@ class Record:
     def row(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
         """Take a node's row, of a moment, and its snapshot; None is no snapshot."""
         self._graphs.completed(row["round"])
-        self._show(row)
-        self._look(moment, row)
+        self._append(moment, row)
         if slot is None:
             if rank in self._setup.outcome_ranks:
                 self._skip(moment)

@@ -1,7 +1,7 @@
-"""What the process of a supervisor does.
+"""The process of a coordinator.
 
-A process of its own, because it forks: it imports everything and loads the data once, with one torch thread
-and no event loop, and every node is a fork of it.
+A process of its own, because it forks: it imports everything and loads the data once, with one torch thread and no event
+loop, and every node of an ordinary run is a fork of it. With ``--listen``, workers on other machines fork the nodes.
 """
 
 from __future__ import annotations
@@ -24,51 +24,57 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.remote import Door
 from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
 from gossamer.runtime.processes.protocol import Prepare, Prepared, Refused, Run, ToCoordinator
+from gossamer.runtime.processes.security.join import check_token
 from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
 from gossamer.runtime.setup import prepare
 
 
 def outcome_of(run: Callable[[], Ended]) -> Ended:
-    """How a run ended, also where what supervises it did not get on."""
+    """How a run ended, also where the coordinator itself failed."""
     try:
         return run()
     except RecordError as error:  # a full disk, ...: a run that isn't recorded is none
         return Ended("failed", message=f"the record can't be written: {error}")
     except OSError as error:  # no descriptor or process is left, ...
         trace = traceback.format_exc()
-        return Ended("failed", message=f"the supervisor of the nodes failed: {cause(error)}", traceback=trace)
+        return Ended("failed", message=f"the coordinator failed: {cause(error)}", traceback=trace)
 
 
 def serve(channel: int, memory: int) -> None:
-    """Prepare the experiment that the launcher tells, and run it.
+    """Prepare the experiment that the launcher names, and run it.
 
     Args:
         channel: descriptor of the channel to the launcher.
-        memory: descriptor of the file that all processes share.
+        memory: descriptor of the file that all processes of this machine share.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
     launcher: Channel[ToCoordinator] = Channel(socket.socket(fileno=channel), ToCoordinator)
-    hello = launcher.receive()
-    if not isinstance(hello, Prepare):
+    asked = launcher.receive()
+    if not isinstance(asked, Prepare):
         return
+    door = None
     try:
-        setup = with_data_for_forks(prepare(Experiment.parse(hello.experiment)))
+        if asked.listen is not None:
+            door = Door(asked.listen, check_token(asked.token))
+        setup = with_data_for_forks(prepare(Experiment.parse(asked.experiment)))
         raise_descriptor_limit(setup, channels=setup.experiment.nodes)
     except BadInput as error:
         launcher.send(Refused(list(error.problems)))
         return
     launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size))
     stage = Stage(setup)
-    stage.warm_up()  # while the launcher makes the folder
+    if door is None:
+        stage.warm_up()  # while the launcher makes the folder
     answer = launcher.receive()
     if not isinstance(answer, Run):
         return
     folder = RunFolder.open(Path(answer.folder))
     cut = newest(folder.checkpoints) if answer.resume else None
-    coordinator = Coordinator(setup, stage, folder, launcher, memory, cut)
+    coordinator = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers)
     end = outcome_of(coordinator.run)
     launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes()))

@@ -14,8 +14,8 @@ from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message, Traffic
 from gossamer.node import Node
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
-from gossamer.results.folder import RunFolder
+from gossamer.results.checkpoints import CheckpointFolder, highest
+from gossamer.runtime.processes.node_process.context import NodeContext
 from gossamer.runtime.processes.node_process.cutting import Cutting
 from gossamer.runtime.processes.protocol import FromNode
 from gossamer.runtime.processes.transport.transport import Transport
@@ -28,12 +28,11 @@ class NodeCheckpoints:
     Args:
         node: who is saved; restored, if it was saved before.
         experiment: what is run.
-        folder: the run's.
+        context: says where files go, and from which checkpoint the run goes on.
         now: the node's clock in seconds.
         state: gives what its engine saves of it.
         tell: sends a message to the supervisor.
-        cut: the checkpoint from which the run goes on; None is its start.
-        saved: the node's part of that.
+        saved: the node's part of the checkpoint from which the run goes on; None is its start.
 
     Attributes:
         cutting: makes its cuts.
@@ -43,23 +42,24 @@ class NodeCheckpoints:
         self,
         node: Node,
         experiment: Experiment,
-        folder: RunFolder,
+        context: NodeContext,
         now: Callable[[], float],
         state: Callable[[], dict[str, Any]],
         tell: Callable[[FromNode], None],
-        cut: Cut | None,
         saved: Checkpoint | None,
     ) -> None:
         self._node, self._state, self._saved = node, state, saved
         self._transport: Transport
         self._cuts = NodeSnapshots(node.deliver, now, experiment.algorithm.gathers, self._ignore)
+        path, cut = context.folder.checkpoints, context.cut
+        digest, first = context.checkpoints or (None, highest(path) + 1)
         self.cutting = Cutting(
             experiment.checkpoint,
             self._cuts,
-            CheckpointFolder(folder.checkpoints, experiment),
+            CheckpointFolder(path, experiment, digest),
             tell,
             0 if cut is None else made(experiment.checkpoint, cut),
-            highest(folder.checkpoints) + 1,
+            first,
         )
         self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
         if saved is not None:

@@ -14,7 +14,7 @@ from gossamer.learning.computation import Computation, Kind, execute
 from gossamer.learning.memory import trim
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.node_process.clock import Clock
-from gossamer.runtime.processes.node_process.environment import Place
+from gossamer.runtime.processes.node_process.context import NodeContext
 from gossamer.runtime.processes.node_process.warmup import Stage
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots
 from gossamer.runtime.setup import Setup
@@ -54,13 +54,13 @@ class Computing:
     Args:
         rank: the node.
         setup: what is run.
-        place: where computations of other processes are waited for.
+        context: says which CPU slots it shares with other processes.
         stage: what it computes with.
         clock: the node's.
         timeline: told of each computation; None is nobody.
 
     Attributes:
-        places: where it computes, of those that all nodes of its machine share.
+        cpu_slots: shared by all nodes of its machine.
         under_way: computations that were asked for, and are not over.
         slow: those that took longer than the compute profile says, of all that keep its pace.
     """
@@ -69,17 +69,17 @@ class Computing:
         self,
         rank: int,
         setup: Setup,
-        place: Place,
+        context: NodeContext,
         stage: Stage,
         clock: Clock,
         timeline: TimelineLog | None,
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
         self._pace = setup.experiment.engine.pace
-        self._rank, self._setup, self._place = rank, setup, place
+        self._rank, self._setup, self._trims = rank, setup, context.trims
         self._trainer, self._evaluator = stage.trainer, stage.evaluator
         self._clock, self._timeline = clock, timeline
-        self.cpu_slots = CpuSlots(place.memory, place.at_once, place.news)
+        self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
         self._busy = Busy(monotonic)  # the thread
@@ -171,6 +171,6 @@ class Computing:
         before_s = self._busy.seconds()
         with self.cpu_slots.one(), self._busy:
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
-        if self._place.trims:
+        if self._trims:
             trim()
         return result, self._busy.seconds() - before_s

@@ -21,15 +21,13 @@ from torch import Tensor
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
 from gossamer.node import Node
-from gossamer.results.checkpoints import Cut
-from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import begins
 from gossamer.runtime.processes.channel import AsyncChannel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
 from gossamer.runtime.processes.node_process.clock import Clock
 from gossamer.runtime.processes.node_process.computing import Computing
+from gossamer.runtime.processes.node_process.context import NodeContext
 from gossamer.runtime.processes.node_process.cutting import Cutting
-from gossamer.runtime.processes.node_process.environment import Overseer, Place
 from gossamer.runtime.processes.node_process.host import NodeHost
 from gossamer.runtime.processes.node_process.recording import Recording
 from gossamer.runtime.processes.node_process.restart import RestartFile
@@ -47,7 +45,6 @@ from gossamer.runtime.processes.protocol import (
     Final,
     Find,
     Finish,
-    Found,
     FromNode,
     Go,
     Idle,
@@ -55,8 +52,8 @@ from gossamer.runtime.processes.protocol import (
     Leave,
     Lost,
     Meet,
-    MeetAgain,
     Met,
+    Moved,
     Progress,
     Reachable,
     Ready,
@@ -70,11 +67,13 @@ from gossamer.runtime.processes.system.memory import FINAL, SharedModels, privat
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Spent, Usage, is_due
-from gossamer.runtime.rejoin import come_back, meet_again, newcomer
+from gossamer.runtime.rejoin import newcomer
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.timeline import timeline_log
 from gossamer.runtime.unawaited import unawaited_calls_fail
 
+PROGRESS_S = 0.2
+"""Seconds between two reports of a node's progress."""
 ALIVE_S = 1.0
 """Seconds between two signs of life of a node that waits, or evaluates its last model."""
 NODES_HEARD_A_SECOND = 256
@@ -85,27 +84,21 @@ LAST_CUT_S = 20.0
 """Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
 
 
-def main(
-    rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
-) -> int:
-    """A node's whole life (or, from a checkpoint on, the rest of it), in a process that was just forked; gives its exit
-    code."""
+def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
+    """Be a node (from a checkpoint on, where there is one) in a process that was just forked; gives its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(NodeProcess(rank, setup, place, stage, folder, cut).live())
+    return asyncio.run(NodeProcess(rank, setup, context, stage).run())
 
 
 class NodeProcess:
     """A node, and what its process does for it."""
 
-    def __init__(
-        self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
-    ) -> None:
-        self._rank, self._setup, self._place, self._rows = rank, setup, place, stage.rows
-        self._folder = folder
-        experiment = setup.experiment
+    def __init__(self, rank: int, setup: Setup, context: NodeContext, stage: Stage) -> None:
+        self._rank, self._setup, self._context, self._rows = rank, setup, context, stage.rows
+        experiment, folder, cut = setup.experiment, context.folder, context.cut
         self._models = SharedModels(
-            place.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
+            context.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
         self._timeline = timeline_log(experiment, folder, rank)
         self._saved = None if cut is None else cut.read(rank, self._keep)
@@ -113,7 +106,7 @@ class NodeProcess:
             time_s=0.0 if self._saved is None else self._saved.time_s,
             wall_s=0.0 if cut is None else cut.wall_s,
         )
-        self._computing = Computing(rank, setup, place, stage, self._clock, self._timeline)
+        self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         rounds = experiment.stop.rounds
         self._host = NodeHost(stage.rows, self._clock, self._computing, rounds, self._end_round)
         self._node = Node(setup.node(rank, stage.initial(rank)), self._host)
@@ -123,58 +116,49 @@ class NodeProcess:
         self._cutting: Cutting | None = None
         self._last_cut: int | None = None
         self._last_row = False
-        # Who oversees itself has nobody who puts checkpoints together.
-        if (
-            place.oversee is None
-            and not experiment.has_faults
-            and (experiment.checkpoint.on or cut is not None)
-        ):
+        if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
             self._checkpoints = NodeCheckpoints(
-                self._node, experiment, folder, self._clock.now, self._state, self._tell, cut, self._saved
+                self._node, experiment, context, self._clock.now, self._state, self._tell, self._saved
             )
             self._cutting = self._checkpoints.cutting
             if self._saved is not None:
                 self._usage.restore(self._saved.engine["usage"])
                 self._computing.restore(self._saved.engine["computing_s"])
         self._arrival: Arrival | None = None
-        self._crashes = list(place.crashes)
-        self._saves = experiment.checkpoint.on and (experiment.has_faults or place.oversee is not None)
+        self._crashes = list(context.crashes)
+        self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(
             folder,
             self._node,
             experiment.checkpoint,
             self._clock.now,
-            lambda text: self._tell(Event("checkpoint", text)),
-            keeps=place.oversee is not None,  # it may be stopped by itself
+            self._tell,
         )
         self._shaper: Shaper | None
         self._transport: Transport
         self._recording: Recording
-        self._overseer: Overseer
+        self._channel: AsyncChannel[ToNode]
         self._go: asyncio.Future[None]
         self._finish: asyncio.Future[str]
 
     def _tell(self, message: FromNode) -> None:
-        self._overseer.send(message)
+        self._channel.send(message)
 
-    # --- life
+    # --- from start to end
 
-    async def live(self) -> int:
-        """The node's whole life; gives the exit code of its process."""
+    async def run(self) -> int:
+        """Be the node to its end; gives the exit code of its process."""
         loop = asyncio.get_running_loop()
         self._go, self._finish = loop.create_future(), loop.create_future()
-        if self._place.oversee is not None:
-            self._overseer = self._place.oversee(self._hear)
-        else:
-            assert self._place.channel is not None
-            self._overseer = AsyncChannel(self._place.channel, ToNode, self._hear, lambda: os._exit(1))
+        context = self._context
+        self._channel = AsyncChannel(context.channel, ToNode, self._hear, lambda: os._exit(1))
         experiment, cutting, checkpoints = self._setup.experiment, self._cutting, self._checkpoints
         self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
-        self._host.transport = self._transport = self._place.connect(
+        self._host.transport = self._transport = Transport(
             self._rank,
-            self._place.listener,
-            self._place.addresses,
-            self._place.token,
+            context.listener,
+            context.addresses,
+            context.token,
             limit=self._setup.message_limit,
             deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
             lost=lambda rank, why: self._tell(Unreachable(rank, why)),
@@ -183,18 +167,18 @@ class NodeProcess:
             failed=self._node.fail,
             watch=None if self._timeline is None else partial(self._timeline.sent, self._rank),
             shaper=self._shaper,
-            heartbeat_s=experiment.failures.heartbeat_s,
+            security=context.security,
+            heartbeat_s=experiment.failures.heartbeat_s or self._default_heartbeat_s(),
             detection_s=experiment.failures.detection_s,
             found=lambda rank: self._tell(Reachable(rank)),
             marked=None if cutting is None else cutting.marked,
             told=None if cutting is None else cutting.told,
             relinked=None if cutting is None else cutting.relinked,
-            incarnation=self._place.life,
+            incarnation=context.incarnation,
         )
         self._recording = Recording(
             self._node,
             self._setup,
-            self._folder,
             self._models,
             self._clock,
             self._computing,
@@ -220,7 +204,6 @@ class NodeProcess:
             return 1
         await self._node.end()
         await self._transport.close()
-        self._recording.close()
         if self._timeline is not None:
             self._timeline.close()
         return 0
@@ -251,8 +234,6 @@ class NodeProcess:
             alive = asyncio.ensure_future(self._say_alive())
             await self._recording.record("end")
             alive.cancel()
-        elif reason == "stopped" and self._saves:
-            self._restart.stopped()
         elif reason == "left":
             await self._recording.flush()
             if not is_due(self._setup, self._node.round):
@@ -291,7 +272,7 @@ class NodeProcess:
 
     def _report(self, final: bool = False) -> None:
         now = time.monotonic()
-        if final or now - self._said > self._place.progress_s:
+        if final or now - self._said > PROGRESS_S:
             self._said = now
             self._tell(Progress(self._node.round, self._clock.now()))
 
@@ -323,20 +304,17 @@ class NodeProcess:
             await self._node.live(run(self._node))
         else:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
-            meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
-            await self._node.live(newcomer(run, self._node, asks, meet))
+            await self._node.live(newcomer(run, self._node, asks))
         self._report(final=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
         self._tell(Done(self._node.round))
         raise await self._node.failure()
 
-    async def _come_back(self, others: Sequence[int]) -> None:
-        """Find the others without a supervisor; of the rounds that will be run again the record keeps nothing."""
-        await come_back(self._node, others, self._setup.experiment.failures.detection_s)
-        self._recording.drop_rounds(self._node.round)
-        text = f"node {self._rank} takes part from round {self._node.round} on"
-        self._tell(Event("returned", text))
+    def _default_heartbeat_s(self) -> float | None:
+        """Between machines, only silence tells that a peer is gone; on one, its worker sees it."""
+        local = self._context.security is None
+        return None if local else self._setup.experiment.failures.detection_s / 5
 
     def _beside_ended(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -372,8 +350,7 @@ class NodeProcess:
                     self._recording.end()
             case Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
-                if why is not None:  # else the transport knows, and looks for it
-                    self._transport.mark_lost(rank, why, incarnation)
+                self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
                 if cutting is not None:
                     cutting.lost(rank)
@@ -385,11 +362,8 @@ class NodeProcess:
                 cutting.kept(number)
             case Drop(number=number) if cutting is not None:
                 cutting.drop(number)
-            case Found(rank=rank):
-                self._host.lost.discard(rank)
-                self._transport.mark_found(rank)
-            case MeetAgain(rank=rank):
-                self._node.spawn(meet_again(self._node, rank, self._setup.experiment.failures.detection_s))
+            case Moved(rank=rank, host=host, port=port):
+                self._transport.move(rank, (host, port))
             case Leave():
                 self._host.leaving = True
             case Find(rank=rank, restarted=restarted):

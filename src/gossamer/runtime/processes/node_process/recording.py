@@ -1,4 +1,4 @@
-"""What is recorded of one node, in its own process."""
+"""What a node reports for the record, from its own process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gossamer.node import Node
-from gossamer.results.folder import RunFolder
-from gossamer.results.rewind import drop_rounds
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.processes.node_process.clock import Clock
 from gossamer.runtime.processes.node_process.computing import Computing
@@ -29,7 +27,6 @@ class Recording:
     Args:
         node: who is recorded.
         setup: what is run.
-        folder: the run's, where its rows go.
         models: where its snapshots go.
         clock: the node's.
         computing: evaluates its models.
@@ -43,7 +40,6 @@ class Recording:
         self,
         node: Node,
         setup: Setup,
-        folder: RunFolder,
         models: SharedModels,
         clock: Clock,
         computing: Computing,
@@ -53,8 +49,6 @@ class Recording:
         tell: Callable[[FromNode], None],
     ) -> None:
         self._node, self._setup, self._models = node, setup, models
-        self._folder = folder
-        self._metrics = folder.segment("metrics", node.rank)
         self._clock, self._computing, self._usage = clock, computing, usage
         self._transport, self._shaper, self._tell = transport, shaper, tell
         self._given = self._consumed = 0  # snapshots
@@ -62,7 +56,7 @@ class Recording:
         self._ending = False
 
     async def record(self, moment: Moment) -> None:
-        """Judge a snapshot, off the node's clock, and record it."""
+        """Evaluate a snapshot, off the node's clock, and report it."""
         node, setup = self._node, self._setup
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.samples == 0:
             return  # it has no part in the algorithm
@@ -78,7 +72,6 @@ class Recording:
             if node.rank in setup.evaluated:
                 found = await self._computing.evaluate(model)
                 row |= {f"test_{name}": value for name, value in found.items()}
-            self._metrics.append(row)
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
@@ -104,16 +97,6 @@ class Recording:
         """The run ends: nobody waits any more for snapshots to be taken up."""
         self._ending = True
         self._freed.set()
-
-    def drop_rounds(self, last: int) -> None:
-        """The rounds after so many will be run again: nothing of them stays on record."""
-        self._metrics.close()
-        drop_rounds(self._folder, last)
-        self._metrics = self._folder.segment("metrics", self._node.rank)
-
-    def close(self) -> None:
-        """Close what it writes."""
-        self._metrics.close()
 
     async def _slot(self, last: bool) -> int | None:
         """A place for a snapshot, free again when the supervisor has taken its last one up. A node waits for that where

@@ -1,4 +1,4 @@
-"""What a node saves of itself for when it is started anew in the same run."""
+"""What a node saves of itself for when it is restarted in the same run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gossamer.errors import BadInput
 from gossamer.node import Node, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder, atomic
+from gossamer.runtime.processes.protocol import Event, FromNode, RestartSaved
 
 
 class RestartFile:
@@ -19,8 +20,7 @@ class RestartFile:
         node: who is saved.
         asked: when it is.
         now: the node's clock in seconds.
-        say: told of a file that can't be written, or read.
-        keeps: keep the end of the last round in memory, for when the node is stopped.
+        tell: told when the file is written, or why it can't be written or read.
     """
 
     def __init__(
@@ -29,29 +29,18 @@ class RestartFile:
         node: Node,
         asked: Checkpoints,
         now: Callable[[], float],
-        say: Callable[[str], None],
-        *,
-        keeps: bool = False,
+        tell: Callable[[FromNode], None],
     ) -> None:
         self._path = folder.restart(node.rank)
-        self._node, self._asked, self._now, self._say = node, asked, now, say
+        self._node, self._asked, self._now, self._tell = node, asked, now, tell
         self._made = 0  # so many were due by now
-        self._keeps = keeps
-        self._last: Checkpoint | None = None  # the end of the last round, where that is not in the file
 
     def round_ended(self) -> None:
         """The node is at the end of a round: save it, if that is due; a kill at any instant leaves the file before."""
         due = self._asked.due(self._node.round, self._now())
         if due > self._made:
-            self._made, self._last = due, None
+            self._made = due
             self._write(self._node.checkpoint())
-        elif self._keeps:
-            self._last = self._node.checkpoint()
-
-    def stopped(self) -> None:
-        """The node ends before its rounds are over: save it as it was at the end of the last one."""
-        if self._last is not None:
-            self._write(self._last)
 
     def _write(self, saved: Checkpoint) -> None:
         try:
@@ -59,7 +48,9 @@ class RestartFile:
             with atomic(self._path) as temporary:
                 checkpoint.write(saved, temporary, "")
         except OSError as error:  # a full disk is no reason to end; the file before is still there
-            self._say(f"it could not be written: {error}")
+            self._tell(Event("checkpoint", f"it could not be written: {error}"))
+        else:
+            self._tell(RestartSaved())
 
     def restore(self) -> Checkpoint | None:
         """Let the node be as it was saved; gives what it was, or None where there is no such file."""
@@ -71,6 +62,6 @@ class RestartFile:
             self._node.restore(saved)
         except BadInput as error:
             saved = None
-            self._say(f"it is of no use: {error}")
+            self._tell(Event("checkpoint", f"it is of no use: {error}"))
         self._made = self._asked.due(self._node.round, self._now())
         return saved
