@@ -120,8 +120,8 @@ class Failures(Section):
     """When a node is taken for dead by its peers.
 
     Args:
-        heartbeat_s: seconds of silence on a connection after which a sign of life is sent on it; null sends none where a
-            supervisor sees who dies or is stopped (the engine processes on one machine), and else a fifth of detection_s.
+        heartbeat_s: seconds of silence on a connection after which a sign of life is sent on it; null sends none on
+            one machine, where the parent sees which process dies or is stopped, and else every fifth of detection_s.
         detection_s: seconds without a sign of life, or in which it can't be reached, after which a peer is lost. With
             heartbeats, one that stands still is noticed within detection_s + heartbeat_s / 2 seconds.
     """

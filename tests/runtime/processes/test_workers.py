@@ -254,8 +254,8 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     cable.close()
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
     assert cable.connections >= 4
-    assert sum("is out of reach" in text for text in observer.said) == 2
-    assert sum("is back" in text for text in observer.said) == 2
+    gone, back = (sum(what in text for text in observer.said) for what in ("is out of reach", "is back"))
+    assert gone == back >= 2
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
     assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once

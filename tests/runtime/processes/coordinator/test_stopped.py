@@ -19,12 +19,8 @@ from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, PatientChannel
-from gossamer.runtime.processes.coordinator import fault_runner
-from gossamer.runtime.processes.coordinator.ended import Ended
-from gossamer.runtime.processes.coordinator.fault_runner import FaultRunner
-from gossamer.runtime.processes.coordinator.node_state import NodeState
 from gossamer.runtime.processes.node_process.warmup import Stage
-from gossamer.runtime.processes.protocol import Kept, Stood, ToNode
+from gossamer.runtime.processes.protocol import Kept, Stood
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
 from gossamer.runtime.processes.system.shared_file import shared_file
 from gossamer.runtime.processes.transport.transport import listen
@@ -177,107 +173,3 @@ def test_a_node_that_can_not_be_started_is_tried_again_for_a_while(
     taken.close()
     made.selector.close()
     os.close(made.memory)
-
-
-class Hands:
-    """Notes what is done."""
-
-    def __init__(self) -> None:
-        self.nodes = {rank: NodeState(rank) for rank in range(2)}
-        self.alive = set(self.nodes)
-        self.said: list[str] = []
-        self.shown: list[str] = []
-        self.lost: list[int] = []
-
-    def say(self, rank: int | None, event: str, text: str) -> None:
-        self.said.append(event)
-
-    def show(self, text: str) -> None:
-        self.shown.append(text)
-
-    def without(self, rank: int, *, keep: bool) -> None:
-        self.lost.append(rank)
-
-    def tell(self, rank: int, message: ToNode) -> None:
-        assert rank not in self.lost
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[mock.Mock]:
-    with mock.patch.object(fault_runner, "time") as time:
-        time.monotonic.return_value = 100.0
-        yield time.monotonic
-
-
-def begun(lost_peer: str = "skip", algorithm: str = "d-psgd") -> tuple[FaultRunner, Hands]:
-    hands = Hands()
-    made = FaultRunner(prepare(experiment(lost_peer, algorithm)), hands)  # type: ignore[arg-type]
-    made.begin(100.0)
-    made.look()
-    return made, hands
-
-
-def pass_time(made: FaultRunner, clock: mock.Mock, seconds: float) -> None:
-    for _ in range(round(2 * seconds)):
-        clock.return_value += 0.5
-        made.look()
-
-
-def test_it_is_taken_for_dead_in_time_unless_it_goes_on(clock: mock.Mock) -> None:
-    made, hands = begun()
-    for child, seconds in zip(hands.nodes.values(), (DETECTION_S - 0.5, DETECTION_S), strict=True):
-        made.stands(child, still=True)
-        pass_time(made, clock, seconds)
-        made.stands(child, still=False)
-        assert hands.said[-2:] == ["frozen", "thawed"]
-    pass_time(made, clock, 2 * DETECTION_S)
-    assert hands.lost == [1]
-
-
-def test_a_run_that_needs_all_nodes_ends_and_names_it(clock: mock.Mock) -> None:
-    made, hands = begun("fail")
-    made.stands(hands.nodes[1], still=True)
-    with pytest.raises(Ended) as ended:
-        pass_time(made, clock, DETECTION_S)
-    assert ended.value.failure == {"message": "node 1 stands still: it was stopped", "node": 1, "round": 0}
-
-
-def test_it_is_said_for_whom_the_others_wait_ever_more_rarely_until_it_is_back(clock: mock.Mock) -> None:
-    made, hands = begun("wait")
-    hands.nodes[0].round = 7
-    pass_time(made, clock, 20)
-    assert hands.shown == []
-    made.died(hands.nodes[1], "node 1 died")
-    pass_time(made, clock, 65)
-    assert hands.shown == [
-        f"waiting for node 1 (away for {seconds} s); the others are in round 7 or later"
-        for seconds in (10, 20, 40)
-    ]
-    hands.shown.clear()
-    made.away.clear()
-    pass_time(made, clock, 20)
-    assert hands.shown == []
-    made.away[1] = "node 1 is silent"
-    pass_time(made, clock, 11)
-    assert len(hands.shown) == 1
-
-
-@pytest.mark.parametrize(("lost_peer", "algorithm"), [("skip", "d-psgd"), ("wait", "gossip-learning")])
-def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(
-    clock: mock.Mock, lost_peer: str, algorithm: str
-) -> None:
-    made, hands = begun(lost_peer, algorithm)
-    made.died(hands.nodes[1], "node 1 died")
-    pass_time(made, clock, 30)
-    assert hands.shown == []
-
-
-def test_a_supervisor_that_was_itself_stopped_blames_nobody(clock: mock.Mock) -> None:
-    made, hands = begun()
-    made.stands(hands.nodes[0], still=True)
-    looks = 0
-    while not hands.lost:
-        clock.return_value += 1000.0
-        made.look()
-        looks += 1
-    assert looks == DETECTION_S  # a second counts for each

@@ -473,27 +473,30 @@ class RemoteWorkers:
             if (fork := self._pending.pop(rank, None)) is not None:
                 self._send(self._at[rank], fork)
 
-    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> bool:
-        """Start a node; False where no worker has room for it yet."""
+    def has_room(self, rank: int) -> bool:
+        """Whether a node can be started now: its worker is there, or another one has a free slot."""
+        return self._home(rank) is not None
+
+    def _home(self, rank: int) -> _Worker | None:
+        if self._at[rank].name in self._workers:
+            return self._at[rank]
+        return next((each for each in self._workers.values() if each.fit and self._room(each)), None)
+
+    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> None:
+        """Start a node."""
         fork = Fork(rank, incarnation, list(crashes), wait_s, self._identities[rank].pem)
-        worker = self._at[rank]
-        moves = worker.name not in self._workers
-        if moves:
-            found = next((each for each in self._workers.values() if each.fit and self._room(each)), None)
-            if found is None:
-                return False
-            worker = found
+        worker = self._home(rank)
+        assert worker is not None, "whoever starts a node has asked whether there is room"
         self._incarnations[rank] = incarnation
         self._living.add(rank)
         path = self._folder.restart(rank)
         if incarnation and path.exists():
             worker.session.send_all(list(parts("restart", rank, 0, path.read_bytes())))
-        if moves:
+        if worker is self._at[rank]:
+            self._send(worker, fork)
+        else:
             self._pending[rank] = fork
             self._place(worker, [rank])
-        else:
-            self._send(worker, fork)
-        return True
 
     def _room(self, worker: _Worker) -> bool:
         taken = sum(1 for rank in worker.ranks if self._at[rank] is worker)

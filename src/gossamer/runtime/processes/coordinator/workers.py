@@ -32,8 +32,11 @@ class Workers(Protocol):
     def assemble(self, ranks: Collection[int], wait: Callable[[], None]) -> None:
         """Give each of these ranks an address, calling ``wait`` while workers are still to come."""
 
-    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> bool:
-        """Start a node; False where no worker has room for it yet."""
+    def has_room(self, rank: int) -> bool:
+        """Whether a node can be started now."""
+
+    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> None:
+        """Start a node."""
 
     def tell(self, rank: int, message: ToNode) -> None:
         """Send a node a message."""
@@ -71,10 +74,13 @@ class LocalWorkers:
         """Give each of these ranks an address."""
         self._pool.do(Listen(sorted(ranks)))
 
-    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> bool:
+    def has_room(self, rank: int) -> bool:
+        """Whether a node can be started now."""
+        return True
+
+    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> None:
         """Start a node."""
         self._pool.do(Fork(rank, incarnation, list(crashes), wait_s))
-        return True
 
     def tell(self, rank: int, message: ToNode) -> None:
         """Send a node a message."""
