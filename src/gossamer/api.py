@@ -22,7 +22,7 @@ from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.recording import Observer
 
 if TYPE_CHECKING:
-    from gossamer.runtime.processes.fork_server import ForkServer
+    from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 log = logging.getLogger("gossamer")
 
@@ -65,6 +65,7 @@ def run(
     observer: Observer | None = None,
     command: Sequence[str] | None = None,
     server: ForkServer | None = None,
+    listen: Listen | None = None,
 ) -> Run:
     """Carry out an experiment and record it.
 
@@ -76,6 +77,8 @@ def run(
         command: the command line to put on record; None is this process's.
         server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
             to import torch; it serves one run. None starts one.
+        listen: for the engine processes: where workers on other machines join (``gossamer worker``), on which all nodes run
+            then; None runs them on this machine.
 
     Returns:
         The recorded run.
@@ -91,7 +94,7 @@ def run(
         )
     observer = observer or Silent()
     trackers = Trackers(experiment.trackers, observer.say)
-    with _engine(experiment, server) as engine:
+    with _engine(experiment, server, listen) as engine:
         folder = RunFolder.create(
             Path(out),
             experiment.name if name is None else name,
@@ -109,6 +112,7 @@ def resume(
     *,
     observer: Observer | None = None,
     server: ForkServer | None = None,
+    listen: Listen | None = None,
 ) -> Run:
     """Go on with a run from its newest complete checkpoint, in its folder: one that was killed or stopped, or that failed, or
     one that is done and gets another end.
@@ -118,6 +122,7 @@ def resume(
         overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
         observer: told of progress.
         server: as for :func:`run`.
+        listen: as for :func:`run`.
 
     Returns:
         The recorded run.
@@ -162,7 +167,7 @@ def resume(
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
         trackers = Trackers(experiment.trackers, observer.say)
-        with _engine(trained, server) as engine:
+        with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
             with folder.segment("events") as events:
@@ -244,15 +249,17 @@ def _carry_out(
     return done
 
 
-def _engine(experiment: Experiment, server: ForkServer | None) -> Engine:
+def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
     # Imported when used: an engine brings what only it needs.
     if isinstance(experiment.engine, Simulate):
+        if listen is not None:
+            raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
         from gossamer.runtime.simulate.engine import SimulateEngine
 
         return SimulateEngine(experiment)
     from gossamer.runtime.processes.launcher import ProcessesEngine
 
-    return ProcessesEngine(experiment, server)
+    return ProcessesEngine(experiment, server, listen)
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunFailed | None:

@@ -12,12 +12,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer import __version__
-from gossamer.cli import deployment
 from gossamer.cli.describe import listing, topology
-from gossamer.cli.keys import keys, peers
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.report import report
 from gossamer.cli.run import resume, run, sweep
+from gossamer.cli.worker import worker
 from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 
 # click's class, which some versions of typer contain and others import.
@@ -57,9 +56,7 @@ app.command(epilog=EXIT_CODES)(sweep)
 app.command()(report)
 app.command("list")(listing)
 app.command()(topology)
-app.command(epilog=EXIT_CODES)(keys)
-app.command(epilog=EXIT_CODES)(peers)
-deployment.add_to(app)
+app.command(epilog=EXIT_CODES)(worker)
 
 
 def main() -> None:

@@ -33,7 +33,24 @@ if TYPE_CHECKING:
     from gossamer.progress import Watcher
     from gossamer.results.run import Run
     from gossamer.results.tidy import Final
-    from gossamer.runtime.processes.fork_server import ForkServer
+    from gossamer.runtime.processes.fork_server import ForkServer, Listen
+
+ListenAt = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Run the nodes on workers that join here (gossamer worker), with the engine processes.",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="GOSSAMER_TOKEN",
+        help="What workers must know to join: 16 characters or more; default: a new one.",
+    ),
+]
+MinWorkers = Annotated[int, typer.Option(min=1, help="Wait for at least this many workers.")]
 
 
 def run(
@@ -54,12 +71,17 @@ def run(
             help="Continue the newest unfinished run of the same experiment, if it has a checkpoint.",
         ),
     ] = False,
+    listen: ListenAt = None,
+    token: Token = None,
+    min_workers: MinWorkers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run in order and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
+
+    where = _listen(listen, token, min_workers)
 
     raw = Experiment.read(file, overrides or (), engine)
     with _server(engine_name(raw.get("engine", {}))) as server:
@@ -73,10 +95,10 @@ def run(
 
         def carry_out(watcher: Watcher) -> Run:
             if left is not None:
-                return resume_run(left, observer=watcher, server=server)
+                return resume_run(left, observer=watcher, server=server, listen=where)
             if resume and experiment.has_faults:
                 watcher.say("starts from the beginning: a run with faults or engine.restart can't be resumed")
-            return run_experiment(experiment, out, observer=watcher, server=server)
+            return run_experiment(experiment, out, observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, profile, quiet, as_json)
 
@@ -85,12 +107,17 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     overrides: Annotated[list[str] | None, overriding("a field of stop or checkpoint")] = None,
     report: Report = True,
+    listen: ListenAt = None,
+    token: Token = None,
+    min_workers: MinWorkers = 1,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
+
+    where = _listen(listen, token, min_workers)
 
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
@@ -102,7 +129,7 @@ def resume(
             experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
 
         def carry_out(watcher: Watcher) -> Run:
-            return resume_run(folder, overrides or (), observer=watcher, server=server)
+            return resume_run(folder, overrides or (), observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, False, quiet, as_json)
 
@@ -153,6 +180,16 @@ def sweep(
         raise typer.Exit(INTERRUPTED)
     if outcome.failed or outcome.counts.left:
         raise typer.Exit(1)
+
+
+def _listen(address: str | None, token: str | None, min_workers: int) -> Listen | None:
+    """Where workers join, as the options say."""
+    from gossamer.runtime.processes.fork_server import Listen
+    from gossamer.runtime.processes.security.join import check_token, new_token
+
+    if address is None:
+        return None
+    return Listen(address, new_token() if token is None else check_token(token), min_workers)
 
 
 @contextmanager

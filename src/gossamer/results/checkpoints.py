@@ -73,14 +73,15 @@ class CheckpointFolder:
     """All checkpoints of one run.
 
     Args:
-        path: their folder.
+        path: their folder; created when it is needed.
         experiment: the experiment.
+        digest: the digest of the experiment as it was first written, if this one names copies of its files.
     """
 
-    def __init__(self, path: Path, experiment: Experiment) -> None:
+    def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:
         self._path = path
         self._experiment = _dump(experiment)
-        self._digest = _digest(self._experiment)
+        self.digest = digest or _digest(self._experiment)
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
@@ -88,7 +89,7 @@ class CheckpointFolder:
         folder = self._path / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(folder / _file(saved.rank)) as temporary:
-            checkpoint.write(saved, temporary, self._digest)
+            checkpoint.write(saved, temporary, self.digest)
 
     def complete(
         self,

@@ -48,7 +48,6 @@ class Setup:
         evaluated: ranks whose model is evaluated by itself.
         message_limit: the largest message that a node accepts, bytes.
         poisoned: the ranks that each of the experiment's poisons reaches.
-        hospitable: whether nodes answer those that come later, though no fault says that some do.
     """
 
     experiment: Experiment
@@ -64,7 +63,6 @@ class Setup:
     evaluated: frozenset[int]
     message_limit: int
     poisoned: Sequence[Sequence[int]] = ()
-    hospitable: bool = False
 
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
@@ -95,7 +93,7 @@ class Setup:
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
             wrappers=experiment.wrappers,
-            companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
+            companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
     def description(self) -> dict[str, Any]:
