@@ -14,7 +14,8 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment, write_text
-from gossamer.results.rewind import NETWORK, rewind
+from gossamer.results.recorder import NETWORK
+from gossamer.results.rewind import rewind
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.engine import Engine
@@ -54,7 +55,7 @@ class _Tracked:
     def row(self, row: Mapping[str, Any]) -> None:
         """Show a row, and track it."""
         self._observer.row(row)
-        self._trackers.row(row)
+        self._trackers.tell("row", row)
 
 
 def run(
@@ -230,7 +231,7 @@ def _carry_out(
     trackers: Trackers,
     cut: Cut | None = None,
 ) -> Run:
-    trackers.begin(experiment, folder.path)
+    trackers.tell("begin", experiment, folder.path)
     try:
         if (said := numerics.warning()) is not None:
             observer.say(said)
@@ -238,14 +239,14 @@ def _carry_out(
             outcome = engine.run(folder, _Tracked(observer, trackers), cut)
     except BaseException as error:
         close_after(error, folder)
-        trackers.failure(error)
+        trackers.tell("failure", error)
         raise
     if (failure := _finish(folder, experiment, outcome)) is not None:
         failure.folder = folder.path
-        trackers.failure(failure)
+        trackers.tell("failure", failure)
         raise failure
     done = load_run(folder.path)
-    trackers.end(done)
+    trackers.tell("end", done)
     return done
 
 

@@ -146,7 +146,7 @@ def _shared_name(runs: Sequence[Run]) -> str:
 
 
 def _apart(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """What tells settings apart: the names of the components that differ, and where these are the same, the fewest
+    """Texts that tell settings apart: the names of the components that differ, and where these are the same, the fewest
     other fields."""
     named = [key for key in _differing(settings) if key.endswith(".name")]
     heads = [
@@ -245,7 +245,7 @@ def _one(baseline: Group, among: Sequence[Group]) -> Baseline:
 
 
 def _sharing(name: str, among: Sequence[Group]) -> tuple[str | None, list[Group]]:
-    """Which of their labels has the name, and the groups where it has."""
+    """The label that has the name, and the groups with it."""
     for key in dict.fromkeys(key for group in among for key in group.labels):
         found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
         if found:

@@ -18,8 +18,8 @@ from gossamer.results.run import Run, labels
 from gossamer.results.tidy import AXES, all_metrics
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B59F00")
-"""Colours that the colour-blind tell apart (Okabe and Ito, 2008; black and yellow, which a light or a dark
-page swallows, are replaced by grey and a darker yellow)."""
+"""Colours for the colour-blind (Okabe and Ito, 2008), with grey and a darker yellow in place of black and yellow, which
+don't show on a dark or a light page."""
 
 MOST_NODES_DRAWN = 300
 _MOST_NODES_BY_DISTANCE = 100
@@ -56,7 +56,7 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
 def positions(
     nodes: Sequence[int], edges: Sequence[Sequence[int]], *, seed: int = 0, changing: bool = False
 ) -> list[tuple[float, float]]:
-    """Where the picture of a graph shows its nodes, each coordinate within [-1, 1].
+    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1].
 
     A changing graph is drawn on a circle, since no other layout suits all of its graphs. Otherwise distances in the
     picture follow those in the graph (Kamada and Kawai, 1989), or forces where that would take long or the graph is not

@@ -38,6 +38,9 @@ from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, atomic, write_json
 from gossamer.results.segment import read_segment
 
+NETWORK = -1
+"""The node number of rows about the network as a whole."""
+
 METRICS: dict[str, Any] = {
     "node": pl.Int32,
     "round": pl.Int64,

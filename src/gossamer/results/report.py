@@ -65,7 +65,7 @@ def write_report(
         out: the page; a folder stands for ``report.html`` in it.
         png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv`` for the curves, with
-            ``X-metrics.csv`` beside.
+            ``X-metrics.csv`` next to it.
         groups: groups of the runs; None groups those that differ only in their seed.
         time_to: how long the groups take to some levels, from :func:`gossamer.results.time_to.time_to`.
         baseline: the name of what they are compared with there.

@@ -10,11 +10,8 @@ import polars as pl
 
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder, atomic
-from gossamer.results.recorder import segments
+from gossamer.results.recorder import NETWORK, segments
 from gossamer.results.segment import read_segment
-
-NETWORK = -1
-"""The node number of rows about the network as a whole."""
 
 
 def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:

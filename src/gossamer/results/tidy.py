@@ -6,7 +6,7 @@ at every point. Plots, reports, time-to-accuracy and sweep tables all start from
 An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of the time grid
 (``evaluation.every_s``) or else a round, which every node reaches at its own time; and at last the end of a run that
 ended before its rounds were done. On a time grid the rows of rounds belong to no point. (Records of older versions have no
-column ``moment``: on a grid, rows within half a step belong together, otherwise rows of one round.)
+column ``moment``: on a grid, rows belong to the nearest instant, otherwise to their round.)
 
 A point has a place on each axis: ``round``, ``time_s`` and ``wall_s`` are means over the nodes that have the metric;
 ``bytes`` is what the whole network has sent by then, with the last known value of nodes that have no row at the point.
@@ -36,7 +36,7 @@ _METRICS_AMONG_FIXED = {"train_loss", "test_loss", "consensus_distance", *ASYNCH
 _NOT_METRICS = {*METRICS, *TRAFFIC} - _METRICS_AMONG_FIXED
 _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idle")
 LEVEL = 0.95
-"""How often a confidence interval holds the true mean, if the values are independent and normal."""
+"""Probability that a confidence interval holds the true mean of independent normal values."""
 
 
 # --- which metrics there are
@@ -210,7 +210,8 @@ def assigned(run: Run) -> pl.DataFrame:
     elif every_s is None:
         table = run.metrics.with_columns(instant=pl.col("round").cast(pl.Float64))
     else:
-        table = _by_time(run.metrics, every_s)
+        nearest = (pl.col("time_s").fill_null(0.0) / every_s).round() * every_s
+        table = run.metrics.with_columns(instant=nearest.round(9))
     return (
         table.sort("time_s", maintain_order=True)
         .unique(["node", "instant"], keep="last", maintain_order=True)
@@ -242,18 +243,6 @@ def _by_moment(table: pl.DataFrame, every_s: float | None) -> pl.DataFrame:
     return rows.drop("row")
 
 
-def _by_time(table: pl.DataFrame, every_s: float) -> pl.DataFrame:
-    table = table.sort("time_s", "node", maintain_order=True)
-    numbers, start, number = [], -math.inf, -1
-    seen: set[int] = set()
-    for node, time_s in table.select("node", pl.col("time_s").fill_null(0.0)).iter_rows():
-        if node in seen or time_s - start > every_s / 2:
-            number, start, seen = number + 1, time_s, set()
-        seen.add(node)
-        numbers.append(number)
-    return table.with_columns(instant=(pl.Series(numbers, dtype=pl.Float64) * every_s).round(9))
-
-
 def _sent(table: pl.DataFrame) -> pl.DataFrame:
     """``point`` and ``bytes``: what all nodes have sent by then; null while no node has said."""
     sent = pl.col("bytes_sent")
@@ -272,7 +261,7 @@ def _sent(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-# --- what a run came to
+# --- the result of a run
 
 
 @dataclass(frozen=True)
@@ -297,7 +286,7 @@ class Final:
 
 @dataclass(frozen=True)
 class FinalSummary:
-    """What a run came to: times in seconds, traffic in bytes, counts over the whole network.
+    """The result of a run: times in seconds, traffic in bytes, counts over the whole network.
 
     ``rounds`` are those of the furthest node, ``least_rounds`` those of the slowest; ``messages`` are the columns
     ``messages_*`` without that prefix. None stands for what the run hasn't recorded.
@@ -322,7 +311,7 @@ class FinalSummary:
 
 
 def final_summary(run: Run) -> FinalSummary:
-    """What a run came to."""
+    """The result of a run."""
     nodes = run.metrics.filter(pl.col("node") >= 0)
     totals = nodes.group_by("node").agg(pl.col(TRAFFIC).max()).sum().row(0, named=True)
     counts = {name: int(total) for name, total in totals.items() if name in nodes and nodes[name].count()}
@@ -362,7 +351,7 @@ def final(run: Run, name: str) -> Final | None:
 def _over_the_run(run: Run, name: str) -> Final | None:
     """A metric that every row has for the time since the node's row before, over all of that time: shares are weighted
     by seconds, mean ages by messages."""
-    # (Records of older versions don't have the number of those messages: their rows count alike.)
+    # Records of older versions lack the number of messages: their rows have equal weights.
     of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
     weight = (of - of.shift().over("node").fill_null(0)).fill_null(1).clip(0)
     value = pl.col(name)

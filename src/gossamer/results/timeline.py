@@ -19,7 +19,7 @@ from gossamer.results.run import Run
 KINDS = ("train", "evaluate", "send")
 COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
 MOST_DRAWN = 6000
-"""A page shows at most so many intervals, the first ones."""
+"""The largest number of intervals that a page shows, the first ones."""
 MOST_EDGED = 60
 """Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 _DIGITS = 9
@@ -119,7 +119,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def waits(run: Run) -> pl.DataFrame:
-    """When nodes neither computed nor sent, within the window: columns ``node``, ``start_s``, ``end_s``."""
+    """The intervals of a window in which nodes neither computed nor sent: columns ``node``, ``start_s``, ``end_s``."""
     within, gaps = window(run) or Window(0.0, 0.0, ()), []
     for node in within.nodes:
         at = within.from_s
@@ -135,7 +135,7 @@ def waits(run: Run) -> pl.DataFrame:
 
 
 def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
-    """What the page draws, with intervals clipped to a window (None: all that was recorded); None without a timeline."""
+    """The page's data, with intervals clipped to a window (None: all that was recorded); None without a timeline."""
     within = within or window(run)
     if within is None or run.timeline.is_empty():
         return None

@@ -1,4 +1,4 @@
-"""Trackers: what a run reports to while it goes on (TensorBoard, MLflow, Weights & Biases, or one of the user's).
+"""Trackers: services to which a run reports while it goes on (TensorBoard, MLflow, Weights & Biases, or the user's).
 
 They run in the process that started the run, under either engine. A tracker never stops a run: one that raises is
 reported in one line and gets nothing more.
@@ -18,10 +18,8 @@ from pydantic import PrivateAttr
 from gossamer.config import Experiment
 from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
+from gossamer.results.recorder import NETWORK
 from gossamer.results.run import Run, flat
-
-NETWORK = -1
-"""The node number of rows about the network as a whole."""
 
 
 class Tracker(Component):
@@ -69,26 +67,11 @@ class Trackers:
             tracker.check()
         self._active, self._say = [tracker.model_copy() for tracker in trackers], say
 
-    def begin(self, experiment: Experiment, folder: Path) -> None:
-        """See :meth:`Tracker.begin`."""
-        self._tell(lambda tracker: tracker.begin(experiment, folder))
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """See :meth:`Tracker.row`."""
-        self._tell(lambda tracker: tracker.row(row))
-
-    def end(self, run: Run) -> None:
-        """See :meth:`Tracker.end`."""
-        self._tell(lambda tracker: tracker.end(run))
-
-    def failure(self, error: BaseException) -> None:
-        """See :meth:`Tracker.failure`."""
-        self._tell(lambda tracker: tracker.failure(error))
-
-    def _tell(self, event: Callable[[Tracker], None]) -> None:
+    def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
+        """Call this method of every tracker, and drop those that raise."""
         for tracker in list(self._active):
             try:
-                event(tracker)
+                getattr(tracker, event)(*arguments)
             except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
                 self._active.remove(tracker)
                 self._say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
@@ -99,7 +82,7 @@ class Averaging(Tracker):
     own values."""
 
     package: ClassVar[str]
-    """What is imported."""
+    """The package that is imported."""
     extra: ClassVar[str]
     """The optional dependency of gossamer that brings it."""
     _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)

@@ -138,7 +138,7 @@ def run_sweep(
 
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
-    """How many of some experiments this machine's cores carry at once."""
+    """The number of experiments that this machine's cores carry at once."""
     widths = []
     for experiment in experiments:
         engine = experiment.engine

@@ -53,53 +53,45 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """A column of :func:`results` over the seeds of each cell, of runs that are done.
-
-    Args:
-        table: made by :func:`results`.
-        metric: a column of numbers.
+    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done.
 
     Returns:
         A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
         ``high``, the ends of the 95 % confidence interval by Student's t (null for less than two runs).
 
     Raises:
-        BadInput: for a column that is not there, or holds no numbers.
+        BadInput: for a column that does not exist or holds no numbers.
     """
-    labels, accepted = label_columns(table), _numbers(table)
+    accepted = _numbers(table)
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     mean, half = pl.col(f"{metric}_mean"), pl.col(f"{metric}_half")
-    return by_cell(table, [metric]).select(
-        *labels, runs=f"{metric}_n", mean=mean, low=mean - half, high=mean + half
-    )
+    ends = {"runs": pl.col(f"{metric}_n"), "mean": mean, "low": mean - half, "high": mean + half}
+    return by_cell(table, [metric]).select(*label_columns(table), **ends)
 
 
 def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.DataFrame:
-    """Columns of :func:`results` over the seeds of each cell, of runs that are done.
-
-    Args:
-        table: made by :func:`results`.
-        metrics: columns of numbers; None is all.
+    """Columns of numbers of :func:`results` (None: all) over the seeds of each cell, of runs that are done.
 
     Returns:
         A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
         runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
         Student's t (null for less than two runs).
     """
-    labels, names = label_columns(table), _numbers(table) if metrics is None else metrics
-    rows = []
-    for cell, group in table.group_by(labels, maintain_order=True):
-        done = group.filter(pl.col("status") == "done")
-        row: list[Any] = [*cell, len(done)]
-        for name in names:
-            found = confidence(done[name].drop_nulls().to_list())
-            row += (0, None, None) if found is None else (found.count, found.mean, found.half_width)
-        rows.append(row)
-    schema: dict[str, Any] = {name: table.schema[name] for name in labels} | {"runs": pl.Int64}
+    names = _numbers(table) if metrics is None else list(metrics)
+    done = pl.col("status") == "done"
+    values = [pl.col(name).cast(pl.Float64).filter(done).drop_nulls() for name in names]
+    runs = done.sum().cast(pl.Int64).alias("runs")
+    cells = table.group_by(label_columns(table), maintain_order=True).agg(runs, *values)
+    columns = []
     for name in names:
-        schema |= {f"{name}_n": pl.Int64, f"{name}_mean": pl.Float64, f"{name}_half": pl.Float64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+        found = [confidence(each) for each in cells[name].to_list()]
+        columns += [
+            pl.Series(f"{name}_n", [0 if each is None else each.count for each in found], pl.Int64),
+            pl.Series(f"{name}_mean", [each and each.mean for each in found], pl.Float64),
+            pl.Series(f"{name}_half", [each and each.half_width for each in found], pl.Float64),
+        ]
+    return cells.drop(names).with_columns(columns)
 
 
 def _numbers(table: pl.DataFrame) -> list[str]:

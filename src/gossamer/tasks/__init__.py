@@ -1,4 +1,4 @@
-"""What is learned: tasks (data, model, loss, metrics) and partitions of their samples over the nodes."""
+"""Tasks (data, model, loss, metrics), partitions of their samples over the nodes, and poisons."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class Sizes(Partition):
 
 
 def left_out(parts: Sequence[Int[np.ndarray, " _"]], total: int) -> int:
-    """How many of ``total`` samples are in none of the (disjoint) parts."""
+    """The number of samples, of ``total``, that are in none of the disjoint parts."""
     return total - sum(len(part) for part in parts)
 
 

@@ -41,7 +41,7 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """Which nodes are poisoned: one of the following. Places in the graph are those in the first round.
+    """A choice of nodes, by one of the following. Places in the graph are those in the first round.
 
     Args:
         rank: a rank.
@@ -229,7 +229,7 @@ def poisoned(
     Only tensors that change are copied, once for all nodes.
 
     Args:
-        task: the clean task; it is left as it is.
+        task: the clean task; it stays unchanged.
         parts: indices of each node's training samples, disjoint.
         poisons: the poisons.
         graph: gives the graph of the first round.

@@ -53,7 +53,7 @@ _TAKEN = frozenset(
 
 @dataclass(frozen=True, init=False)
 class Task:
-    """What is learned, and how it is evaluated.
+    """Data, model, loss and metrics of an experiment.
 
     Args:
         model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
@@ -68,7 +68,7 @@ class Task:
         classes: names of the classes where the targets are class numbers; label counts are recorded for
             these.
         tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
-            sets beside it. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
+            sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
 
     Raises:
         BadInput: for anything of the wrong type or shape.
