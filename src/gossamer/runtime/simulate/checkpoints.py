@@ -18,7 +18,6 @@ from gossamer.node.checkpoint import Arrival, Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
-from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext, SimHost
 from gossamer.runtime.simulate.recording import SimRecorder
@@ -106,16 +105,13 @@ class SimCheckpoints:
     before its sender was saved has arrived or been lost.
 
     Args:
-        setup: the run's setup.
-        context: what all nodes share.
+        context: what all parts of the simulation share.
         recorder: the record at the time of a checkpoint.
         folder: the run's folder.
         cut: the checkpoint from which the run is resumed, if any.
         nodes: all nodes at their start; they are restored when the run is resumed.
         hosts: the nodes' hosts.
         place: puts a tensor that was read from a file where the simulation keeps it.
-        trainer: gives the name of the trainer, or None until it is chosen.
-        say: called when a checkpoint can't be written.
 
     Attributes:
         inboxes: by rank, the function that receives a node's messages.
@@ -127,7 +123,6 @@ class SimCheckpoints:
 
     def __init__(
         self,
-        setup: Setup,
         context: SimContext,
         recorder: SimRecorder,
         folder: RunFolder,
@@ -135,12 +130,9 @@ class SimCheckpoints:
         nodes: Sequence[Node],
         hosts: Mapping[int, SimHost],
         place: Callable[[Tensor], Tensor],
-        trainer: Callable[[], str | None],
-        say: Callable[[str], None],
     ) -> None:
-        experiment, links = setup.experiment, context.links
+        experiment, links = context.setup.experiment, context.links
         self._context, self._recorder, self._hosts = context, recorder, hosts
-        self._trainer, self._say = trainer, say
         self._asked = experiment.checkpoint
         self._folder = CheckpointFolder(folder.checkpoints, experiment)
         self._flights = links.flights = InFlight(len(nodes), self._landed)
@@ -263,7 +255,9 @@ class SimCheckpoints:
             parts = [replace(p, arriving=[*p.arriving, *arriving[p.rank]]) for p in parts]
         self._context.mixing.settle()
         self._report()
-        write = partial(self._write, number + self._offset, parts, self._recorder.wall(), self._trainer())
+        write = partial(
+            self._write, number + self._offset, parts, self._recorder.wall(), self._context.executor.chosen
+        )
         self._written = self._writer.submit(write)
 
     def _write(self, number: int, parts: Sequence[Checkpoint], wall_s: float, trainer: str | None) -> None:
@@ -276,7 +270,7 @@ class SimCheckpoints:
         """Say that a checkpoint could not be written (disk full, ...), which does not end the run."""
         if self._written is not None and self._written.done() and (error := self._written.exception()):
             self._written = None
-            self._say(f"a checkpoint could not be written: {error}")
+            self._context.observer.say(f"a checkpoint could not be written: {error}")
 
     def close(self) -> None:
         """Wait until everything is written."""

@@ -183,7 +183,6 @@ class Executor:
 
     Args:
         setup: the run's setup.
-        options: the engine's options.
         rows: the pool of parameter vectors.
         workers: share the work.
         profile: records how long it takes.
@@ -197,13 +196,14 @@ class Executor:
     def __init__(
         self,
         setup: Setup,
-        options: Simulate,
         rows: Rows,
         workers: Workers,
         profile: Profile,
         model: Callable[[int], Model],
         say: Callable[[str], None],
     ) -> None:
+        options = setup.experiment.engine
+        assert isinstance(options, Simulate)
         self._setup, self._device, self._rows = setup, options.device, rows
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
         self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))

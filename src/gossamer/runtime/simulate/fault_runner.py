@@ -13,7 +13,6 @@ from gossamer.node.checkpoint import Checkpoint
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.rejoin import Hospitality, meeting
-from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.faulty_host import FaultyHost
 from gossamer.runtime.simulate.host import SimContext
@@ -30,8 +29,7 @@ class FaultRunner:
     """Carries out the schedule of faults of a run.
 
     Args:
-        setup: the run's setup.
-        context: what all nodes share.
+        context: what all parts of the simulation share.
         nodes: all nodes by rank, in their present incarnations; may be filled later.
         tasks: the tasks of all nodes.
         recorder: the record.
@@ -47,7 +45,6 @@ class FaultRunner:
 
     def __init__(
         self,
-        setup: Setup,
         context: SimContext,
         nodes: Sequence[Node],
         tasks: NodeTasks,
@@ -55,7 +52,7 @@ class FaultRunner:
         start: Callable[[int, Checkpoint | None, bool], Node],
         log: EventLog,
     ) -> None:
-        experiment = setup.experiment
+        setup, experiment = context.setup, context.setup.experiment
         self._setup, self._context, self._nodes, self._tasks = setup, context, nodes, tasks
         self._recorder, self._start, self._log = recorder, start, log
         self._clock, self._links = context.clock, context.links
@@ -82,10 +79,8 @@ class FaultRunner:
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
         """A host for a new incarnation of a node."""
-        self._hosts[rank] = FaultyHost(
-            self._context, self._setup.experiment, rank, round_ended, self.lost, self._freezes
-        )
-        return self._hosts[rank]
+        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.lost, self._freezes)
+        return host
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
         """A function that puts a message into the mailbox of a node's present incarnation."""

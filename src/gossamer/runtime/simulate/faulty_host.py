@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
-from gossamer.config import Experiment
 from gossamer.learning.computation import Computation
 from gossamer.learning.mixing import Mix
 from gossamer.messages.tags import Payload, Sending
@@ -18,8 +17,7 @@ class FaultyHost(SimHost):
     """The host of a node that can crash, leave and freeze.
 
     Args:
-        context: what all nodes share.
-        experiment: says after how many rounds a node has finished.
+        context: what all parts of the simulation share.
         rank: the node.
         round_ended: called with the node's rank when it has completed a round.
         lost: the ranks that count as dead, a set that changes with time.
@@ -34,13 +32,12 @@ class FaultyHost(SimHost):
     def __init__(
         self,
         context: SimContext,
-        experiment: Experiment,
         rank: int,
         round_ended: Callable[[int], None],
         lost: set[int],
         freezes: bool,
     ) -> None:
-        super().__init__(context, experiment, rank, round_ended)
+        super().__init__(context, rank, round_ended)
         self.compute = self._compute
         self.lost, self._freezes = lost, freezes
         self.dead = self.leaving = self.frozen = False

@@ -6,33 +6,32 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.config import Experiment
 from gossamer.errors import GossamerError
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.randomness import generator
+from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Observer
+from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
-from gossamer.runtime.simulate.compute import Compute
+from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixing
 
 
 @dataclass(frozen=True, eq=False)
 class SimContext:
-    """The parts of the simulator that all nodes share.
+    """What all parts of a simulation share: the run's setup, its observer and profile, virtual time, the pool of parameter
+    vectors, and what carries messages, computations and mixing steps."""
 
-    Args:
-        clock: virtual time.
-        rows: the pool of parameter vectors.
-        links: carry messages.
-        compute: runs computations.
-        mixing: runs mixing steps.
-    """
-
+    setup: Setup
+    observer: Observer
+    profile: Profile
     clock: Clock
     rows: Rows
     links: Links
+    executor: Executor
     compute: Compute
     mixing: Mixing
 
@@ -41,8 +40,7 @@ class SimHost:
     """The host of one node.
 
     Args:
-        context: what all nodes share.
-        experiment: says after how many rounds a node has finished.
+        context: what all parts of the simulation share.
         rank: the node.
         round_ended: called with the node's rank when it has completed a round.
 
@@ -50,9 +48,8 @@ class SimHost:
         secrets: how many secrets the node has asked for.
     """
 
-    def __init__(
-        self, context: SimContext, experiment: Experiment, rank: int, round_ended: Callable[[int], None]
-    ) -> None:
+    def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
+        experiment = context.setup.experiment
         self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended = round_ended

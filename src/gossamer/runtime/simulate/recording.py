@@ -18,11 +18,9 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.outcome import describe_failure
-from gossamer.runtime.profile import Profile
 from gossamer.runtime.recording import (
     GraphLog,
     NetworkRows,
-    Observer,
     Spent,
     TargetWatch,
     Usage,
@@ -34,7 +32,6 @@ from gossamer.runtime.recording import (
     resume_rows,
     stopwatch,
 )
-from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import Order, to_ns
 from gossamer.runtime.simulate.host import SimContext
 
@@ -43,33 +40,25 @@ class SimRecorder:
     """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
 
     Args:
-        setup: says which nodes are evaluated, and when.
-        context: knows what nodes have done.
+        context: what all parts of the simulation share.
         metrics: receives the rows.
         graphs: receives graphs that change.
-        observer: watches the run.
-        evaluate: evaluates models in order; an exception of the user's code stands in the place of its result.
-        profile: records how long recording takes.
         present: gives the nodes that take part.
         reached: called when the target is met.
     """
 
     def __init__(
         self,
-        setup: Setup,
         context: SimContext,
         metrics: Segment,
         graphs: Segment,
-        observer: Observer,
-        evaluate: Callable[[Sequence[Model]], list[Found | Exception]],
-        profile: Profile,
         present: Callable[[], Sequence[Node]],
         reached: Callable[[], None],
     ) -> None:
-        nodes = setup.experiment.nodes
-        self._setup, self._metrics, self._observer = setup, metrics, observer
+        setup, nodes = context.setup, context.setup.experiment.nodes
+        self._setup, self._metrics, self._observer = setup, metrics, context.observer
         self._clock, self._links, self._compute = context.clock, context.links, context.compute
-        self._evaluate, self._profile = evaluate, profile
+        self._evaluate, self._profile = context.executor.evaluate, context.profile
         self._present, self._reached = present, reached
         self._graph_log = GraphLog(setup.topology, graphs)
         self._view_log = ViewLog(nodes, graphs)

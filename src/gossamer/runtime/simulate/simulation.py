@@ -38,7 +38,6 @@ from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import SimContext, SimHost
-from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.node_tasks import NodeTasks
 from gossamer.runtime.simulate.recording import SimRecorder, model_of, stacked
@@ -82,15 +81,14 @@ class Simulation:
         assert isinstance(options, Simulate)
         self._setup, self._options, self._observer = setup, options, observer
         self._folder, self._cut = folder, cut
-        self._profile = Profile()
-        self._clock = clock = Clock()
+        clock, profile = Clock(), Profile()
         clock.waiting = self._waiting
         self._device = rows_device(options.device, setup)
-        self._rows = rows = Rows(setup.layout.size, self._device)
+        rows = Rows(setup.layout.size, self._device)
         self._workers = Workers(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
-        kind = FifoLinks if network.sharing == "fifo" else FairLinks
-        self._links: Links = kind(
+        self.nodes: list[Node] = []
+        links = (FifoLinks if network.sharing == "fifo" else FairLinks)(
             clock,
             network,
             experiment.nodes,
@@ -99,37 +97,16 @@ class Simulation:
             self._inboxes,
             None if timeline is None else partial(_sent, timeline),
         )
-        self._executor = Executor(
-            setup,
-            options,
-            rows,
-            self._workers,
-            self._profile,
-            lambda rank: self.nodes[rank].model,
-            observer.say,
-        )
-        mixing = Mixing(clock, rows, self._workers, self._profile)
-        compute = Compute(
-            clock,
-            self._seconds,
-            self._executor.execute,
-            mixing.settle,
-            None if timeline is None else partial(_computed, timeline),
-        )
-        self._context = SimContext(clock, rows, self._links, compute, mixing)
+        model = lambda rank: self.nodes[rank].model  # noqa: E731
+        executor = Executor(setup, rows, self._workers, profile, model, observer.say)
+        mixing = Mixing(clock, rows, self._workers, profile)
+        watch = None if timeline is None else partial(_computed, timeline)
+        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
+        self._context = SimContext(setup, observer, profile, clock, rows, links, executor, compute, mixing)
         self._recorder = SimRecorder(
-            setup,
-            self._context,
-            metrics,
-            graphs,
-            observer,
-            self._executor.evaluate,
-            self._profile,
-            self._present,
-            reached=lambda: self._tasks.finish("target"),
+            self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
         )
         self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
-        self.nodes: list[Node] = []
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -150,7 +127,7 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        loop = new_loop(self._clock)
+        loop = new_loop(self._context.clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
             try:
@@ -163,32 +140,34 @@ class Simulation:
                     )
                 reason = loop.run_until_complete(self._main())
                 self._end(reason)
-                parameters, buffers = stacked([self._last_model(node) for node in self.nodes], self._rows)
+                parameters, buffers = stacked(
+                    [self._last_model(node) for node in self.nodes], self._context.rows
+                )
             except RunFailed as error:
                 failure, reason = error, "failed"
                 with suppress(RunFailed):  # the run has failed already, and says why
                     self._recorder.flush()
             finally:
-                self._clock.stop()
+                self._context.clock.stop()
                 self._tasks.close(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
-                self._links.close()
+                self._context.links.close()
                 loop.close()
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
         # A resumed run does not know what links carried before.
-        shares = self._links.inner_shares() if self._cut is None else []
+        shares = self._context.links.inner_shares() if self._cut is None else []
         return Outcome(
             reason,
-            self._clock.now(),
+            self._context.clock.now(),
             self._recorder.wall(),
             parameters,
             buffers,
             failure,
-            self._executor.trainer.name,
-            self._profile.seconds,
-            self._rows.peak,
-            execution=self._executor.forms(),
+            self._context.executor.trainer.name,
+            self._context.profile.seconds,
+            self._context.rows.peak,
+            execution=self._context.executor.forms(),
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
@@ -197,20 +176,13 @@ class Simulation:
         if self._setup.faults:
             assert self._events is not None
             self._faults = FaultRunner(
-                self._setup,
-                self._context,
-                self.nodes,
-                self._tasks,
-                self._recorder,
-                self._start,
-                self._events,
+                self._context, self.nodes, self._tasks, self._recorder, self._start, self._events
             )
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
         if self._faults is not None:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
         elif self._folder is not None and (experiment.checkpoint.on or self._cut is not None):
             self._checkpoints = SimCheckpoints(
-                self._setup,
                 self._context,
                 self._recorder,
                 self._folder,
@@ -218,8 +190,6 @@ class Simulation:
                 self.nodes,
                 self._hosts,
                 self._place,
-                lambda: self._executor.chosen,
-                self._observer.say,
             )
             self._inboxes.extend(self._checkpoints.inboxes)
             self._rounds = sum(node.round for node in self.nodes)
@@ -230,7 +200,7 @@ class Simulation:
         experiment, starts_ns = self._setup.experiment, None
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
-            self._clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
+            self._context.clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
         if self._faults is not None:
             self._faults.begin()
         if self._checkpoints is not None:
@@ -243,7 +213,7 @@ class Simulation:
                 self._save(node)
                 begin()
             else:
-                self._clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
+                self._context.clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
         return await self._tasks.end
 
     def _end(self, reason: str) -> None:
@@ -259,7 +229,7 @@ class Simulation:
                     self._observer.say(early)
             if (away := self._events.summary()) is not None:
                 self._observer.say(away)
-        if (remark := self._profile.remark(self._recorder.wall())) is not None:
+        if (remark := self._context.profile.remark(self._recorder.wall())) is not None:
             self._observer.say(remark)
 
     def _waiting(self) -> str:
@@ -276,10 +246,10 @@ class Simulation:
             if self._device != "cpu":
                 initial = Model(*(vector.to(self._device) for vector in initial))
             if experiment.initial == "common":
-                initial = Model(self._rows.store(initial.parameters), initial.buffers)
+                initial = Model(self._context.rows.store(initial.parameters), initial.buffers)
                 self._common = initial
         if self._faults is None:
-            host = SimHost(self._context, experiment, rank, self._round_ended)
+            host = SimHost(self._context, rank, self._round_ended)
         else:
             host = self._faults.host(rank, self._round_ended)
         if rank in self._hosts:  # an earlier incarnation
@@ -311,14 +281,14 @@ class Simulation:
     def _place(self, tensor: Tensor) -> Tensor:
         """Put a tensor that was read from a file where the simulation keeps it."""
         if tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,):
-            return self._rows.store(tensor)
+            return self._context.rows.store(tensor)
         return tensor.to(self._device)
 
     def _seconds(self, computation: Computation) -> float:
         """The duration of a computation that starts now."""
         if computation.kind is ComputationKind.APPLY:
             return 0.0
-        seed, now = self._setup.experiment.seed, self._clock.now()
+        seed, now = self._setup.experiment.seed, self._context.clock.now()
         return float(
             self._setup.compute.seconds(seed, computation.rank, computation.first_step, computation.work, now)
         )
@@ -328,7 +298,7 @@ class Simulation:
         node = self.nodes[rank]
         self._rounds += 1
         if self._rounds % self._progress_every == 0:
-            self._observer.progress(self._rounds, self._clock.now())
+            self._observer.progress(self._rounds, self._context.clock.now())
         self._recorder.round_ended(node)
         self._save(node)
         if self._faults is not None:
@@ -354,7 +324,7 @@ class Simulation:
         now = time.perf_counter()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            self._observer.progress(self._rounds, self._clock.now())
+            self._observer.progress(self._rounds, self._context.clock.now())
 
 
 def rows_device(device: str, setup: Setup) -> str:
