@@ -294,8 +294,9 @@ def _print_profile(done: Run) -> None:
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
         typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
     for part, forms in done.execution.items():
-        for form, shapes in forms.items():
-            typer.echo(f"{part:20} {form} ({shapes} {'shape' if shapes == 1 else 'shapes'} of input)")
+        for form, count in forms.items():
+            unit = "sum" if part == "mix" else "shape of input" if count == 1 else "shapes of input"
+            typer.echo(f"{part:20} {form} ({count} {unit}{'s' if part == 'mix' and count != 1 else ''})")
     if done.peak_vectors is not None:
         share = done.peak_vectors / done.nodes
         typer.echo(f"{'vectors at the peak':20} {done.peak_vectors} ({share:.1f} a node)")
