@@ -93,13 +93,13 @@ def test_an_answer_that_comes_late_is_not_taken_for_that_to_a_later_question(
     async def meets(node: Node) -> None:
         async for r in node.rounds():
             if r == 1:
-                node.spawn(meet_again(node, 1, timeout_s))  # the answer takes 0.2 s
+                node.spawn(meet_again(node._runtime, 1, timeout_s))  # the answer takes 0.2 s
             if r == 2:
                 assert not node.drain()
                 await node.sleep(1.0)
                 assert not [message for message in node.drain() if message.tag[0] != "m"]
-                await meet_again(node, 1, 5.0)
-                since.append(node.first_of(1))
+                await meet_again(node._runtime, 1, 5.0)
+                since.append(node._runtime.first_of(1))
             if r >= 3:
                 await node.gather([1], ("m", r))
             await node.sleep(0.01)
@@ -113,15 +113,15 @@ def test_who_does_not_answer_in_time_is_asked_on_until_it_does(tmp_path: Path) -
     before, after = [], []
 
     async def meets(node: Node) -> None:
-        await come_back(node, [1], 0.05)
-        before.append(node.first_of(1))
+        await come_back(node._runtime, [1], 0.05)
+        before.append(node._runtime.first_of(1))
         async for _ in node.rounds():
             await node.sleep(0.1)
-        after.append(node.first_of(1))
+        after.append(node._runtime.first_of(1))
 
     async def is_asked(node: Node) -> None:
         await slowly(node)
-        assert node.first_of(0) > 0
+        assert node._runtime.first_of(0) > 0
 
     assert simulated(tmp_path, meets, is_asked).failure is None
     assert before == [0]
@@ -133,16 +133,16 @@ def test_wrappers_neither_see_nor_change_how_nodes_meet(wrapper: NodeWrapper, tm
     taken = []
 
     async def nothing(node: Node) -> None:
-        taken.append((node.first_of(1), node.parameters))
+        taken.append((node._runtime.first_of(1), node.parameters))
 
     async def comes(node: Node) -> None:
-        await newcomer(nothing, node, 1.0, lambda: come_back(node, [1], 1.0))
+        await newcomer(nothing, node._runtime, 1.0, lambda: come_back(node._runtime, [1], 1.0))
 
     async def gives(node: Node) -> None:
         taken.append((0, node.parameters))
         node.round = 5
         await node.sleep(2.0)
-        assert node.first_of(0) == 6
+        assert node._runtime.first_of(0) == 6
 
     outcome = simulated(tmp_path, comes, gives, wrappers=[wrapper], initial="independent")
     assert outcome.failure is None
@@ -175,8 +175,8 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
         async def goes_on(node: Node) -> None:
             own.append(torch.equal(node.parameters, before))
 
-        await newcomer(goes_on, node, 0.5)
-        assert node.first_of(1) == 0
+        await newcomer(goes_on, node._runtime, 0.5)
+        assert node._runtime.first_of(1) == 0
         assert node.drain() == []
 
     assert simulated(tmp_path, hears, lies).failure is None

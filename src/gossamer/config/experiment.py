@@ -28,12 +28,18 @@ from gossamer.errors import BadInput
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 
-def _wrappers(value: Any) -> Any:
+def _wrappers(value: Any, info: Any) -> Any:
     return (
-        [build("wrapper", item, None, "wrappers") for item in value]
+        [build("wrapper", item, info.context, f"wrappers[{number}]") for number, item in enumerate(value)]
         if isinstance(value, list | tuple)
         else value
     )
+
+
+def _codec(value: Any, info: Any) -> Any:
+    if isinstance(value, list | tuple):
+        value = {"name": "chain", "codecs": list(value)}
+    return None if value is None else build("codec", value, info.context)
 
 
 def _faults(value: Any, info: Any) -> Any:
@@ -61,6 +67,7 @@ class Experiment(BaseModel):
     partition: component("partition") = Field(default="iid", validate_default=True)  # type: ignore[valid-type]
     topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
     algorithm: component("algorithm")  # type: ignore[valid-type]
+    codec: Annotated[Any, BeforeValidator(_codec)] = None
     wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
     optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
     batch_size: Count | Literal["full"] = 16
@@ -81,6 +88,10 @@ class Experiment(BaseModel):
     )
     def _component(self, value: Component) -> dict[str, Any]:
         return value.spec()
+
+    @field_serializer("codec", when_used="always")
+    def _codec_spec(self, value: Component | None) -> Any:
+        return None if value is None else value.spec()
 
     @field_serializer("wrappers", "faults", when_used="always")
     def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:

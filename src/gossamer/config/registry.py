@@ -24,6 +24,7 @@ from gossamer.errors import BadInput, GossamerError, cause, listed, shown, sugge
 
 KINDS: dict[str, tuple[str, ...]] = {
     "algorithm": ("gossamer.algorithms",),
+    "codec": ("gossamer.codecs",),
     "compute": ("gossamer.network",),
     "fault": ("gossamer.faults",),
     "network": ("gossamer.network",),
@@ -42,6 +43,7 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 _CLASSES = {
     "algorithm": "Algorithm",
+    "codec": "Codec",
     "compute": "ComputeProfile",
     "fault": "Fault",
     "network": "Network",

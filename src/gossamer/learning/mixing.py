@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
@@ -30,7 +30,6 @@ class Mix:
     weights: Mapping[int, float]
     self_weight: float | None
     missing: Missing
-    index_sets: Mapping[str, Tensor]
 
     def run(self, fresh: Fresh) -> Any:
         """The sum, in a vector that ``fresh`` makes."""
@@ -40,7 +39,6 @@ class Mix:
             self.weights,
             self_weight=self.self_weight,
             missing=self.missing,
-            index_sets=self.index_sets,
             fresh=fresh,
         )
 
@@ -65,7 +63,6 @@ def combine(
     *,
     self_weight: float | None = None,
     missing: Missing = "own",
-    index_sets: Mapping[str, Tensor] | None = None,
     fresh: Fresh = torch.empty,
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
@@ -76,14 +73,12 @@ def combine(
 
     Args:
         own: a vector float32 [n], or a :class:`Model`.
-        inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier
-            one where they overlap), or a :class:`Model` if ``own`` is one.
+        inbox: rank -> a vector [n], a :class:`Part` of one, or a :class:`Model` if ``own`` is one.
         weights: rank -> weight, for every rank in the inbox at least.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own
             value in its place (so that weight goes to self); ``"renormalize"`` leaves it out and divides by
             the weight that is present.
-        index_sets: indices of the sets that parts name.
         fresh: makes the result's vector.
 
     Returns:
@@ -100,19 +95,17 @@ def combine(
                 weights,
                 self_weight=self_weight,
                 missing=missing,
-                index_sets=index_sets,
                 fresh=fresh,
             )
             for half, part in enumerate(own)
         ]
         return Model(*vectors)
-    sets = index_sets or {}
     if missing == "own":
         self_weight = _own_weight(inbox, weights, self_weight)
-        return _fill_with_own(own, inbox, weights, self_weight, sets, fresh(len(own)))
+        return _fill_with_own(own, inbox, weights, self_weight, fresh(len(own)))
     if missing == "renormalize":
         self_weight = _self_weight(inbox, weights, self_weight)
-        return _renormalize(own, inbox, weights, self_weight, sets, fresh(len(own)))
+        return _renormalize(own, inbox, weights, self_weight, fresh(len(own)))
     raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
 
 
@@ -146,7 +139,6 @@ def _fill_with_own(
     inbox: Mapping[int, Any],
     weights: Mapping[int, float],
     self_weight: float,
-    sets: Mapping[str, Tensor],
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     length = len(own)
@@ -155,15 +147,10 @@ def _fill_with_own(
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length, sets)
+            where = region(payload, length)
             _add_at(out, where, payload.values - _at(own, where), weight)
-        elif isinstance(payload, Tensor):
-            out.add_(_checked(payload, own, rank), alpha=weight)
         else:
-            vector = own.clone()
-            for part in _parts(payload):
-                vector[region(part, length, sets)] = part.values
-            out.add_(vector, alpha=weight)
+            out.add_(_checked(payload, own, rank), alpha=weight)
     return out
 
 
@@ -172,7 +159,6 @@ def _renormalize(
     inbox: Mapping[int, Any],
     weights: Mapping[int, float],
     self_weight: float,
-    sets: Mapping[str, Tensor],
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     length = len(own)
@@ -181,20 +167,12 @@ def _renormalize(
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length, sets)
+            where = region(payload, length)
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
-        elif isinstance(payload, Tensor):
+        else:
             out.add_(_checked(payload, own, rank), alpha=weight)
             present.add_(weight)
-        else:
-            vector, sent = torch.zeros_like(own), torch.zeros_like(own)
-            for part in _parts(payload):
-                where = region(part, length, sets)
-                vector[where] = part.values
-                sent[where] = 1.0
-            out.add_(vector, alpha=weight)
-            present.add_(sent, alpha=weight)
     if length and present.amin() > 0:
         return out.div_(present)
     # Where nobody (not even self) has weight, the own value stays. (Looking for such places costs more.)
@@ -202,56 +180,36 @@ def _renormalize(
     return out
 
 
-def _at(vector: Float[Tensor, " n"], where: slice | Tensor) -> Float[Tensor, " k"]:
-    return vector[where] if isinstance(where, slice) else vector.index_select(0, where.to(vector.device))
+def _at(vector: Float[Tensor, " n"], where: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
+    return vector.index_select(0, where.to(vector.device))
 
 
 def _add_at(
-    vector: Float[Tensor, " n"], where: slice | Tensor, values: Float[Tensor, " k"] | float, weight: float
+    vector: Float[Tensor, " n"], where: Int[Tensor, " k"], values: Float[Tensor, " k"] | float, weight: float
 ) -> None:
     """``vector[where] += weight * values``; an index that is there twice counts once."""
-    if isinstance(where, slice):
-        vector[where].add_(values, alpha=weight)
-    else:
-        # (A third of the time that indexing by brackets takes.)
-        vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
+    # (A third of the time that indexing by brackets takes.)
+    vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
 
 
-def _parts(payload: Any) -> list[Part]:
-    parts = payload if isinstance(payload, list) else [payload]
-    for part in parts:
-        if not isinstance(part, Part):
-            raise ValueError(
-                f"combine: got {type(part).__name__}; accepted: a vector, a Part, a list of Parts or a Model"
-            )
-    return parts
-
-
-def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tensor:
-    """The coordinates of a part, as something that indexes a vector of the given length.
+def region(part: Part, length: int) -> Int[Tensor, " k"]:
+    """The coordinates of a part of a vector of the given length.
 
     Raises:
-        ValueError: for another length, an unknown index set, or indices that don't fit the values.
+        ValueError: for another length, or indices that don't fit the values.
     """
     if part.size != length:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
-    count = part.values.shape[0]
-    if isinstance(part.where, int):
-        if not 0 <= part.where <= length - count:
-            raise ValueError(f"combine: coordinates {part.where} to {part.where + count} of {length}")
-        return slice(part.where, part.where + count)
-    if isinstance(part.where, str):
-        if part.where not in sets:
-            raise ValueError(f"combine: index set {part.where!r} is not registered; known: {sorted(sets)}")
-        indices = sets[part.where]
-    else:
-        indices = part.where.long()
-    if indices.shape[0] != count:
-        raise ValueError(f"combine: {indices.shape[0]} indices for {count} values")
-    return indices
+    if part.where.shape != part.values.shape:
+        raise ValueError(f"combine: {part.where.shape[0]} indices for {part.values.shape[0]} values")
+    return part.where.long()
 
 
-def _checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+def _checked(vector: Any, own: Tensor, rank: int) -> Tensor:
+    if not isinstance(vector, Tensor):
+        raise ValueError(
+            f"combine: rank {rank} sent {type(vector).__name__}; accepted: a vector, a Part or a Model"
+        )
     if vector.shape != own.shape:
         raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
     return vector

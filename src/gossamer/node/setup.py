@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from jaxtyping import Int
 
+from gossamer.codecs.codec import Codec
 from gossamer.learning.mixing import Missing
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout
@@ -18,7 +19,7 @@ from gossamer.node.wrapper import NodeWrapper
 from gossamer.topology import TopologySchedule
 
 if TYPE_CHECKING:
-    from gossamer.node.node import Node
+    from gossamer.node.runtime import NodeRuntime
 
 
 class Companion(Protocol):
@@ -29,6 +30,23 @@ class Companion(Protocol):
 
     def peer_lost(self) -> None:
         """``host.lost`` has grown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The rest of an experiment, as an algorithm's ``check`` sees it.
+
+    Args:
+        nodes: number of nodes.
+        topology: who may talk to whom.
+        optimizer: takes local steps.
+        codec: encodes models; None sends them as they are.
+    """
+
+    nodes: int
+    topology: TopologySchedule
+    optimizer: Optimizer
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +71,7 @@ class NodeSetup:
         missing: what stands for a model that is not there, where the algorithm does not say; as for
             :meth:`gossamer.node.Node.combine`.
         wrappers: change what the node sends or receives, outermost last.
+        codec: encodes the models that the node sends; None sends them as they are.
         companion: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
     """
 
@@ -71,4 +90,5 @@ class NodeSetup:
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     missing: Missing = "own"
     wrappers: Sequence[NodeWrapper] = ()
-    companion: Callable[[Node, Host], Companion] | None = None
+    codec: Codec | None = None
+    companion: Callable[[NodeRuntime, Host], Companion] | None = None

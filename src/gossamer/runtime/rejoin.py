@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
-from gossamer.node import Node
+from gossamer.node import Node, NodeRuntime
 from gossamer.node.host import Host
 
 _TAG = "gossamer/newcomer"
@@ -69,7 +69,7 @@ class Hospitality:
         asks: whom the node asks for the model that it is to begin with, and since when; None where it doesn't.
     """
 
-    def __init__(self, node: Node, host: Host) -> None:
+    def __init__(self, node: NodeRuntime, host: Host) -> None:
         self._node, self._host = node, host
         self.asks: tuple[int, float] | None = None
         self._asked = 0
@@ -89,7 +89,7 @@ class Hospitality:
         node = self._node
         match tag[1:]:
             case "ask", int(number):
-                self._answer(source, node.model if len(node.buffers) else node.parameters, "give", number)
+                self._answer(source, node.model, "give", number)
             case "meet", int(number):
                 node.peer_found(source, node.round + 1, anew=said is True)
                 self._answer(source, node.round, "at", number)
@@ -153,7 +153,7 @@ def _is_round(said: Any) -> bool:
     return type(said) is int and 0 <= said <= _HIGHEST
 
 
-def _hospitality(node: Node) -> Hospitality:
+def _hospitality(node: NodeRuntime) -> Hospitality:
     assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
     return node.companion
 
@@ -172,7 +172,7 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
 
 async def newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]],
-    node: Node,
+    node: NodeRuntime,
     timeout_s: float | None,
     meet: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
@@ -188,10 +188,10 @@ async def newcomer(
         await _begin_as_neighbor(node, timeout_s)
     if meet is not None:
         await meet()
-    await run(node)
+    await run(node.node)
 
 
-async def come_back(node: Node, others: Iterable[int], timeout_s: float) -> None:
+async def come_back(node: NodeRuntime, others: Iterable[int], timeout_s: float) -> None:
     """Go on among others in the round that most of them are in, and no earlier than in the node's own; see :func:`meeting`.
 
     Args:
@@ -201,12 +201,12 @@ async def come_back(node: Node, others: Iterable[int], timeout_s: float) -> None
     """
     hospitality = _hospitality(node)
     asked = {rank: hospitality.question(rank, "at") for rank in others}
-    end_s = node.now() + timeout_s
+    end_s = node.node.now() + timeout_s
     for rank, question in asked.items():
         hospitality.say(rank, True, "meet", question.expects[-1])
     rounds, silent = {}, []
     for rank, question in asked.items():
-        await hospitality.wait(question, max(end_s - node.now(), 0.0))
+        await hospitality.wait(question, max(end_s - node.node.now(), 0.0))
         if _is_round(question.answer):
             rounds[rank] = question.answer
         elif question.open:
@@ -220,7 +220,7 @@ async def come_back(node: Node, others: Iterable[int], timeout_s: float) -> None
         node.spawn(meet_again(node, rank, timeout_s, anew=True))
 
 
-async def meet_again(node: Node, other: int, timeout_s: float, *, anew: bool = False) -> None:
+async def meet_again(node: NodeRuntime, other: int, timeout_s: float, *, anew: bool = False) -> None:
     """Messages between two nodes were lost, and are not any more: neither waits for what the other sent meanwhile.
 
     The other one is asked until it answers or is lost, each time after twice as long; or until the two are to meet again
@@ -242,32 +242,30 @@ async def meet_again(node: Node, other: int, timeout_s: float, *, anew: bool = F
         _agree(node, other, first, max(first, question.answer + 1))
 
 
-def _agree(node: Node, other: int, first: int, since: int) -> None:
+def _agree(node: NodeRuntime, other: int, first: int, since: int) -> None:
     """Go on with a round, and wait for another node from some round on."""
     node.peer_found(other, max(since, node.first_of(other)), anew=False)
     _hospitality(node).say(other, first, "from")
 
 
-async def _begin_as_neighbor(node: Node, timeout_s: float) -> None:
+async def _begin_as_neighbor(node: NodeRuntime, timeout_s: float) -> None:
     """Take over the model of the first neighbour that gives one that fits; without one the node keeps its own."""
     hospitality = _hospitality(node)
-    for peer in await node.neighbors(direction="in" if node.view is None else "out"):
+    for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
         question = hospitality.question(peer, "give")
-        hospitality.asks = peer, node.now()
+        hospitality.asks = peer, node.node.now()
         await hospitality.ask(question, "ask", None, timeout_s)
         hospitality.asks = None
         given = question.answer
         question.close()
-        if _fits(given, node.model if len(node.buffers) else node.parameters):
-            if isinstance(given, Model):
-                node.model = given
-            else:
-                node.parameters = given
+        if _fits(given, node.model):
+            node.node.model = given
             return
 
 
-def _fits(given: Any, own: Model | Tensor) -> bool:
-    """Whether this may stand in the place of a node's own model, as far as shapes say."""
-    if isinstance(own, Model):
-        return isinstance(given, Model) and all(map(_fits, given, own))
-    return isinstance(given, Tensor) and (given.shape, given.dtype) == (own.shape, own.dtype)
+def _fits(given: Any, own: Model) -> bool:
+    """Whether this may replace a node's own model, as far as shapes say."""
+    return isinstance(given, Model) and all(
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        for one, other in zip(given, own, strict=True)
+    )

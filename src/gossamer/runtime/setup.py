@@ -21,7 +21,7 @@ from gossamer.faults import Schedule
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Network
-from gossamer.node import NodeSetup
+from gossamer.node import NodeSetup, Setting
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.runtime.rejoin import Hospitality
 from gossamer.tasks import Task, label_counts, load_task
@@ -89,6 +89,7 @@ class Setup:
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
             wrappers=experiment.wrappers,
+            codec=experiment.codec,
             companion=Hospitality if self.hospitable or self.faults.asks_neighbors else None,
         )
 
@@ -127,6 +128,8 @@ def prepare(experiment: Experiment) -> Setup:
     _check_network(experiment, network)
     _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
+    if not holders:
+        raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
@@ -145,7 +148,8 @@ def prepare(experiment: Experiment) -> Setup:
             f" {listed(bearing)})"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
-    algorithm.check(topology, experiment.optimizer)
+    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
+    _check_codec(experiment, topology, network, faults)
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -235,6 +239,36 @@ def _check_faults(experiment: Experiment, faults: Schedule) -> None:
         )
     if algorithm.gathers and gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
+
+
+def _check_codec(
+    experiment: Experiment, topology: TopologySchedule, network: Network, faults: Schedule
+) -> None:
+    """Refuse a codec that has nothing to encode, or whose needs are not met."""
+    codec, algorithm = experiment.codec, experiment.algorithm
+    if codec is None:
+        return
+    name = algorithm.name_of()
+    if not algorithm.sends_models():
+        raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
+    for part in codec.parts():
+        if part.needs_static_graph and not topology.static:
+            raise BadInput(
+                f"topology: one that changes, with codec {part.name_of()}; accepted: one that does not"
+            )
+        if not part.needs_every_message:
+            continue
+        restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
+        for lossy, found in (
+            (network.loses(experiment.nodes, experiment.seed), "a network or faults that lose messages"),
+            (faults.hit or restarts, "nodes that are away"),
+            (experiment.gather.timeout_s is not None, "gather.timeout_s, after which messages are dropped"),
+            (algorithm.takes_back(), f"{name}, which takes messages back"),
+        ):
+            if lossy:
+                raise BadInput(
+                    f"codec: {part.name_of()}, which needs every message, with {found}; accepted: none of this"
+                )
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

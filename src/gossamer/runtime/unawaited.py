@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TextIO
 
-from gossamer.node import Node
+from gossamer.node import Node, NodeRuntime
 
 _UNAWAITED = "coroutine '(.+)' was never awaited"
 _PATTERN = re.compile(_UNAWAITED, re.IGNORECASE)
@@ -25,7 +25,7 @@ _NODES_OWN = f"{Node.__name__}."
 
 
 @contextmanager
-def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
+def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
     """Where a node fails whose task has a call that gives a coroutine for a statement, without ``await``: of :class:`Node`,
     or of its author's own; and where what a variable has of :class:`Node` makes room for another value. Of coroutines that
     are dropped elsewhere Python goes on to warn: that may be meant, as where what they were made for is cancelled first.
@@ -66,7 +66,7 @@ def _forgotten(name: str, frame: FrameType) -> bool:
     return instruction == _DROP or (instruction in _REPLACES and name.startswith(_NODES_OWN))
 
 
-def _at_work(nodes: Sequence[Node]) -> Node | None:
+def _at_work(nodes: Sequence[NodeRuntime]) -> NodeRuntime | None:
     """The node one of whose tasks runs at the moment, in this thread."""
     try:
         task = asyncio.current_task()

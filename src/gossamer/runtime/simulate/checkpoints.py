@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from gossamer.messages.tags import Message
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
@@ -56,7 +56,7 @@ class RunCheckpoints:
         recording: Recording,
         folder: RunFolder,
         cut: Cut | None,
-        nodes: Sequence[Node],
+        nodes: Sequence[NodeRuntime],
         hosts: Mapping[int, NodeHost],
         place: Callable[[Tensor], Tensor],
         trainer: Callable[[], str | None],
@@ -93,7 +93,11 @@ class RunCheckpoints:
             self._cuts.round_ended(each)
 
     def _resume(
-        self, cut: Cut, saved: Sequence[Checkpoint], nodes: Sequence[Node], parts: Sequence[NodeSnapshots]
+        self,
+        cut: Cut,
+        saved: Sequence[Checkpoint],
+        nodes: Sequence[NodeRuntime],
+        parts: Sequence[NodeSnapshots],
     ) -> None:
         """Have every node go on where it was cut, at its own instant."""
         clock, links, compute = self._machinery.clock, self._machinery.links, self._machinery.compute
@@ -112,7 +116,7 @@ class RunCheckpoints:
                 links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), starts_ns[rank]))
         self._recording.resume(cut, read_metrics(self._folder.path))
 
-    def round_ended(self, node: Node) -> None:
+    def round_ended(self, node: NodeRuntime) -> None:
         """A node is at the end of a round, or at its start."""
         rank, links, compute = node.rank, self._machinery.links, self._machinery.compute
         engine = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.recording import Spent, end_is_due, is_due
 from gossamer.runtime.setup import Setup
@@ -32,7 +32,7 @@ class Moments:
         setup: Setup,
         context: SimContext,
         recording: Recording,
-        present: Callable[[], Sequence[Node]],
+        present: Callable[[], Sequence[NodeRuntime]],
     ) -> None:
         self._setup, self._recording, self._present = setup, recording, present
         self._clock, self._links, self._compute = context.clock, context.links, context.compute
@@ -54,12 +54,12 @@ class Moments:
             for node in self._present():
                 self._record(node, moment=0)
 
-    def round_ended(self, node: Node) -> None:
+    def round_ended(self, node: NodeRuntime) -> None:
         """Record a node that has completed a round, if that is due."""
         if is_due(self._setup, node.round):
             self._record(node, moment=node.round)
 
-    def last(self, node: Node) -> None:
+    def last(self, node: NodeRuntime) -> None:
         """Record a node as it ends, unless it was recorded in the same round."""
         if not is_due(self._setup, node.round):
             self._record(node, moment="end")
@@ -86,7 +86,7 @@ class Moments:
             if self._starts_ns[node.rank] <= self._clock.now_ns:
                 self._record(node, moment)
 
-    def _record(self, node: Node, moment: Moment) -> None:
+    def _record(self, node: NodeRuntime, moment: Moment) -> None:
         rank = node.rank
         spent = Spent(
             self._compute.busy_seconds(rank),

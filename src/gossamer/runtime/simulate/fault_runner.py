@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.faults import Event, Spell, StartFrom
 from gossamer.messages.tags import Message
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.host import Host
 from gossamer.runtime.events import EventLog, begins
@@ -30,14 +30,14 @@ up: in a row, but where newcomers may ask in vain."""
 class Stage(Protocol):
     """What the simulation does for its faults."""
 
-    nodes: list[Node]
+    nodes: list[NodeRuntime]
     rounds: int
     """Rounds that all nodes together have completed."""
 
     def running(self, rank: int) -> bool:
         """Whether a node's protocol has not returned."""
 
-    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
+    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> NodeRuntime:
         """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
         asking a neighbour for its model, or not."""
 
@@ -53,7 +53,7 @@ class Stage(Protocol):
     def again(self, rank: int, first: int) -> None:
         """A node that takes part from a round on is recorded again."""
 
-    def record_last(self, node: Node) -> None:
+    def record_last(self, node: NodeRuntime) -> None:
         """Record a node as it ends, unless it was recorded in the same round."""
 
     def fail(self, error: RunFailed) -> None:
@@ -205,7 +205,7 @@ class FaultRunner:
                     self._happens(event)
                 self._wait()
 
-    def keep(self, node: Node) -> None:
+    def keep(self, node: NodeRuntime) -> None:
         """Save a node that has completed a round, if that is due, for when it is started anew."""
         due = self._setup.experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
@@ -282,7 +282,7 @@ class FaultRunner:
         self._log.append(rank, "thawed", text)
         host.thaw()
 
-    def _meet(self, node: Node, least: int, *, anew: bool) -> int:
+    def _meet(self, node: NodeRuntime, least: int, *, anew: bool) -> int:
         """A node and the others find each other: it goes on in the round that most of them are in, and no two wait for what
         was sent when one was taken for dead; gives that round.
 

@@ -37,6 +37,9 @@ class _Queued(Sending):
     def __await__(self) -> Generator[Any, None, None]:
         return self._transfer.accepted(self._links._clock).__await__()
 
+    def done(self) -> bool:
+        return self._transfer.is_accepted(self._links._clock)
+
     def cancel(self) -> bool:
         return self._links.cancel(self._transfer)
 

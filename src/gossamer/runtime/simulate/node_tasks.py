@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.runtime.outcome import describe_failure
 
 
@@ -28,7 +28,7 @@ class NodeTasks:
         self,
         loop: asyncio.AbstractEventLoop,
         size: int,
-        nodes: Sequence[Node],
+        nodes: Sequence[NodeRuntime],
         returned: Callable[[int], None],
     ) -> None:
         self._nodes, self._returned = nodes, returned
@@ -37,12 +37,12 @@ class NodeTasks:
         self._node_tasks: dict[int, asyncio.Future[None]] = {}
         self._endings: set[asyncio.Future[None]] = set()
 
-    def begin(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a node live, from when this instant's events are done."""
         life = self._node_tasks[node.rank] = asyncio.ensure_future(self._live(node, protocol))
         life.add_done_callback(self._ended)
 
-    async def _live(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _live(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A node's protocol; afterwards its spawned tasks go on answering, and may still fail."""
         try:
             await node.live(protocol())

@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.learning.evaluate import Found
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Model, Traffic
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 from gossamer.runtime.barrier import Moment
@@ -82,7 +82,7 @@ class Recording:
             log.resume(max(cut.rounds.values()))
         resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
 
-    def take(self, node: Node, traffic: Traffic, spent: Spent, moment: Moment) -> None:
+    def take(self, node: NodeRuntime, traffic: Traffic, spent: Spent, moment: Moment) -> None:
         """Record a node as it is now, with what it did by now; rows of one moment belong together."""
         if (
             node.rank not in self._setup.outcome_ranks
@@ -91,7 +91,7 @@ class Recording:
         ):
             return  # a node that has no part in the algorithm
         self._graph_log.completed(node.round)
-        if (view := node.view) is not None:
+        if (view := node.node.view) is not None:
             self._view_log.add(moment, node.rank, node.round, view)
         model = model_of(node)
         if not self._pending:
@@ -145,7 +145,7 @@ class Recording:
             self._reached()
 
 
-def model_of(node: Node) -> Model:
+def model_of(node: NodeRuntime) -> Model:
     """A node's model.
 
     Raises:

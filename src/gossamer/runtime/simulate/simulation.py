@@ -19,7 +19,7 @@ from gossamer.learning.memory import keep_freed_memory
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Message, Model
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.host import Host
 from gossamer.results.checkpoints import Cut
@@ -106,7 +106,7 @@ class Simulation:
         )
         self._told = time.perf_counter()
         self._workers = Workers(options.workers, options.threads, self._tell)
-        self.nodes: list[Node] = []
+        self.nodes: list[NodeRuntime] = []
         self._execution = Execution(
             setup,
             options,
@@ -250,7 +250,7 @@ class Simulation:
         else:
             self._inboxes.extend(node.deliver for node in self.nodes)
 
-    def _make(self, rank: int) -> Node:
+    def _make(self, rank: int) -> NodeRuntime:
         """A node as it begins."""
         initial = self._common or self._setup.initial(rank)
         if self._common is None:
@@ -264,7 +264,7 @@ class Simulation:
         if rank in self._hosts:  # an earlier life of it
             inner.secrets = self._hosts[rank].secrets
         self._hosts[rank] = inner
-        return Node(self._setup.node(rank, initial), host)
+        return NodeRuntime(self._setup.node(rank, initial), host)
 
     def _place(self, tensor: Tensor) -> Tensor:
         """Where a simulation keeps what was read from a file."""
@@ -272,7 +272,7 @@ class Simulation:
             return self._rows.store(tensor)
         return tensor.to(self._store)
 
-    def _checkpoint(self, node: Node) -> None:
+    def _checkpoint(self, node: NodeRuntime) -> None:
         if self._faults is not None:
             self._faults.keep(node)
         elif self._checkpoints is not None:
@@ -289,7 +289,7 @@ class Simulation:
             self._faults.begin()
         self._moments.begin(starts_ns)
         for node in self._present():
-            begin = partial(self._node_tasks.begin, node, partial(experiment.algorithm.run, node))
+            begin = partial(self._node_tasks.begin, node, partial(experiment.algorithm.run, node.node))
             if starts_ns is None:
                 self._checkpoint(node)
                 begin()
@@ -315,21 +315,21 @@ class Simulation:
 
     # --- nodes that are away
 
-    def _present(self) -> list[Node]:
+    def _present(self) -> list[NodeRuntime]:
         """The nodes that are there."""
         return self.nodes if self._faults is None else [self.nodes[rank] for rank in sorted(self._faults.up)]
 
-    def _last_model(self, node: Node) -> Model:
+    def _last_model(self, node: NodeRuntime) -> Model:
         """What a node ended with; not a number where that is gone with it."""
         if self._faults is None or node.rank in self._faults.up | self._faults.left:
             return model_of(node)
-        return Model(*(torch.full_like(part, math.nan) for part in (node.parameters, node.buffers)))
+        return Model(*(torch.full_like(part, math.nan) for part in node.model))
 
     def running(self, rank: int) -> bool:
         """Whether a node's protocol has not returned."""
         return rank in self._node_tasks.running
 
-    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
+    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> NodeRuntime:
         """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
         asking a neighbour for its model, or not."""
         node = self.nodes[rank] = self._make(rank)
@@ -359,7 +359,7 @@ class Simulation:
         """A node that takes part from a round on is recorded again."""
         self._recording.back(rank, first + 1, self._moments.next_tick)
 
-    def record_last(self, node: Node) -> None:
+    def record_last(self, node: NodeRuntime) -> None:
         """Record a node as it ends, unless it was recorded in the same round."""
         self._moments.last(node)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.errors import RunFailed
 from gossamer.messages import encode, freeze, wire_bytes
-from gossamer.messages.tags import Message, Payload
+from gossamer.messages.tags import Message, Model, Payload
 
 REMEMBERED_SIZES = 1000
 
@@ -22,14 +22,19 @@ class Sizes:
 
     def of(self, payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
         """Bytes on the wire, and the tensors that must not change any more."""
-        if type(payload) is Tensor and payload.is_contiguous():
-            kind = (tag, payload.dtype, payload.shape)
+        vector = payload.parameters if type(payload) is Model and not payload.buffers.shape[0] else payload
+        if type(vector) is Tensor and vector.is_contiguous():
+            kind = (
+                tag,
+                vector.dtype,
+                vector.shape,
+            )  # a tensor and a model of only this tensor take as many bytes
             size = self._known.get(kind)
             if size is None:
                 if len(self._known) > REMEMBERED_SIZES:
                     self._known.clear()
                 size = self._known[kind] = wire_bytes(tag, encode(payload))
-            return size, ((payload, payload._version),)
+            return size, ((vector, vector._version),)
         encoded = encode(payload)
         return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
 

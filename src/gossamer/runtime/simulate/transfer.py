@@ -55,12 +55,16 @@ class Transfer:
         """When it arrives, if nothing comes between; None while it has not begun to leave."""
         return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
 
+    def is_accepted(self, clock: Clock) -> bool:
+        """Whether its sender need not wait for it (any more)."""
+        return self.cancelled or (self.accepted_ns is not None and self.accepted_ns <= clock.now_ns)
+
     async def accepted(self, clock: Clock) -> None:
         """Until at most one window of it is unacknowledged; at once if it was cancelled. A message that the network loses is
         accepted when it has left."""
-        accepted_ns = self.accepted_ns
-        if self.cancelled or (accepted_ns is not None and accepted_ns <= clock.now_ns):
+        if self.is_accepted(clock):
             return
+        accepted_ns = self.accepted_ns
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters = [*(self.waiters or ()), future]
         if accepted_ns is not None:
@@ -106,6 +110,9 @@ class Sent(Sending):
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._accepted().__await__()
+
+    def done(self) -> bool:
+        return self._accepted_ns <= self._clock.now_ns
 
     def cancel(self) -> bool:
         return False

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.results.folder import RunFolder
 from gossamer.results.rewind import drop_rounds
 from gossamer.runtime.barrier import Moment
@@ -40,7 +40,7 @@ class Recording:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeRuntime,
         setup: Setup,
         folder: RunFolder,
         models: SharedModels,
@@ -63,7 +63,7 @@ class Recording:
     async def record(self, moment: Moment) -> None:
         """Judge a snapshot, off the node's clock, and record it."""
         node, setup = self._node, self._setup
-        if node.rank not in setup.outcome_ranks and node.round == 0 and node.samples == 0:
+        if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
         links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
@@ -81,7 +81,7 @@ class Recording:
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
-        if (view := node.view) is not None:
+        if (view := node.node.view) is not None:
             self._tell("view", moment, node.round, view)
         self._tell("row", moment, row, slot)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import begins
@@ -84,7 +84,7 @@ class Worker:
         self._computing = Computing(rank, setup, place, stage, self._clock, self._timeline)
         rounds = experiment.stop.rounds
         self._host = NodeHost(stage.rows, self._clock, self._computing, rounds, self._end_round)
-        self._node = Node(setup.node(rank, stage.initial(rank)), self._host)
+        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
         self._usage = Usage()
         self._said = 0.0
         self._checkpoints: NodeCheckpoints | None = None
@@ -288,7 +288,7 @@ class Worker:
     async def _life(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
         if arrival is None:
-            await self._node.live(run(self._node))
+            await self._node.live(run(self._node.node))
         else:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
             meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
