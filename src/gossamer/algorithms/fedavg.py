@@ -49,12 +49,9 @@ class FedAvg(Algorithm):
     idle_s: float = Field(default=1.0, gt=0)
 
     def check(self, setting: Setting) -> None:
-        nodes = setting.nodes
-        if nodes < 2:
-            raise BadInput(f"nodes: {nodes} for fedavg; accepted: at least 2, one of them the server")
-        if self.server >= nodes:
+        if self.server >= setting.nodes:
             raise BadInput(
-                f"algorithm.server: rank {self.server} of {nodes} nodes; accepted: 0 to {nodes - 1}"
+                f"algorithm.server: rank {self.server} of {setting.nodes} nodes; accepted: 0 to {setting.nodes - 1}"
             )
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:

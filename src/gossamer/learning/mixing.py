@@ -17,6 +17,8 @@ from torch import Tensor
 from gossamer.messages.tags import Model, Part
 
 Missing = Literal["own", "renormalize"]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
 Fresh = Callable[[int], Tensor]
 """length -> a new, writable vector"""
 
@@ -72,7 +74,7 @@ def combine(
     that of the own vector before; so only those coordinates are touched.
 
     Args:
-        own: a vector float32 [n], or a :class:`Model`.
+        own: a vector float32 [n], or a :class:`Model`; integers [n] are summed modulo 2^bits, with whole weights.
         inbox: rank -> a vector [n], a :class:`Part` of one, or a :class:`Model` if ``own`` is one.
         weights: rank -> weight, for every rank in the inbox at least.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
@@ -100,6 +102,8 @@ def combine(
             for half, part in enumerate(own)
         ]
         return Model(*vectors)
+    if isinstance(own, Tensor) and not own.is_floating_point():
+        return _ring_sum(own, inbox, weights, self_weight)
     if missing == "own":
         self_weight = _own_weight(inbox, weights, self_weight)
         return _fill_with_own(own, inbox, weights, self_weight, fresh(len(own)))
@@ -107,6 +111,28 @@ def combine(
         self_weight = _self_weight(inbox, weights, self_weight)
         return _renormalize(own, inbox, weights, self_weight, fresh(len(own)))
     raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
+
+
+def _ring_sum(
+    own: Int[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None
+) -> Int[Tensor, " n"]:
+    """The sum of integer vectors modulo 2^bits of their dtype: exact, in whatever order. Who is absent adds nothing.
+
+    Raises:
+        ValueError: for weights that are not whole numbers, or vectors of another dtype.
+    """
+    self_weight = _self_weight(inbox, weights, self_weight)
+    wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
+    if wrong:
+        raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
+    # The ring of 64 bits, of which those of fewer bits are quotients.
+    total = own.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(self_weight)
+    for rank, payload in inbox.items():
+        vector = _checked(payload, own, rank)
+        if vector.dtype is not own.dtype:
+            raise ValueError(f"combine: rank {rank} sent {vector.dtype}, own is {own.dtype}")
+        total += vector.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(weights[rank])
+    return total.to(_SIGNED.get(own.dtype, own.dtype)).view(own.dtype)
 
 
 def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
