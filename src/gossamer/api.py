@@ -8,19 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment, write_text
-from gossamer.results.rewind import NETWORK, rewind
+from gossamer.results.recorder import NETWORK
+from gossamer.results.rewind import rewind
 from gossamer.results.run import Run, load_run
+from gossamer.results.trackers import Trackers
 from gossamer.runtime.engine import Engine
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.recording import Observer
 
 if TYPE_CHECKING:
-    from gossamer.runtime.processes.fork_server import ForkServer
+    from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 log = logging.getLogger("gossamer")
 
@@ -42,6 +45,19 @@ class Silent:
         log.info(text)
 
 
+class _Tracked:
+    """An observer whose rows go to trackers too."""
+
+    def __init__(self, observer: Observer, trackers: Trackers) -> None:
+        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
+        self._observer, self._trackers = observer, trackers
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show a row, and track it."""
+        self._observer.row(row)
+        self._trackers.tell("row", row)
+
+
 def run(
     experiment: Experiment,
     out: str | Path = "runs",
@@ -50,6 +66,7 @@ def run(
     observer: Observer | None = None,
     command: Sequence[str] | None = None,
     server: ForkServer | None = None,
+    listen: Listen | None = None,
 ) -> Run:
     """Carry out an experiment and record it.
 
@@ -61,6 +78,8 @@ def run(
         command: the command line to put on record; None is this process's.
         server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
             to import torch; it serves one run. None starts one.
+        listen: for the engine processes: where workers on other machines join (``gossamer worker``), on which all nodes run
+            then; None runs them on this machine.
 
     Returns:
         The recorded run.
@@ -75,7 +94,8 @@ def run(
             f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
         )
     observer = observer or Silent()
-    with _engine(experiment, server) as engine:
+    trackers = Trackers(experiment.trackers, observer.say)
+    with _engine(experiment, server, listen) as engine:
         folder = RunFolder.create(
             Path(out),
             experiment.name if name is None else name,
@@ -84,7 +104,7 @@ def run(
         )
         folder.write_setup(engine.description)
         with folder.locked():
-            return _carry_out(engine, experiment, folder, observer)
+            return _carry_out(engine, experiment, folder, observer, trackers)
 
 
 def resume(
@@ -93,6 +113,7 @@ def resume(
     *,
     observer: Observer | None = None,
     server: ForkServer | None = None,
+    listen: Listen | None = None,
 ) -> Run:
     """Go on with a run from its newest complete checkpoint, in its folder: one that was killed or stopped, or that failed, or
     one that is done and gets another end.
@@ -102,6 +123,7 @@ def resume(
         overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
         observer: told of progress.
         server: as for :func:`run`.
+        listen: as for :func:`run`.
 
     Returns:
         The recorded run.
@@ -145,13 +167,14 @@ def resume(
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
-        with _engine(trained, server) as engine:
+        trackers = Trackers(experiment.trackers, observer.say)
+        with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
             with folder.segment("events") as events:
                 events.append(_resumed(cut))
             observer.say(_goes_on(cut, experiment))
-            return _carry_out(engine, trained, folder, observer, cut)
+            return _carry_out(engine, trained, folder, observer, trackers, cut)
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
@@ -201,29 +224,43 @@ def _resumed(cut: Cut) -> dict[str, Any]:
 
 
 def _carry_out(
-    engine: Engine, experiment: Experiment, folder: RunFolder, observer: Observer, cut: Cut | None = None
+    engine: Engine,
+    experiment: Experiment,
+    folder: RunFolder,
+    observer: Observer,
+    trackers: Trackers,
+    cut: Cut | None = None,
 ) -> Run:
+    trackers.tell("begin", experiment, folder.path)
     try:
+        if (said := numerics.warning()) is not None:
+            observer.say(said)
         with engine:  # which is over before its record is put in order: nobody writes to it any more
-            outcome = engine.run(folder, observer, cut)
+            outcome = engine.run(folder, _Tracked(observer, trackers), cut)
     except BaseException as error:
         close_after(error, folder)
+        trackers.tell("failure", error)
         raise
     if (failure := _finish(folder, experiment, outcome)) is not None:
         failure.folder = folder.path
+        trackers.tell("failure", failure)
         raise failure
-    return load_run(folder.path)
+    done = load_run(folder.path)
+    trackers.tell("end", done)
+    return done
 
 
-def _engine(experiment: Experiment, server: ForkServer | None) -> Engine:
+def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
     # Imported when used: an engine brings what only it needs.
     if isinstance(experiment.engine, Simulate):
+        if listen is not None:
+            raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
         from gossamer.runtime.simulate.engine import SimulateEngine
 
         return SimulateEngine(experiment)
     from gossamer.runtime.processes.launcher import ProcessesEngine
 
-    return ProcessesEngine(experiment, server)
+    return ProcessesEngine(experiment, server, listen)
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunFailed | None:
@@ -247,5 +284,6 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
         link_shares=outcome.link_shares,
+        execution=outcome.execution,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

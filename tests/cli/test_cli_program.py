@@ -35,41 +35,38 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_a_run_does_not_wait_for_scipy() -> None:
     code = (
         "import sys, gossamer.algorithms, gossamer.results.report, gossamer.runtime.simulate.engine,"
-        " gossamer.runtime.processes.supervisor.server; sys.exit('scipy' in sys.modules)"
+        " gossamer.runtime.processes.coordinator.server; sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
 
 def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
-    for arguments in ((), ("deploy",)):
-        code, out, err = cli(*arguments)
-        assert (code, err.strip()) == (2, "")
-        assert "Usage: gossamer" in out
-        assert cli(*arguments, "--help")[1].split() == out.split()
-
-
-NODE = ("node", "small.yaml", "--peers", "peers.yaml", "--insecure")
+    code, out, err = cli()
+    assert (code, err.strip()) == (2, "")
+    assert "Usage: gossamer" in out
+    assert cli("--help")[1].split() == out.split()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*NODE, "--rank", "x"), "--rank: got 'x'; accepted: a valid integer"),
-        (NODE, "--rank: missing; a value is required"),
-        ((*NODE, "--rank", "1", "--down-since", "5"), "--down-since: without --resume; accepted: with it"),
+        (("worker", "host:9000"), "--join: missing; a value is required"),
+        (("worker", "host", "--join", "0123456789abcdef"), "'host'; accepted: HOST:PORT"),
         (
-            (*NODE, "--rank", "1", "--resume", "--down-since", "nan"),
-            "--down-since: got nan; accepted: seconds since 1970",
+            ("worker", "host:1", "--join", "x", "--slots", "0"),
+            "--slots: got '0'; accepted: greater than or equal to 1",
         ),
-        (("keys", "there", "--nodes", "0"), "--nodes: got '0'; accepted: greater than or equal to 1"),
-        (("deploy", "slurm", "x", "--port", "-1"), "--port: got '-1'; accepted: greater than or equal to 1"),
+        (
+            ("run", "small.yaml", "--listen", "127.0.0.1:0", "--token", "short"),
+            "token: 5 characters; accepted: at least 16, which nobody can guess",
+        ),
         (("topology", "small.yaml", "--round", "1.5"), "--round: got '1.5'; accepted: a valid integer"),
         (("run",), "FILE: missing; a value is required"),
         (("report",), "RUN...: missing; a value is required"),
         (
             ("run", "small.yaml", "--overide", "a=b"),
-            "--overide: no such option; accepted: --engine, --json, --no-report, --out, --profile, --quiet,"
-            " --report, --resume, --set",
+            "--overide: no such option; accepted: --engine, --json, --listen, --min-workers, --no-report, --out,"
+            " --profile, --quiet, --report, --resume, --set, --token",
         ),
         (("sweep", "small.yaml", "--job", "2"), "--job: no such option (did you mean '--jobs'?); accepted: "),
         (("run", "small.yaml", "another.yaml"), "Got unexpected extra argument"),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from gossamer import Run, RunFailed, load_run
-from gossamer.deploy import node
+from gossamer import load_run
 from gossamer.results import closing
 from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder
@@ -75,48 +72,3 @@ def test_what_ended_a_run_is_on_record_rather_than_what_came_of_it(
     assert caplog.messages == [NO_SPACE]
     said = "ArithmeticError: the well is dry" if status == "failed" else "KeyboardInterrupt"
     assert recorded(folder, "failed", said)  # (its tables are not there)
-
-
-def of_node(folder: RunFolder, failure: RunFailed | None, before_s: float = 0.0) -> Run:
-    """The record of a standalone node, as its process closes it."""
-    wrote: list[int] = []
-    standalone: Any = SimpleNamespace(
-        failure=failure, reason="failed" if failure else "rounds", close=lambda: wrote.append(0)
-    )
-    process: Any = SimpleNamespace(
-        rank=0, standalone=standalone, run=lambda: None, write_model=lambda: wrote.append(1)
-    )
-    try:
-        return node._record(process, folder, before_s)
-    finally:
-        assert wrote == ([0, 1] if failure is None else [0])
-
-
-def test_a_node_closes_its_record_as_a_run_does(folder: RunFolder) -> None:
-    assert of_node(folder, None).status == "done"
-    assert not folder.segments.exists()
-
-
-def test_the_wall_time_of_a_node_that_went_on_counts_from_when_it_first_went(folder: RunFolder) -> None:
-    """Who was done when is told by that, and so whether records are of one run."""
-    wall_s = of_node(folder, None, before_s=3600.0).wall_s
-    assert wall_s is not None
-    assert wall_s >= 3600.0
-
-
-def test_a_node_that_failed_has_its_tables(folder: RunFolder) -> None:
-    with pytest.raises(RunFailed, match="peers are gone") as caught:
-        of_node(folder, RunFailed("peers are gone"))
-    assert caught.value.folder == folder.path
-    assert recorded(folder, "failed", "peers are gone")
-    assert not folder.segments.exists()
-
-
-@pytest.mark.usefixtures("full")
-def test_a_node_whose_record_can_not_be_written_has_failed(folder: RunFolder) -> None:
-    with pytest.raises(
-        RunFailed, match="^node 0: the record can't be written: .Errno 28. No space"
-    ) as caught:
-        of_node(folder, None)
-    assert caught.value.folder == folder.path
-    assert recorded(folder, "failed", NO_SPACE)

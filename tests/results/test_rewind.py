@@ -9,8 +9,8 @@ import pytest
 
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import compact, read_metrics
-from gossamer.results.rewind import NETWORK, drop_rounds, rewind
+from gossamer.results.recorder import NETWORK, compact, read_metrics
+from gossamer.results.rewind import drop_rounds, rewind
 
 
 def row(round: int, moment: str = "round") -> dict[str, Any]:

@@ -1,20 +1,23 @@
-"""Mixing: weighted sums of vectors, of which some may be missing or known only in part.
+"""Mixing: weighted sums of vectors, some of which may be missing or known only in part.
 
-Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that
-engines agree to the bit.
+Sums run in rank order, whatever the order of arrival, and use the same kernels under every engine, so that engines agree
+to the bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
+
+if TYPE_CHECKING:
+    from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -25,16 +28,19 @@ Fresh = Callable[[int], Tensor]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mix:
-    """A weighted sum that a node asked for; the arguments of :func:`combine`."""
+    """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
     weights: Mapping[int, float]
     self_weight: float | None
     missing: Missing
+    aggregator: Aggregator | None = None
 
     def run(self, fresh: Fresh) -> Any:
-        """The sum, in a vector that ``fresh`` makes."""
+        """The result, in a vector that ``fresh`` creates."""
+        if self.aggregator is not None:
+            return self.aggregator.mix(self.own, self.inbox, self.weights, self.self_weight, fresh)
         return combine(
             self.own,
             self.inbox,
@@ -45,8 +51,8 @@ class Mix:
         )
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, where all are whole vectors; else None."""
-        if self.missing != "own" or type(self.own) is not Tensor:
+        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
+        if self.aggregator is not None or self.missing != "own" or type(self.own) is not Tensor:
             return None
         inbox, vectors = self.inbox, [self.own]
         ranks = sorted(inbox)
@@ -54,7 +60,7 @@ class Mix:
             if type(inbox[rank]) is not Tensor:
                 return None
             vectors.append(inbox[rank])
-        own = _own_weight(inbox, self.weights, self.self_weight)
+        own = own_weight(inbox, self.weights, self.self_weight)
         return vectors, [own, *[self.weights[rank] for rank in ranks]]
 
 
@@ -69,19 +75,18 @@ def combine(
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
 
-    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. A
-    part whose missing coordinates are the own values adds ``weight * (values - own)`` where it is, and its weight to
-    that of the own vector before; so only those coordinates are touched.
+    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. Where own
+    values replace missing coordinates, a part's weight is added to that of the own vector first, and then
+    ``weight * (values - own)`` at the part's coordinates, so that only these are touched.
 
     Args:
         own: a vector float32 [n], or a :class:`Model`; integers [n] are summed modulo 2^bits, with whole weights.
         inbox: rank -> a vector [n], a :class:`Part` of one, or a :class:`Model` if ``own`` is one.
-        weights: rank -> weight, for every rank in the inbox at least.
+        weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
-        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own
-            value in its place (so that weight goes to self); ``"renormalize"`` leaves it out and divides by
-            the weight that is present.
-        fresh: makes the result's vector.
+        missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present.
+        fresh: creates the result's vector.
 
     Returns:
         A new vector [n], or a new Model.
@@ -105,7 +110,7 @@ def combine(
     if isinstance(own, Tensor) and not own.is_floating_point():
         return _ring_sum(own, inbox, weights, self_weight)
     if missing == "own":
-        self_weight = _own_weight(inbox, weights, self_weight)
+        self_weight = own_weight(inbox, weights, self_weight)
         return _fill_with_own(own, inbox, weights, self_weight, fresh(len(own)))
     if missing == "renormalize":
         self_weight = _self_weight(inbox, weights, self_weight)
@@ -128,7 +133,7 @@ def _ring_sum(
     # The ring of 64 bits, of which those of fewer bits are quotients.
     total = own.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(self_weight)
     for rank, payload in inbox.items():
-        vector = _checked(payload, own, rank)
+        vector = checked(payload, own, rank)
         if vector.dtype is not own.dtype:
             raise ValueError(f"combine: rank {rank} sent {vector.dtype}, own is {own.dtype}")
         total += vector.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(weights[rank])
@@ -144,8 +149,8 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
     return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
 
 
-def _own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
-    """The weight of the own value, which also stands in for those who did not send."""
+def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
+    """The weight of the own value, which includes that of the ranks which did not send."""
     self_weight = _self_weight(inbox, weights, given)
     if len(inbox) == len(weights):
         return self_weight
@@ -176,7 +181,7 @@ def _fill_with_own(
             where = region(payload, length)
             _add_at(out, where, payload.values - _at(own, where), weight)
         else:
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
     return out
 
 
@@ -197,11 +202,11 @@ def _renormalize(
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
         else:
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
             present.add_(weight)
     if length and present.amin() > 0:
         return out.div_(present)
-    # Where nobody (not even self) has weight, the own value stays. (Looking for such places costs more.)
+    # Where all weights are 0, the own value stays.
     torch.where(present == 0, own, out.div_(present), out=out)
     return out
 
@@ -213,8 +218,8 @@ def _at(vector: Float[Tensor, " n"], where: Int[Tensor, " k"]) -> Float[Tensor, 
 def _add_at(
     vector: Float[Tensor, " n"], where: Int[Tensor, " k"], values: Float[Tensor, " k"] | float, weight: float
 ) -> None:
-    """``vector[where] += weight * values``; an index that is there twice counts once."""
-    # (A third of the time that indexing by brackets takes.)
+    """``vector[where] += weight * values``; a repeated index counts once."""
+    # (This takes a third of the time of indexing by brackets.)
     vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
 
 
@@ -222,7 +227,7 @@ def region(part: Part, length: int) -> Int[Tensor, " k"]:
     """The coordinates of a part of a vector of the given length.
 
     Raises:
-        ValueError: for another length, or indices that don't fit the values.
+        ValueError: for another length, or a number of indices that differs from that of values.
     """
     if part.size != length:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
@@ -231,7 +236,12 @@ def region(part: Part, length: int) -> Int[Tensor, " k"]:
     return part.where.long()
 
 
-def _checked(vector: Any, own: Tensor, rank: int) -> Tensor:
+def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
+    """The vector.
+
+    Raises:
+        ValueError: if it is none, or its length is not that of ``own``.
+    """
     if not isinstance(vector, Tensor):
         raise ValueError(
             f"combine: rank {rank} sent {type(vector).__name__}; accepted: a vector, a Part or a Model"

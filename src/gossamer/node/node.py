@@ -166,6 +166,7 @@ class Node:
         *,
         self_weight: float | None = None,
         missing: Missing | None = None,
+        aggregate: bool = False,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`.
@@ -177,6 +178,7 @@ class Node:
             self_weight: None is one minus the sum of ``weights``. Where it is given, nothing checks what all sum to.
             missing: what stands for values that did not come; None is the experiment's ``gather.missing`` for absent
                 ranks, and the own values for the missing coordinates of a part.
+            aggregate: whether own and inbox are models, which the experiment's aggregator combines.
 
         Returns:
             A vector or a model, as ``own`` is.
@@ -185,7 +187,8 @@ class Node:
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
-        mix = Mix(own, inbox, weights, self_weight, stands_in)
+        aggregator = self._setup.aggregator if aggregate else None
+        mix = Mix(own, inbox, weights, self_weight, stands_in, aggregator)
         mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
@@ -197,7 +200,8 @@ class Node:
         self_weight: float | None = None,
         missing: Missing | None = None,
     ) -> None:
-        """Read the parameters, combine them with the inbox and write the result, indivisibly.
+        """Read the parameters, combine them with the inbox by the experiment's aggregator (the weighted mean, unless it
+        names another one) and write the result, indivisibly.
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
         :meth:`combine`.
@@ -209,7 +213,7 @@ class Node:
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, stands_in)
+            return Mix(own, inbox, weights, self_weight, stands_in, self._setup.aggregator)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -220,11 +224,14 @@ class Node:
         await self._host.mix(prepare, commit, read=False)
 
     async def evaluate(
-        self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
+        self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
     ) -> dict[str, float]:
-        """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test
-        sample or on the node's training samples. It takes time on the node's clock (when simulated, a third of a
-        step for every batch of samples), unlike the evaluation that the engine records.
+        """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
+        evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
+        a third of a step for every batch of samples), unlike the evaluation that the engine records.
+
+        Raises:
+            ValueError: for a name that is no evaluation set.
         """
         return await self._learner.evaluate(self.step, self._as_model(v), on)
 

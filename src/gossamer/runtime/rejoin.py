@@ -1,19 +1,14 @@
 """How a node begins that comes later: with a neighbour's model, and among others that wait for each other.
 
-All of it is messages on the links that the nodes have: the same under every engine. They pass beneath the wrappers, and
-the algorithm sees none of them. Where no supervisor tells nodes in which round they meet, the newcomer asks::
-
-    newcomer -> other    MEET n, anew     which round are you in? (from the next one on, what you send arrives)
-    other -> newcomer    AT n, round      that one; I don't wait for you in it, nor in those before
-    newcomer -> other    FROM round       I go on with this one: don't wait for me before
-
-An answer repeats the number n of its question, so that one that comes too late is not taken for that to another question.
+The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
+the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
+it. An answer repeats the number of its question, so that a late answer is not taken for that to another question.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from statistics import median_high
 from typing import Any
 
@@ -25,7 +20,6 @@ from gossamer.node import Node, NodeRuntime
 from gossamer.node.host import Host
 
 _TAG = "gossamer/newcomer"
-_HIGHEST = 2**32 - 1
 
 
 class Question:
@@ -90,12 +84,7 @@ class Hospitality:
         match tag[1:]:
             case "ask", int(number):
                 self._answer(source, node.model, "give", number)
-            case "meet", int(number):
-                node.peer_found(source, node.round + 1, anew=said is True)
-                self._answer(source, node.round, "at", number)
-            case ("from",) if _is_round(said):
-                node.peer_found(source, max(said, node.first_of(source)), anew=False)
-            case "at" | "give", int():
+            case "give", int():
                 question = self._questions.get(source)
                 if question is not None and question.open and question.expects == tag:
                     question.close(said)
@@ -149,10 +138,6 @@ class Hospitality:
             self._questions[rank].close(self._questions[rank].answer)
 
 
-def _is_round(said: Any) -> bool:
-    return type(said) is int and 0 <= said <= _HIGHEST
-
-
 def _hospitality(node: NodeRuntime) -> Hospitality:
     assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
     return node.companion
@@ -174,7 +159,6 @@ async def newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]],
     node: NodeRuntime,
     timeout_s: float | None,
-    meet: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """The protocol of a node that comes later.
 
@@ -182,70 +166,10 @@ async def newcomer(
         run: what it does from then on.
         node: the newcomer.
         timeout_s: seconds that a neighbour has to give its model, before the next one is asked; None asks nobody.
-        meet: what is to be done right before, where nobody has told it which round to begin with.
     """
     if timeout_s is not None:
         await _begin_as_neighbor(node, timeout_s)
-    if meet is not None:
-        await meet()
     await run(node.node)
-
-
-async def come_back(node: NodeRuntime, others: Iterable[int], timeout_s: float) -> None:
-    """Go on among others in the round that most of them are in, and no earlier than in the node's own; see :func:`meeting`.
-
-    Args:
-        node: who comes, or comes back, and is not in a round yet.
-        others: those that may wait for it, or it for them.
-        timeout_s: seconds that they have to answer; who does not is asked on (:func:`meet_again`) while the node goes on.
-    """
-    hospitality = _hospitality(node)
-    asked = {rank: hospitality.question(rank, "at") for rank in others}
-    end_s = node.node.now() + timeout_s
-    for rank, question in asked.items():
-        hospitality.say(rank, True, "meet", question.expects[-1])
-    rounds, silent = {}, []
-    for rank, question in asked.items():
-        await hospitality.wait(question, max(end_s - node.node.now(), 0.0))
-        if _is_round(question.answer):
-            rounds[rank] = question.answer
-        elif question.open:
-            silent.append(rank)
-    first, together = meeting(rounds, node.round)
-    for rank, since in together.items():
-        _agree(node, rank, first, since)
-    node.rejoin(first)
-    node.catch_up()
-    for rank in silent:
-        node.spawn(meet_again(node, rank, timeout_s, anew=True))
-
-
-async def meet_again(node: NodeRuntime, other: int, timeout_s: float, *, anew: bool = False) -> None:
-    """Messages between two nodes were lost, and are not any more: neither waits for what the other sent meanwhile.
-
-    The other one is asked until it answers or is lost, each time after twice as long; or until the two are to meet again
-    once more.
-
-    Args:
-        node: one of them, in one of its rounds.
-        other: the other one.
-        timeout_s: seconds that it has to answer before it is asked again.
-        anew: whether the node was started again.
-    """
-    hospitality = _hospitality(node)
-    question = hospitality.question(other, "at")
-    while question.open:
-        await hospitality.ask(question, "meet", anew, timeout_s)
-        timeout_s *= 2
-    if _is_round(question.answer):
-        first = node.round + 1
-        _agree(node, other, first, max(first, question.answer + 1))
-
-
-def _agree(node: NodeRuntime, other: int, first: int, since: int) -> None:
-    """Go on with a round, and wait for another node from some round on."""
-    node.peer_found(other, max(since, node.first_of(other)), anew=False)
-    _hospitality(node).say(other, first, "from")
 
 
 async def _begin_as_neighbor(node: NodeRuntime, timeout_s: float) -> None:

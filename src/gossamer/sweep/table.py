@@ -1,4 +1,4 @@
-"""The results of a sweep as tables: a row a run, and a row a cell."""
+"""The results of a sweep as tables: a row per run, and a row per cell."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.confidence import confidence
 from gossamer.results.folder import atomic
-from gossamer.results.frames import FinalSummary, final_summary
 from gossamer.results.run import Run
+from gossamer.results.tidy import FinalSummary, confidence, final_summary
 from gossamer.sweep.state import State, states
 from gossamer.sweep.sweep import Planned, Sweep
 
@@ -30,10 +29,10 @@ _RUN: dict[str, Any] = {"run": pl.String}
 
 
 def results(sweep: Sweep) -> pl.DataFrame:
-    """What is recorded of every experiment of a sweep, whether or not it has been run.
+    """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        One row a cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
+        For each cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
         the nodes at the last complete evaluation (of ages and shares of time, over the whole run), and as
         ``best_<metric>`` the best of such means; ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real),
         ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder within the sweep's. What is not
@@ -54,53 +53,45 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """A column of :func:`results` over the seeds of each cell, of runs that are done.
-
-    Args:
-        table: made by :func:`results`.
-        metric: a column of numbers.
+    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done.
 
     Returns:
-        One row a cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
+        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
         ``high``, the ends of the 95 % confidence interval by Student's t (null for less than two runs).
 
     Raises:
-        BadInput: for a column that is not there, or holds no numbers.
+        BadInput: for a column that does not exist or holds no numbers.
     """
-    labels, accepted = label_columns(table), _numbers(table)
+    accepted = _numbers(table)
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     mean, half = pl.col(f"{metric}_mean"), pl.col(f"{metric}_half")
-    return by_cell(table, [metric]).select(
-        *labels, runs=f"{metric}_n", mean=mean, low=mean - half, high=mean + half
-    )
+    ends = {"runs": pl.col(f"{metric}_n"), "mean": mean, "low": mean - half, "high": mean + half}
+    return by_cell(table, [metric]).select(*label_columns(table), **ends)
 
 
 def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.DataFrame:
-    """Columns of :func:`results` over the seeds of each cell, of runs that are done.
-
-    Args:
-        table: made by :func:`results`.
-        metrics: columns of numbers; None is all.
+    """Columns of numbers of :func:`results` (None: all) over the seeds of each cell, of runs that are done.
 
     Returns:
-        One row a cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
+        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
         runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
         Student's t (null for less than two runs).
     """
-    labels, names = label_columns(table), _numbers(table) if metrics is None else metrics
-    rows = []
-    for cell, group in table.group_by(labels, maintain_order=True):
-        done = group.filter(pl.col("status") == "done")
-        row: list[Any] = [*cell, len(done)]
-        for name in names:
-            found = confidence(done[name].drop_nulls().to_list())
-            row += (0, None, None) if found is None else (found.count, found.mean, found.half_width)
-        rows.append(row)
-    schema: dict[str, Any] = {name: table.schema[name] for name in labels} | {"runs": pl.Int64}
+    names = _numbers(table) if metrics is None else list(metrics)
+    done = pl.col("status") == "done"
+    values = [pl.col(name).cast(pl.Float64).filter(done).drop_nulls() for name in names]
+    runs = done.sum().cast(pl.Int64).alias("runs")
+    cells = table.group_by(label_columns(table), maintain_order=True).agg(runs, *values)
+    columns = []
     for name in names:
-        schema |= {f"{name}_n": pl.Int64, f"{name}_mean": pl.Float64, f"{name}_half": pl.Float64}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+        found = [confidence(each) for each in cells[name].to_list()]
+        columns += [
+            pl.Series(f"{name}_n", [0 if each is None else each.count for each in found], pl.Int64),
+            pl.Series(f"{name}_mean", [each and each.mean for each in found], pl.Float64),
+            pl.Series(f"{name}_half", [each and each.half_width for each in found], pl.Float64),
+        ]
+    return cells.drop(names).with_columns(columns)
 
 
 def _numbers(table: pl.DataFrame) -> list[str]:
@@ -108,7 +99,7 @@ def _numbers(table: pl.DataFrame) -> list[str]:
 
 
 def label_columns(table: pl.DataFrame) -> list[str]:
-    """The columns that tell cells apart: those before the seed."""
+    """The columns of the cells' labels: those before the seed."""
     return table.columns[: table.columns.index("seed")]
 
 
@@ -120,7 +111,7 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
 
 
 def write_results(sweep: Sweep) -> None:
-    """Write ``results`` (a row a run) and ``summary`` (a row a cell) into the sweep's folder, as Parquet and as CSV."""
+    """Write ``results`` (a row per run) and ``summary`` (a row per cell) into the sweep's folder, as Parquet and CSV."""
     table = results(sweep)
     for name, rows in (("results", table), ("summary", by_cell(table))):
         with atomic(sweep.folder / f"{name}.parquet") as temporary:
@@ -132,7 +123,7 @@ def write_results(sweep: Sweep) -> None:
 def _summary(state: State) -> FinalSummary | None:
     try:
         return None if state.folder is None else final_summary(Run(state.folder))
-    except (BadInput, pl.exceptions.PolarsError):  # a run that a crash left in pieces has nothing to tell
+    except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
         return None
 
 

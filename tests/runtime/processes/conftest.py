@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import transport_scene
 
-from gossamer.runtime.processes.security.keys import make_keys
-from gossamer.runtime.processes.security.peers import Peer, Peers
-from gossamer.runtime.processes.security.trust import Security, key_file
+from gossamer.runtime.processes.security.trust import Security, issue
 
 
-def make_securities(folder: Path, nodes: int) -> list[Security]:
+def issued(nodes: int) -> list[Security]:
     """Keys of some nodes that know each other."""
-    made = make_keys(folder, range(nodes))
-    peers = Peers([Peer.of(rank, f"127.0.0.1:{9000 + rank}", der) for rank, der in made.items()])
-    return [Security(key_file(folder, rank), peers, rank) for rank in range(nodes)]
+    identities = [issue() for _ in range(nodes)]
+    certificates = [identity.certificate for identity in identities]
+    return [Security(identity.pem, certificates, rank) for rank, identity in enumerate(identities)]
 
 
 @pytest.fixture(scope="session")
-def securities(tmp_path_factory: pytest.TempPathFactory) -> list[Security]:
+def securities() -> list[Security]:
     """Keys of nodes that know each other."""
-    return make_securities(tmp_path_factory.mktemp("keys"), 8)
+    return issued(8)
 
 
 @pytest.fixture(scope="session")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> list[Security]:
+def strangers() -> list[Security]:
     """Keys of others."""
-    return make_securities(tmp_path_factory.mktemp("others"), 3)
+    return issued(3)
 
 
 @pytest.fixture(params=["plain", "tls"])

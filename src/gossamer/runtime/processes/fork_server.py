@@ -7,13 +7,30 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 
-from gossamer.runtime.processes.system.channel import Channel
+from gossamer.runtime.processes.channel import Channel
+from gossamer.runtime.processes.protocol import Prepare, Run, ToLauncher
 from gossamer.runtime.processes.system.death import describe_exit
 from gossamer.runtime.processes.system.shared_file import shared_file
 
 KILL_S = 10.0
 """Seconds that it has to end by itself."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where workers join a run.
+
+    Args:
+        address: "host:port"; nodes of all workers must reach each other, and workers this address.
+        token: at least 16 characters that the coordinator and the workers know, and nobody else.
+        min_workers: how many must have joined before the run starts; it also waits for a slot for each node.
+    """
+
+    address: str
+    token: str
+    min_workers: int = 1
 
 
 class ForkServer:
@@ -27,13 +44,13 @@ class ForkServer:
     def __init__(self) -> None:
         self.memory = shared_file()
         ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        self.channel: Channel[ToLauncher] = Channel(ours, ToLauncher)
         self._idle, self._begun, self._closed = True, False, False
         self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
-                "gossamer.runtime.processes.supervisor",
+                "gossamer.runtime.processes.coordinator",
                 str(theirs.fileno()),
                 str(self.memory),
                 str(os.getpid()),
@@ -45,8 +62,8 @@ class ForkServer:
         )
         theirs.close()
 
-    def begin(self, experiment: str) -> None:
-        """Have it prepare an experiment (YAML); it answers on the channel.
+    def begin(self, experiment: str, listen: Listen | None = None) -> None:
+        """Have it prepare an experiment (YAML); it answers on the channel. With ``listen``, nodes run on workers that join.
 
         Raises:
             ValueError: if it was used before, or is closed.
@@ -54,7 +71,10 @@ class ForkServer:
         if self._begun or self._closed:
             raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
         self._begun = True
-        self.channel.send("experiment", experiment)
+        if listen is None:
+            self.channel.send(Prepare(experiment))
+        else:
+            self.channel.send(Prepare(experiment, listen.address, listen.token, listen.min_workers))
 
     def fork(self, folder: str, *, resume: bool) -> None:
         """Have it run what it has prepared.
@@ -64,7 +84,7 @@ class ForkServer:
             resume: whether from its newest checkpoint.
         """
         self._idle = False
-        self.channel.send("folder", folder, resume)
+        self.channel.send(Run(folder, resume))
 
     def how_it_died(self) -> str:
         """How it ended, in words, once the channel says that it has."""

@@ -11,7 +11,8 @@ from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.processes.fork_server import ForkServer
+from gossamer.runtime.processes.fork_server import ForkServer, Listen
+from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.recording import Observer, stopwatch
@@ -19,16 +20,19 @@ from gossamer.runtime.signals import ending_signals
 
 
 class ProcessesEngine:
-    """One operating-system process a node, over TCP on loopback. Making one has the fork server prepare the run, which
-    finds bad input.
+    """One operating-system process a node, over TCP. Constructing one has the fork server prepare the run, which finds bad
+    input.
 
     Args:
         experiment: what is run.
         server: the fork server, which ends with this; None starts one.
+        listen: where workers join; None runs all nodes on this machine.
     """
 
-    def __init__(self, experiment: Experiment, server: ForkServer | None = None) -> None:
-        self._experiment = experiment
+    def __init__(
+        self, experiment: Experiment, server: ForkServer | None = None, listen: Listen | None = None
+    ) -> None:
+        self._experiment, self._listen = experiment, listen
         self._server = server or ForkServer()
         try:
             self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
@@ -40,13 +44,14 @@ class ProcessesEngine:
             raise
 
     def _prepare(self) -> tuple[dict[str, Any], int, int]:
-        self._server.begin(self._experiment.to_yaml())
+        self._server.begin(self._experiment.to_yaml(), self._listen)
         answer = self._server.channel.receive()
         if answer is None:
             raise RunFailed(f"the fork server died while it loaded the data: {self._server.how_it_died()}")
-        if answer[0] == "bad-input":
-            raise BadInput(*answer[1])
-        return answer[1], answer[2], answer[3]
+        if isinstance(answer, Refused):
+            raise BadInput(*answer.problems)
+        assert isinstance(answer, Prepared)
+        return answer.description, answer.parameters, answer.buffers
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
@@ -54,32 +59,30 @@ class ProcessesEngine:
         observer.start(self.description)
         for text in self._otherwise:
             observer.say(text)
-        reason, failure, private = "failed", None, None
+        reason = "failed"
+        private: dict[str, float] | None = None
+        execution: dict[str, dict[str, int]] = {}
+        failure: RunFailed | None = None
         channel = self._server.channel
-        with ending_signals(lambda: channel.send("stop")):
+        with ending_signals(lambda: channel.send(Stop())):
             self._server.fork(str(folder.path), resume=cut is not None)
             while True:
                 message = channel.receive()
                 if message is None:
                     failure = RunFailed(f"the fork server died: {self._server.how_it_died()}")
                     break
-                what, *rest = message
-                if what == "ended":
-                    reason = rest[0]
-                    if rest[1] is not None:
-                        details = dict(rest[1])
-                        failure = RunFailed(details.pop("message"), **details)
-                    break
-                if what == "memory":
-                    private = rest[0]
-                elif what == "progress":
-                    observer.progress(rest[0], rest[1])
-                    time_s = max(time_s, rest[1])
-                elif what == "row":
-                    observer.row(rest[0])
-                    time_s = max(time_s, rest[0]["time_s"])
-                elif what == "say":
-                    observer.say(rest[0])
+                match message:
+                    case Ended(reason=reason, failure=details, private=private, execution=execution):
+                        failure = None if details is None else RunFailed(details.pop("message"), **details)
+                        break
+                    case RunProgress(rounds=rounds, time_s=now_s):
+                        observer.progress(rounds, now_s)
+                        time_s = max(time_s, now_s)
+                    case NewRow(row=row):
+                        observer.row(row)
+                        time_s = max(time_s, row["time_s"])
+                    case Say(text=text):
+                        observer.say(text)
         parameters = buffers = None
         if failure is None:
             models = SharedModels(
@@ -87,7 +90,15 @@ class ProcessesEngine:
             )
             parameters, buffers = models.all(FINAL)
         return Outcome(
-            reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
+            reason,
+            time_s,
+            wall(),
+            parameters,
+            buffers,
+            failure,
+            "sequential",
+            private_bytes=private,
+            execution=execution,
         )
 
     def __enter__(self) -> ProcessesEngine:

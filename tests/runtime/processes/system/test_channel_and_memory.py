@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.system.channel import Channel, PatientChannel, Unpacker, pack
+from gossamer.runtime.processes.channel import Channel, ChannelError, PatientChannel, Unpacker, pack
+from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Row, TimeUp
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.system.shared_file import shared_file
 
@@ -23,46 +24,88 @@ values = st.recursive(
 )
 
 
-@given(st.lists(st.lists(values, min_size=1, max_size=4), max_size=6), st.data())
-def test_messages_survive_any_cut_of_the_stream(messages: list[list[object]], data: st.DataObject) -> None:
-    stream = b"".join(pack(*message) for message in messages)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    unpacker, came = Unpacker(), []
-    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+numbers = st.integers(-(2**63), 2**63 - 1)
+messages = st.one_of(
+    st.builds(TimeUp),
+    st.builds(At, numbers, numbers),
+    st.builds(Event, st.text(), st.text()),
+    st.builds(Idle, numbers, numbers, st.none() | st.lists(st.text(), max_size=3)),
+    st.builds(
+        Row,
+        numbers | st.text() | st.tuples(st.text(), numbers),
+        st.dictionaries(st.text(), values, max_size=3),
+        st.none() | numbers,
+    ),
+)
+
+
+@given(st.lists(messages, max_size=6), st.data())
+def test_messages_survive_any_division_of_the_stream(sent: list[Message], data: st.DataObject) -> None:
+    stream = b"".join(map(pack, sent))
+    ends = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    unpacker: Unpacker[Message] = Unpacker(FromNode)
+    came: list[Message] = []
+    for start, stop in zip([0, *ends], [*ends, len(stream)], strict=True):
         came += unpacker.feed(stream[start:stop])
-    assert came == messages
+    assert came == sent
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x92\xa2At\x01",  # a field is missing
+        b"\x93\xa2At\x01\xa1x",  # a string for a number
+        b"\x91\xa5Hello",  # no such message
+        b"\x92\xa5Leave\x01",  # one of the other direction
+        b"\x80",  # no array
+        b"\xc1",  # no msgpack
+    ],
+)
+def test_anything_but_the_messages_of_a_channel_is_refused(body: bytes) -> None:
+    with pytest.raises(ChannelError, match="can't be read"):
+        Unpacker(FromNode).feed(len(body).to_bytes(4, "little") + body)
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_has_come() -> None:
+    whole = pack(Event("kind", "x" * 100))
+    assert Unpacker(FromNode, len(whole) - 4).feed(whole) == [Event("kind", "x" * 100)]
+    with pytest.raises(ChannelError, match="a message of 114 bytes; accepted: 113"):
+        Unpacker(FromNode, len(whole) - 5).feed(whole[:4])
 
 
 def test_a_closed_channel_says_so_on_both_sides() -> None:
-    ours, theirs = (Channel(end) for end in socket.socketpair())
-    theirs.send("hello", 1)
-    theirs.send("again", 2)
-    assert ours.receive() == ["hello", 1]
-    assert (ours.pending() or [ours.receive()]) == [["again", 2]]
+    ends = socket.socketpair()
+    ours: Channel[FromNode] = Channel(ends[0], FromNode)
+    theirs: Channel[FromNode] = Channel(ends[1], FromNode)
+    theirs.send(At(1, 2))
+    theirs.send(At(3, 4))
+    assert ours.receive() == At(1, 2)
+    assert (ours.pending() or [ours.receive()]) == [At(3, 4)]
     theirs.close()
     assert ours.read() is None
-    assert not ours.send("anyone?")
+    assert not ours.send(TimeUp())
     ours.close()
 
 
 def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     """As where a process was stopped: more than its socket takes."""
     ends = socket.socketpair()
-    ours, theirs = PatientChannel(ends[0]), Channel(ends[1])
+    ours: PatientChannel[FromNode] = PatientChannel(ends[0], FromNode)
+    theirs: Channel[Event] = Channel(ends[1], FromNode)
     sent = 0
     while not ours.waiting:
-        assert ours.send("lost", sent, "x" * 1000)
+        assert ours.send(Event(str(sent), "x" * 1000))
         sent += 1
     for number in range(sent, sent + 10):
-        ours.send("lost", number, "x" * 1000)
-    came: list[int] = []
+        ours.send(Event(str(number), "x" * 1000))
+    came: list[str] = []
     while len(came) < sent + 10:
-        came += [number for _, number, _ in theirs.read() or []]
+        came += [said.kind for said in theirs.read() or []]
         ours.flush()
-    assert came == list(range(sent + 10))
+    assert came == [str(number) for number in range(sent + 10)]
     assert not ours.waiting
     theirs.close()
-    assert not ours.send("anyone?")
+    assert not ours.send(TimeUp())
     assert not ours.waiting
     ours.close()
 

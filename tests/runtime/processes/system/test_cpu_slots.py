@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gossamer.runtime.processes.system import cpu_slots
-from gossamer.runtime.processes.system.cpu_slots import CpuSlots, holds, news
+from gossamer.runtime.processes.system.cpu_slots import CpuSlots, holds, wakeup
 from gossamer.runtime.processes.system.shared_file import shared_file
 
 Fork = Callable[[Callable[[], object]], int]
@@ -25,7 +25,7 @@ def file() -> Iterator[int]:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[int, int]]:
-    made = news()
+    made = wakeup()
     yield made
     for end in made:
         os.close(end)
@@ -115,7 +115,7 @@ def test_one_free_place_is_enough_where_another_holder_stands_still(
 ) -> None:
     """Both places are taken when one begins to wait; one of the holders never goes on, the other leaves."""
     monkeypatch.setattr(cpu_slots, "WAIT_S", 1000.0)  # so that it's the one that leaves who wakes it
-    ends, (waits, tell), (go, leave) = news(), os.pipe(), os.pipe()
+    ends, (waits, tell), (go, leave) = wakeup(), os.pipe(), os.pipe()
     shared = Telling(file, 2, ends)
     shared.tell = tell
     until_stopped(fork(lambda: stop_inside(shared)))
@@ -140,7 +140,7 @@ def test_who_waits_for_one_that_stands_still_takes_a_place_that_is_added(
     file: int, monkeypatch: pytest.MonkeyPatch, fork: Fork
 ) -> None:
     monkeypatch.setattr(cpu_slots, "WAIT_S", 0.01)
-    ends, (waits, tell) = news(), os.pipe()
+    ends, (waits, tell) = wakeup(), os.pipe()
     shared = Telling(file, 1, ends)
     shared.tell = tell
     child = fork(lambda: stop_inside(shared))

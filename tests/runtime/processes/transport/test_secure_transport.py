@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transport_scene
 from cryptography import x509
 from cryptography.hazmat.bindings.openssl.binding import Binding
 from cryptography.hazmat.primitives import serialization
@@ -18,9 +19,7 @@ from transport_scene import TOKEN, Peer, dial, network, on_loop, proxied
 
 from gossamer.errors import BadInput
 from gossamer.messages import raw
-from gossamer.runtime.processes.security.peers import Peer as Row
-from gossamer.runtime.processes.security.peers import Peers
-from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.security.trust import Security, issue
 from gossamer.runtime.processes.transport import incoming
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import beat, hello
@@ -61,7 +60,7 @@ async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None
         assert a.inbox == []
         # It has noticed that node 0 isn't one of its own before it had said anything.
         await stranger.until(lambda: stranger.events)
-        assert "has a key that is not in the peers file" in stranger.events[0][1]
+        assert "has a key that is none of this run's" in stranger.events[0][1]
         await still_works(a, b)
 
 
@@ -114,18 +113,24 @@ def first_flight(key: Path, greeting: bytes, said: bytes) -> bytes:
 
 @on_loop
 async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_whose_it_is(
-    securities: list[Security],
+    tmp_path: Path,
 ) -> None:
+    identities = [issue() for _ in range(3)]
+    certificates = [identity.certificate for identity in identities]
+    keys = [tmp_path / f"{rank}.pem" for rank in range(3)]
+    for path, identity in zip(keys, identities, strict=True):
+        path.write_bytes(identity.pem)
+    security = Security(identities[0].pem, certificates, 0)
     said = hello(1, TOKEN, 2**32 - 1, 1) + beat(b"of the last life of node 1")
     loop = asyncio.get_running_loop()
     for answers, events in ((2, ["answered with another rank's key"]), (1, [])):
-        async with network(1, raw_ranks=2) as ((a,), (listener, _)):
+        async with network(1, raw_ranks=2, security=security) as ((a,), (listener, _)):
             a.send(1, "for node 1 alone", "t")
             end, _ = await loop.sock_accept(listener)
             with end:
                 end.setblocking(False)
                 greeting = await loop.sock_recv(end, 65_536)
-                await loop.sock_sendall(end, first_flight(securities[answers].key, greeting, said))
+                await loop.sock_sendall(end, first_flight(keys[answers], greeting, said))
                 await a.until(lambda a=a: a.events or a.statuses)
             assert [text.partition(") ")[2] for _, text in a.events] == events
             assert a.statuses == ([] if events else [(1, b"of the last life of node 1")])
@@ -204,10 +209,11 @@ async def test_who_shows_no_key_is_refused() -> None:
 
 
 @on_loop
-async def test_who_shows_an_unknown_key_is_refused(strangers: list[Security]) -> None:
+async def test_who_shows_an_unknown_key_is_refused(tmp_path: Path) -> None:
     context = trusting()
-    context.load_cert_chain(strangers[1].key)
-    await is_refused(context, "has a key that is not in the peers file")
+    (tmp_path / "key.pem").write_bytes(issue().pem)
+    context.load_cert_chain(tmp_path / "key.pem")
+    await is_refused(context, "has a key that is none of this run's")
 
 
 @on_loop
@@ -236,11 +242,9 @@ async def test_no_session_is_resumed(securities: list[Security]) -> None:
         writer.transport.abort()
 
 
-def test_dates_mean_nothing(tmp_path: Path) -> None:
-    """Who is no longer trusted is taken out of the peers file; clocks decide nothing."""
-    folder = tmp_path / "keys"
-    folder.mkdir(mode=0o700)
-    rows = []
+def test_dates_mean_nothing() -> None:
+    """Keys end with their run; clocks decide nothing."""
+    keys, certificates = [], []
     for rank, (since, until) in enumerate([(2001, 2002), (2900, 2901)]):
         key = Ed25519PrivateKey.generate()
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(rank))])
@@ -250,22 +254,19 @@ def test_dates_mean_nothing(tmp_path: Path) -> None:
             .not_valid_after(datetime.datetime(until, 1, 1))
             .sign(key, None)
         )
-        path = folder / f"node-{rank}.pem"
-        path.touch(mode=0o600)
-        path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-            + certificate.public_bytes(serialization.Encoding.PEM)
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        rows.append(
-            Row.of(rank, f"127.0.0.1:{9000 + rank}", certificate.public_bytes(serialization.Encoding.DER))
-        )
-    peers = Peers(rows)
-    ends = [Security(folder / f"node-{rank}.pem", peers, rank) for rank in range(2)]
-    assert handshake(ends[0].client, ends[1].server) == ends[1]._certificates[1]
+        keys.append(private + certificate.public_bytes(serialization.Encoding.PEM))
+        certificates.append(certificate.public_bytes(serialization.Encoding.DER))
+    ends = [Security(pem, certificates, rank) for rank, pem in enumerate(keys)]
+    assert handshake(ends[0].client, ends[1].server) == certificates[1]
+
+
+def test_a_key_of_another_rank_is_refused() -> None:
+    identities = [issue() for _ in range(2)]
+    with pytest.raises(ValueError, match="not that of rank 1"):
+        Security(identities[0].pem, [each.certificate for each in identities], 1)
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
@@ -282,9 +283,14 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> bytes | None:
 
 
 @on_loop
-async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path, securities: list[Security]) -> None:
-    """The certificates in the file are what is trusted, not what their keys sign."""
-    key_text = (securities[1].key).read_bytes()
+async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path) -> None:
+    """The certificates of the run are what is trusted, not what their keys sign."""
+    identities = [issue() for _ in range(2)]
+    transport_scene.securities[:] = [
+        Security(each.pem, [one.certificate for one in identities], rank)
+        for rank, each in enumerate(identities)
+    ]
+    key_text = identities[1].pem
     signer = serialization.load_pem_private_key(key_text, None)
     issuer = x509.load_pem_x509_certificate(key_text[key_text.index(b"-----BEGIN CERT") :])
     assert isinstance(signer, Ed25519PrivateKey)
@@ -317,17 +323,16 @@ async def test_what_a_peer_signed_is_not_a_peer(tmp_path: Path, securities: list
     ],
 )
 @on_loop
-async def test_without_keys_only_loopback_is_accepted(
-    listening: str, dialled: str, named: str, securities: list[Security]
-) -> None:
+async def test_without_keys_only_loopback_is_accepted(listening: str, dialled: str, named: str) -> None:
     def build(**options: object) -> Peer:
         return Peer(0, listener, [("127.0.0.1", 9000), (dialled, 9000)], **options)
 
     with listen(listening) as listener:
         with pytest.raises(BadInput, match=f"address {named}.*: not loopback; accepted: with keys"):
             build(security=None)
-        for transport in (build(security=None, insecure=True), build(security=securities[0])):
-            await transport.transport.close()
+        identities = [issue() for _ in range(2)]
+        security = Security(identities[0].pem, [each.certificate for each in identities], 0)
+        await build(security=security).transport.close()
 
 
 def test_the_handshake_needs_the_very_key(securities: list[Security], strangers: list[Security]) -> None:

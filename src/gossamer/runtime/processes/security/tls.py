@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from gossamer.messages import FrameError
 
 _REASONS = {
-    "CERTIFICATE_VERIFY_FAILED": "has a key that is not in the peers file",
+    "CERTIFICATE_VERIFY_FAILED": "has a key that is none of this run's",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "shows no certificate",
     "UNSUPPORTED_PROTOCOL": "speaks an older TLS; accepted: 1.3",
     "WRONG_VERSION_NUMBER": "does not speak TLS",

@@ -1,63 +1,87 @@
-"""Who may speak: mutual TLS 1.3 between nodes that know each other's certificates, and nobody else.
+"""Trust between the nodes of one run: mutual TLS 1.3 with a key for each rank, issued for this run.
 
-There is no authority. Each node has a key and a certificate that it signed itself; the peers file
-(:mod:`gossamer.runtime.processes.security.peers`) lists all of them, and TLS is told to trust these very certificates.
-After the handshake the certificate must be that of the rank that the peer says it is, so a rank can only speak as itself.
-No session is ever resumed: every connection proves its key anew. Dates in certificates mean nothing here; who is
-no longer trusted is taken out of the peers file.
-
-A key file is as good as the node: it must be its owner's alone, and so must be the folder that it is in.
+The coordinator issues the keys: an Ed25519 key and a certificate that it signs itself, for each rank. Workers get the keys of
+their nodes, and the certificates of all, over a connection that the run's token authenticates
+(:mod:`gossamer.runtime.processes.security.join`). There is no authority: TLS is told to trust these very certificates, and
+after the handshake the certificate must be that of the rank that the peer says it is. So a rank can only speak as itself. No
+session is ever resumed: every connection proves its key. Dates in certificates mean nothing here; keys end with their run.
 """
 
 from __future__ import annotations
 
+import datetime
 import hmac
-import os
-import re
 import ssl
-import stat
-from collections.abc import Callable
-from pathlib import Path
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gossamer.errors import BadInput
-from gossamer.runtime.processes.security.peers import Peers, fingerprint
-
+# The dates mean nothing, but a certificate must have some. RFC 5280 writes "no end" so.
+_SINCE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 _NO_CHECK_TIME = 0x20_0000  # X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def key_file(folder: str | Path, rank: int) -> Path:
-    """Where a node's key and certificate are, in a folder of keys."""
-    return Path(folder) / f"node-{rank}.pem"
+@dataclass(frozen=True)
+class Identity:
+    """A key and its certificate.
+
+    Args:
+        pem: both, as OpenSSL reads them.
+        certificate: DER.
+    """
+
+    pem: bytes
+    certificate: bytes
+
+
+def issue() -> Identity:
+    """A new key."""
+    from cryptography import x509  # large, and needed here only
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key()
+    # TLS looks up what it trusts by this name: no two nodes share one.
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, public.public_bytes_raw().hex()[:32])])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_SINCE)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, None)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Identity(private + certificate.public_bytes(serialization.Encoding.PEM), der)
 
 
 class Security:
-    """What one node proves who it is with, and knows its peers by.
+    """What a node proves its rank with, and knows its peers by.
 
     Args:
-        key: its key file (PEM: private key and certificate), as ``gossamer keys`` makes it.
-        peers: all nodes.
+        pem: its key and certificate (:attr:`Identity.pem`).
+        certificates: of every rank (DER).
         rank: this one.
 
     Raises:
-        BadInput: for a key file that is not there, that others may read, that is of another rank, or no key.
+        ValueError: for a key that does not fit the certificate of the rank.
     """
 
-    def __init__(self, key: str | Path, peers: Peers, rank: int) -> None:
-        if not 0 <= rank < len(peers):
-            raise BadInput(f"rank: {rank}; accepted: 0 to {len(peers) - 1}, the ranks of the peers file")
-        self.key = Path(key)
-        check_private(self.key)
-        own = own_certificate(key)
-        row = peers.rows[rank]
-        if own != row.der:
-            raise BadInput(
-                f"{key}: its certificate is {fingerprint(own)}, but the peers file has {row.fingerprint} for rank {rank}"
-            )
-        self._certificates = [row.der for row in peers.rows]
-        self.server = _context(ssl.PROTOCOL_TLS_SERVER, key, b"".join(self._certificates))
-        self.server.num_tickets = 0
-        self.client = _context(ssl.PROTOCOL_TLS_CLIENT, key, b"".join(self._certificates))
+    def __init__(self, pem: bytes, certificates: Sequence[bytes], rank: int) -> None:
+        self._certificates = certificates
+        self.server = context(ssl.PROTOCOL_TLS_SERVER, pem, certificates)
+        self.client = context(ssl.PROTOCOL_TLS_CLIENT, pem, certificates)
+        text = pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode("ascii")
+        if not self.belongs_to(ssl.PEM_cert_to_DER_cert(text), rank):
+            raise ValueError(f"the key is not that of rank {rank}")
 
     def belongs_to(self, certificate: bytes | None, rank: int) -> bool:
         """Whether a certificate (DER) is the one of a rank."""
@@ -68,66 +92,30 @@ class Security:
         )
 
 
-def _context(protocol: int, key: str | Path, trusted: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the certificate itself is what is expected, not a name in it
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
-    try:
-        context.load_cert_chain(key)
-    except (ssl.SSLError, OSError) as error:
-        raise BadInput(
-            f"{key}: no private key that fits a certificate ({error}); accepted: a key file"
-        ) from None
-    context.load_verify_locations(cadata=trusted)
-    return context
+def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:
+    """TLS 1.3 without resumption.
 
-
-def own_certificate(key: str | Path) -> bytes:
-    """The certificate (DER) in a key file.
-
-    Raises:
-        BadInput: if there is none.
+    Args:
+        protocol: of a server or a client.
+        pem: the own key and certificate; None for a client that shows none.
+        trusted: the certificates (DER) that the other end may show; empty asks for none, and trusts any server: the
+            caller must check the certificate.
     """
-    try:
-        found = _CERTIFICATE.search(Path(key).read_text(encoding="ascii"))
-        if found is not None:
-            return ssl.PEM_cert_to_DER_cert(found[0])
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{key}: {error}; accepted: a key file, as `gossamer keys` makes it") from None
-    raise BadInput(f"{key}: no certificate in it; accepted: a key file, as `gossamer keys` makes it")
-
-
-def check_private(key: Path) -> None:
-    """A key file and its folder must be this user's, and nobody else's to read or change.
-
-    Raises:
-        BadInput: if they are not.
-    """
-    _check_own(key, stat.S_ISREG, 0o600)
-    check_folder(key.absolute().parent)
-
-
-def check_folder(folder: Path) -> None:
-    """The same of a folder of keys alone."""
-    _check_own(folder, stat.S_ISDIR, 0o700)
-
-
-def _check_own(path: Path, is_kind: Callable[[int], bool], accepted: int) -> None:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}; accepted: a key file that `gossamer keys` made") from None
-    mode = stat.S_IMODE(status.st_mode)
-    if not is_kind(status.st_mode):
-        raise BadInput(f"{path}: accepted: a key file in a folder of its owner's")
-    if status.st_uid != os.geteuid():
-        raise BadInput(
-            f"{path}: belongs to user {status.st_uid}; accepted: only user {os.geteuid()}, who runs the node"
-        )
-    if mode & 0o077:
-        raise BadInput(
-            f"{path}: mode {mode:04o}, which lets others in; accepted: {accepted:04o} (chmod {accepted:o} {path})"
-        )
+    made = ssl.SSLContext(protocol)
+    made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # the certificate itself is what is expected, not a name in it
+    made.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        made.num_tickets = 0
+    if pem is not None:
+        with (
+            tempfile.NamedTemporaryFile() as file
+        ):  # the module ssl reads keys from files only; this one is private
+            file.write(pem)
+            file.flush()
+            made.load_cert_chain(file.name)
+    made.verify_mode = ssl.CERT_REQUIRED if trusted else ssl.CERT_NONE
+    made.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+    if trusted:
+        made.load_verify_locations(cadata=b"".join(trusted))
+    return made

@@ -17,7 +17,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 """A record lock as Linux has it, on machines of 64 bits: type, whence, start, length, holder."""
 
 
-def news() -> tuple[int, int]:
+def wakeup() -> tuple[int, int]:
     """Where processes that share some places tell each other that one is free: descriptors to listen to, and to tell."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
@@ -36,7 +36,7 @@ class CpuSlots:
     Args:
         descriptor: the shared file.
         count: how many processes may hold one at once; may be changed at any time.
-        ends: what :func:`news` gave, the same for all; None where no other process shares them.
+        ends: what :func:`wakeup` gave, the same for all; None where no other process shares them.
     """
 
     def __init__(self, descriptor: int, count: int, ends: tuple[int, int] | None) -> None:

@@ -73,6 +73,20 @@ class SharedModels:
         _transfer(_pread, self._descriptor, row, self._place(slot, rank))
         return Model(row[: self._parameters], row[self._parameters :])
 
+    def read_bytes(self, slot: int, rank: int) -> bytes:
+        """A node's model, as it travels between machines."""
+        return os.pread(self._descriptor, 4 * self._width, self._place(slot, rank))
+
+    def write_bytes(self, slot: int, rank: int, data: bytes) -> None:
+        """Put a model that has travelled into a slot.
+
+        Raises:
+            ValueError: for one of another length, or no slot.
+        """
+        if len(data) != 4 * self._width or not 0 <= slot <= SNAPSHOTS or not 0 <= rank < self._nodes:
+            raise ValueError(f"a model of {len(data)} bytes of node {rank} for slot {slot}")
+        os.pwrite(self._descriptor, data, self._place(slot, rank))
+
     def all(self, slot: int) -> tuple[Float[Tensor, "nodes params"], Float[Tensor, "nodes buffers"] | None]:
         """Copies of all nodes' parameters, and buffers where there are any."""
         models = torch.empty(self._nodes, self._width)

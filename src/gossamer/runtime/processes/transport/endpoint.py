@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES
@@ -33,7 +33,7 @@ class Endpoint:
     def __init__(
         self,
         rank: int,
-        addresses: Sequence[tuple[str, int]],
+        addresses: list[tuple[str, int]],
         token: bytes,
         *,
         incarnation: int,

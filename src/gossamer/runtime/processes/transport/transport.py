@@ -92,7 +92,6 @@ class Transport:
             one were written (seconds of this node's clock), bytes.
         shaper: what the network does to messages; None is nothing. Closed by :meth:`close`.
         security: keys and certificates; None is for loopback only.
-        insecure: do without ``security`` between hosts all the same: whoever is on the way can read and change everything.
         incarnation: how often this node was started before.
         heartbeat_s: seconds of silence on a connection after which a heartbeat is sent; None sends none.
         detection_s: seconds without a sign of life after which a peer is lost. With heartbeats, one that stands still is
@@ -127,7 +126,6 @@ class Transport:
         watch: Callable[[int, float, float, int], None] | None = None,
         shaper: Shaper | None = None,
         security: Security | None = None,
-        insecure: bool = False,
         incarnation: int = 0,
         heartbeat_s: float | None = None,
         detection_s: float = 10.0,
@@ -142,11 +140,11 @@ class Transport:
             raise ValueError(f"token: {len(token)} bytes; accepted: {TOKEN_BYTES}")
         if not 0 <= rank < len(addresses):
             raise ValueError(f"rank: {rank}; accepted: 0 to {len(addresses) - 1}, one address each")
-        if security is None and not insecure:
+        if security is None:
             _check_loopback([listener.getsockname(), *addresses])
         self._end = Endpoint(
             rank,
-            addresses,
+            list(addresses),
             token,
             incarnation=incarnation,
             limit=limit,
@@ -272,6 +270,10 @@ class Transport:
             incarnation: which of its lives is known to be over: it isn't listened to any more, and not looked for.
         """
         self._peering.mark_lost(self._contacts[rank], why, incarnation)
+
+    def move(self, rank: int, address: tuple[str, int]) -> None:
+        """A peer's next process listens at another address."""
+        self._end.addresses[rank] = address
 
     def mark_found(self, rank: int) -> None:
         """Take a lost peer for alive again: the next message to it dials it."""

@@ -1,420 +1,462 @@
-"""One node, one process: the node's life, and its conversation with the supervisor."""
+"""``gossamer worker``: joins a coordinator on another machine, and runs nodes for it until the run is over.
+
+A worker that loses its coordinator keeps its nodes going. What they say waits in a file, and goes to the coordinator when it
+can be reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and
+itself.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import math
+import logging
 import os
+import secrets
+import selectors
 import signal
+import socket
+import ssl
+import tempfile
 import time
-import traceback
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import yaml
+from msgspec import structs
 
-from gossamer.errors import cause
-from gossamer.messages.tags import Traffic
-from gossamer.node import NodeRuntime
-from gossamer.results.checkpoints import Cut
+from gossamer import __version__
+from gossamer.config import Experiment
+from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.learning.malloc import keep_freed_memory
+from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.events import begins
-from gossamer.runtime.processes.system.channel import AsyncChannel
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels, private_bytes
-from gossamer.runtime.processes.transport.shaper import Shaper
-from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.processes.worker.checkpoints import NodeCheckpoints
-from gossamer.runtime.processes.worker.clock import Clock
-from gossamer.runtime.processes.worker.computing import Computing
-from gossamer.runtime.processes.worker.cutting import Cutting
-from gossamer.runtime.processes.worker.host import NodeHost
-from gossamer.runtime.processes.worker.place import Arrival, Overseer, Place
-from gossamer.runtime.processes.worker.recording import Recording
-from gossamer.runtime.processes.worker.restart import RestartFile
-from gossamer.runtime.processes.worker.warmup import Stage
-from gossamer.runtime.recording import Spent, Usage, is_due
-from gossamer.runtime.rejoin import come_back, meet_again, newcomer
-from gossamer.runtime.setup import Setup
-from gossamer.runtime.timeline import timeline_log
-from gossamer.runtime.unawaited import unawaited_calls_fail
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import ChannelError, Unpacker, pack
+from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.parts import Assembly, Kind, parts
+from gossamer.runtime.processes.protocol import (
+    Challenge,
+    Dismiss,
+    Exited,
+    Final,
+    Fit,
+    Go,
+    Hello,
+    Job,
+    Part,
+    PoolEvent,
+    Proof,
+    Rejected,
+    RestartSaved,
+    Row,
+    Said,
+    Saved,
+    Tell,
+    ToWorker,
+    Unfit,
+    Welcome,
+)
+from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
+from gossamer.runtime.processes.security.trust import context
+from gossamer.runtime.processes.session import LARGEST, Session, Stream
+from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
+from gossamer.runtime.processes.system.memory import FINAL, SharedModels
+from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.worker.pool import Keys, PoolCommand, ProcessPool
+from gossamer.runtime.setup import Setup, prepare
 
-ALIVE_S = 1.0
-"""Seconds between two signs of life of a node that waits, or evaluates its last model."""
-NODES_HEARD_A_SECOND = 256
-"""How many waiting nodes may say so in a second."""
-TASKS_END_S = 5.0
-"""Seconds that a node waits at its end for tasks that were cancelled."""
-LAST_CUT_S = 20.0
-"""Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
+log = logging.getLogger("gossamer")
+
+CONNECT_S, HANDSHAKE_S = 1.0, 10.0
+"""Seconds in which a connection must be made, and both ends must have proved that they know the token."""
+RETRY_S = 0.5
+"""Seconds between two attempts to reach the coordinator."""
+SILENT_S = 30.0
+"""Seconds without an answer after which a connection is given up, before the coordinator has said how many."""
+END_S = 10.0
+"""Seconds that nodes have to end in order when the coordinator is lost."""
 
 
-def main(
-    rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
-) -> int:
-    """A node's whole life (or, from a checkpoint on, the rest of it), in a process that was just forked; gives its exit
-    code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return asyncio.run(Worker(rank, setup, place, stage, folder, cut).live())
+class Turned(GossamerError):
+    """The coordinator does not take this worker."""
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Where a coordinator is, and the token that both know.
+
+    Args:
+        host: its name or address.
+        port: its port.
+        token: of the run.
+    """
+
+    host: str
+    port: int
+    token: str
+
+    def join(self, session: str, slots: int, received: int) -> tuple[Stream, Welcome, bytes]:
+        """Connect and prove who we are; gives the connection, the answer, and what has come after it.
+
+        Raises:
+            OSError: where it can't be reached.
+            Turned: where it does not know the token, or does not take this worker.
+        """
+        end = socket.create_connection((self.host, self.port), CONNECT_S)
+        stream = Stream(end, context(ssl.PROTOCOL_TLS_CLIENT, None, ()), server_side=False, silent_s=SILENT_S)
+        try:
+            return (stream, *self._greet(stream, session, slots, received))
+        except BaseException:
+            stream.close()
+            raise
+
+    def _greet(self, stream: Stream, session: str, slots: int, received: int) -> tuple[Welcome, bytes]:
+        unpacker: Unpacker[Any] = Unpacker(protocol.ToJoining, LARGEST)
+        deadline = time.monotonic() + HANDSHAKE_S
+        while not stream.secure:
+            self._wait(stream, deadline)
+            if stream.read() is None:
+                raise ConnectionError("the coordinator closed the connection")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        stream.write(pack(Hello(__version__, nonce, session)))
+        answer = self._answer(stream, unpacker, deadline)
+        if not isinstance(answer, Challenge):
+            raise Turned(f"{self.host}:{self.port}: {_why(answer)}")
+        seen = stream.certificate or b""
+        if not proved(answer.proof, proof(self.token, "coordinator", seen, nonce, answer.nonce)):
+            # Somebody with another token, or in the middle: it gets no proof from us.
+            raise Turned(f"{self.host}:{self.port} does not know the token")
+        sent = proof(self.token, "worker", seen, nonce, answer.nonce)
+        stream.write(pack(Proof(sent, slots, received)))
+        answer = self._answer(stream, unpacker, deadline)
+        if not isinstance(answer, Welcome):
+            raise Turned(f"{self.host}:{self.port} does not take this worker: {_why(answer)}")
+        return answer, unpacker.rest
+
+    def _answer(self, stream: Stream, unpacker: Unpacker[Any], deadline: float) -> Any:
+        data: bytes | None = b""
+        while True:
+            if data is None:
+                raise ConnectionError("the coordinator closed the connection")
+            try:
+                if messages := unpacker.feed(data, 1):
+                    return messages[0]
+            except ChannelError as error:
+                raise Turned(f"{self.host}:{self.port} speaks another language: {error}") from None
+            self._wait(stream, deadline)
+            data = stream.read()
+
+    @staticmethod
+    def _wait(stream: Stream, deadline: float) -> None:
+        """Wait until there is something to read, or room to write."""
+        with selectors.DefaultSelector() as selector:
+            write = selectors.EVENT_WRITE if stream.waiting else 0
+            selector.register(stream, selectors.EVENT_READ | write)
+            if not selector.select(max(deadline - time.monotonic(), 0.0)):
+                raise TimeoutError("the coordinator does not answer")
+        stream.flush()
+
+
+def _why(answer: Any) -> str:
+    return answer.why if isinstance(answer, Rejected) else f"unexpected {type(answer).__name__}"
+
+
+def run_worker(
+    coordinator: Coordinator,
+    slots: int,
+    *,
+    address: str | None = None,
+    data_root: str | None = None,
+    wait_s: float = 60.0,
+    say: Callable[[str], None] = log.info,
+) -> None:
+    """Be a worker until the run is over.
+
+    Args:
+        coordinator: which to join.
+        slots: how many nodes to take at most.
+        address: of this machine, at which nodes listen; None: the one from which the coordinator is reached.
+        data_root: where this machine has the data, if not where the experiment says.
+        wait_s: seconds for which a coordinator that is not there yet is tried.
+        say: tells the user something.
+
+    Raises:
+        BadInput: where the experiment can't be run here.
+        RunFailed: where the coordinator does not take this worker, can't be reached, or is lost.
+    """
+    torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder, _interruptible():
+        worker = Worker(coordinator, slots, Path(folder), address, data_root, say)
+        try:
+            worker.run(wait_s)
+        except Turned as error:
+            raise RunFailed(str(error)) from None
+        finally:
+            worker.close()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the worker as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Worker:
-    """A node, and what its process does for it."""
+    """One worker; arguments as for :func:`run_worker`, and a folder for its files."""
 
     def __init__(
-        self, rank: int, setup: Setup, place: Place, stage: Stage, folder: RunFolder, cut: Cut | None = None
+        self,
+        coordinator: Coordinator,
+        slots: int,
+        folder: Path,
+        address: str | None,
+        data_root: str | None,
+        say: Callable[[str], None],
     ) -> None:
-        self._rank, self._setup, self._place, self._rows = rank, setup, place, stage.rows
-        self._folder = folder
-        experiment = setup.experiment
-        self._models = SharedModels(
-            place.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
-        )
-        self._timeline = timeline_log(experiment, folder, rank)
-        self._saved = None if cut is None else cut.read(rank, self._keep)
-        self._clock = Clock(
-            time_s=0.0 if self._saved is None else self._saved.time_s,
-            wall_s=0.0 if cut is None else cut.wall_s,
-        )
-        self._computing = Computing(rank, setup, place, stage, self._clock, self._timeline)
-        rounds = experiment.stop.rounds
-        self._host = NodeHost(stage.rows, self._clock, self._computing, rounds, self._end_round)
-        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
-        self._usage = Usage()
-        self._said = 0.0
-        self._checkpoints: NodeCheckpoints | None = None
-        self._cutting: Cutting | None = None
-        self._last_cut: int | None = None
-        self._last_row = False
-        # Who oversees itself has nobody who puts checkpoints together.
-        if (
-            place.oversee is None
-            and not experiment.has_faults
-            and (experiment.checkpoint.on or cut is not None)
-        ):
-            self._checkpoints = NodeCheckpoints(
-                self._node, experiment, folder, self._clock.now, self._state, self._tell, cut, self._saved
+        self._coordinator, self._slots, self._say = coordinator, slots, say
+        self._path, self._address, self._data_root = folder, address, data_root
+        self._name = secrets.token_hex(16)
+        self._session: Session[ToWorker] = Session(ToWorker, folder / "outbox")
+        self._selector = selectors.DefaultSelector()
+        self._watched: tuple[Stream, int] | None = None
+        self._files = Assembly()
+        self._memory = shared_file()
+        self._pool: ProcessPool | None = None
+        self._models: SharedModels
+        self._folder: RunFolder
+        self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
+        self._reconnect_s = SILENT_S
+        self._lost_at: float | None = None
+        self._retry_at = 0.0
+        self._stopping: float | None = None  # until when nodes have time to end
+        self._over: str | None = None
+
+    def run(self, wait_s: float) -> None:
+        """Join, and serve until the run is over."""
+        self._join_first(time.monotonic() + wait_s)
+        while self._over is None:
+            for key, events in self._selector.select(0.1):
+                if key.fileobj in self._selector.get_map():
+                    key.data(events)
+            if self._pool is not None:
+                self._pool.look()
+            if self._lost_at is not None:
+                self._do_without()
+        if self._over == "lost":
+            raise RunFailed(
+                f"the coordinator was out of reach for {self._reconnect_s:g} s: this worker's nodes have ended"
             )
-            self._cutting = self._checkpoints.cutting
-            if self._saved is not None:
-                self._usage.restore(self._saved.engine["usage"])
-                self._computing.restore(self._saved.engine["computing_s"])
-        self._arrival: Arrival | None = None
-        self._crashes = list(place.crashes)
-        self._saves = experiment.checkpoint.on and (experiment.has_faults or place.oversee is not None)
-        self._restart = RestartFile(
-            folder,
-            self._node,
-            experiment.checkpoint,
-            self._clock.now,
-            partial(self._tell, "event", "checkpoint"),
-            keeps=place.oversee is not None,  # it may be stopped by itself
-        )
-        self._shaper: Shaper | None
-        self._transport: Transport
-        self._recording: Recording
-        self._overseer: Overseer
-        self._go: asyncio.Future[None]
-        self._finish: asyncio.Future[str]
+        self._say(f"the run is over ({self._over})")
 
-    def _tell(self, *message: Any) -> None:
-        self._overseer.send(*message)
+    def close(self) -> None:
+        """End all nodes, and the connection."""
+        if self._pool is not None:
+            self._pool.close()
+        if self._watched is not None:
+            self._selector.unregister(self._watched[0])
+        self._session.close()
+        self._selector.close()
+        os.close(self._memory)
 
-    # --- life
+    # --- the coordinator
 
-    async def live(self) -> int:
-        """The node's whole life; gives the exit code of its process."""
-        loop = asyncio.get_running_loop()
-        self._go, self._finish = loop.create_future(), loop.create_future()
-        if self._place.oversee is not None:
-            self._overseer = self._place.oversee(self._hear)
-        else:
-            assert self._place.channel is not None
-            self._overseer = AsyncChannel(self._place.channel, self._hear, lambda: os._exit(1))
-        experiment, cutting, checkpoints = self._setup.experiment, self._cutting, self._checkpoints
-        self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
-        self._host.transport = self._transport = self._place.connect(
-            self._rank,
-            self._place.listener,
-            self._place.addresses,
-            self._place.token,
-            limit=self._setup.message_limit,
-            deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
-            lost=lambda rank, why: self._tell("unreachable", rank, why),
-            event=lambda kind, text: self._tell("event", kind, text),
-            now=self._clock.now,
-            failed=self._node.fail,
-            watch=None if self._timeline is None else partial(self._timeline.sent, self._rank),
-            shaper=self._shaper,
-            heartbeat_s=experiment.failures.heartbeat_s,
-            detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell("reachable", rank),
-            marked=None if cutting is None else cutting.marked,
-            told=None if cutting is None else cutting.told,
-            relinked=None if cutting is None else cutting.relinked,
-            incarnation=self._place.life,
-        )
-        self._recording = Recording(
-            self._node,
-            self._setup,
-            self._folder,
-            self._models,
-            self._clock,
-            self._computing,
-            self._usage,
-            self._transport,
-            self._shaper,
-            self._tell,
-        )
-        if checkpoints is not None:
-            checkpoints.begin(self._transport)
-        try:
-            await self._transport.start()
-            self._tell("ready")
-            await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
-            if self._go.done():
-                with unawaited_calls_fail((self._node,)):
-                    await self._protocol()
-            self._leave()
-        except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the supervisor is told
-            text = "".join(traceback.format_exception(error))
-            self._tell("failed", cause(error), self._node.round, text)
-            await self._finish
-            return 1
-        await self._node.end()
-        await self._transport.close()
-        self._recording.close()
-        if self._timeline is not None:
-            self._timeline.close()
-        return 0
+    def _join_first(self, deadline: float) -> None:
+        told = False
+        while True:
+            try:
+                self._join()
+            except OSError as error:
+                where = f"{self._coordinator.host}:{self._coordinator.port}"
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"no coordinator at {where}: {error}") from None
+                if not told:
+                    told = True
+                    self._say(f"waiting for a coordinator at {where} ({error})")
+                time.sleep(RETRY_S)
+            else:
+                self._say(f"has joined {self._coordinator.host}:{self._coordinator.port}")
+                return
 
-    async def _protocol(self) -> None:
-        evaluation = self._setup.experiment.evaluation
-        if evaluation.every_rounds is not None and self._saved is None and self._arrival is None:
-            await self._recording.record(0)
-        beside = [asyncio.ensure_future(self._watch())]
-        if evaluation.every_s:
-            beside.append(asyncio.ensure_future(self._ticks(evaluation.every_s)))
-        if (time_s := self._setup.experiment.stop.time_s) is not None:
-            beside.append(asyncio.ensure_future(self._say_when(time_s)))
-        for task in beside:
-            task.add_done_callback(self._beside_ended)
-        life = asyncio.ensure_future(self._life())
-        await asyncio.wait((life, self._finish), return_when=asyncio.FIRST_COMPLETED)
-        for task in (life, *beside):
-            task.cancel()
-        if life.done() and not life.cancelled():
-            life.result()  # its failure
-        reason = await self._finish
-        # What is recorded and saved of its end is how it ends. (A task that does not let itself be cancelled is not awaited.)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TASKS_END_S):
-                await self._node.end()
-        if self._last_row:
-            alive = asyncio.ensure_future(self._say_alive())
-            await self._recording.record("end")
-            alive.cancel()
-        elif reason == "stopped" and self._saves:
-            self._restart.stopped()
-        elif reason == "left":
-            await self._recording.flush()
-            if not is_due(self._setup, self._node.round):
-                await self._recording.record("end")
-        if self._cutting is not None and self._last_cut is not None:
-            await self._cutting.last(self._last_cut, LAST_CUT_S)
+    def _join(self) -> None:
+        stream, welcome, came = self._coordinator.join(self._name, self._slots, self._session.received)
+        self._address = self._address or stream.own_host
+        self._offset = time.monotonic() - welcome.clock
+        self._lost_at = None
+        self._unwatch()
+        messages = self._session.attach(stream, welcome.received, came)
+        self._watch()
+        for message in messages:
+            self._take(message)
 
-    async def _end_round(self) -> None:
-        """The node has completed a round."""
-        self._report()
-        if is_due(self._setup, self._node.round):
-            await self._recording.record(self._node.round)
-        else:
-            await asyncio.sleep(0)  # a round that waits for nothing still lets the others speak
-        if self._checkpoints is not None:
-            self._checkpoints.round_ended()
-        if self._saves:
-            self._restart.round_ended()
-        if self._crashes:
-            self._crash_if_due()
+    def _watch(self) -> None:
+        stream = self._session.stream
+        if stream is None:
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._session.behind else 0)
+        if self._watched is None:
+            self._selector.register(stream, events, self._serve)
+        elif self._watched[1] != events:
+            self._selector.modify(stream, events, self._serve)
+        self._watched = stream, events
 
-    def _crash_if_due(self) -> None:
-        for number, round in enumerate(self._crashes):
-            if self._node.round >= round:
-                self._report(final=True)
-                self._tell("crash", number)
-                os.kill(os.getpid(), signal.SIGKILL)
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._selector.unregister(self._watched[0])
+            self._watched = None
 
-    def _leave(self) -> None:
-        if (slowness := self._computing.slowness) is not None:
-            self._tell("event", "slow", slowness)
-        self._models.write(FINAL, self._rank, self._node.model)
-        self._tell("final", self._node.round, private_bytes())
+    def _serve(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._session.flush()
+        messages = self._session.read() if events & selectors.EVENT_READ else []
+        if messages is None:
+            self._unwatch()
+            self._session.detach()
+            self._lost_at = time.monotonic()
+            self._say("the coordinator is out of reach; nodes go on")
+            return
+        self._watch()
+        for message in messages:
+            self._take(message)
 
-    # --- what it tells
-
-    def _report(self, final: bool = False) -> None:
+    def _do_without(self) -> None:
+        """Try to reach the coordinator again; in the end, end the nodes in order."""
         now = time.monotonic()
-        if final or now - self._said > self._place.progress_s:
-            self._said = now
-            self._tell("progress", self._node.round, self._clock.now())
+        assert self._lost_at is not None
+        if self._stopping is None and now > self._lost_at + self._reconnect_s:
+            self._stopping = now + END_S
+            if self._pool is not None:
+                for rank in list(self._pool.alive):
+                    self._pool.do(Tell(rank, protocol.Finish("stopped")))
+        if self._stopping is not None:
+            if self._pool is None or not self._pool.alive or now > self._stopping:
+                self._over = "lost"
+        elif now > self._retry_at:
+            try:
+                self._join()
+                self._say("has reached the coordinator again")
+            except OSError:
+                self._retry_at = time.monotonic() + RETRY_S
 
-    async def _say_alive(self) -> None:
-        """The last evaluation may take long; the supervisor is to know that it goes on."""
-        while True:
-            self._report(final=True)
-            await asyncio.sleep(ALIVE_S)
-
-    async def _watch(self) -> None:
-        """Tell the supervisor when nothing but a message could wake this node, and what it waits for."""
-        before = None
-        # A thousand nodes that say every second that they wait would keep a core busy.
-        every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
-        while True:
-            await asyncio.sleep(every_s)
-            traffic = self._transport.traffic
-            counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
-            idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
-            if idle and counts == before:
-                self._tell("idle", *counts, self._node.waiting())
-            elif before is not None:
-                self._tell("idle", -1, -1, [])
-            before = counts if idle else None
-
-    async def _life(self) -> None:
-        run, arrival = self._setup.experiment.algorithm.run, self._arrival
-        if arrival is None:
-            await self._node.live(run(self._node.node))
-        else:
-            asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
-            meet = None if arrival.meet is None else partial(self._come_back, arrival.meet)
-            await self._node.live(newcomer(run, self._node, asks, meet))
-        self._report(final=True)
-        if self._checkpoints is not None:
-            self._checkpoints.over()
-        self._tell("done", self._node.round)
-        raise await self._node.failure()
-
-    async def _come_back(self, others: Sequence[int]) -> None:
-        """Find the others without a supervisor; of the rounds that will be run again the record keeps nothing."""
-        await come_back(self._node, others, self._setup.experiment.failures.detection_s)
-        self._recording.drop_rounds(self._node.round)
-        text = f"node {self._rank} takes part from round {self._node.round} on"
-        self._tell("event", "returned", text)
-
-    def _beside_ended(self, task: asyncio.Future[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._node.fail(error)
-
-    async def _ticks(self, every_s: float) -> None:
-        first = 0 if self._arrival is None else self._arrival.tick
-        for number in count(math.ceil(self._clock.now() / every_s) if self._saved is not None else first):
-            await self._clock.until(number * every_s)
-            await self._recording.record(("tick", number))
-
-    async def _say_when(self, time_s: float) -> None:
-        """The run ends when the first node's clock says so."""
-        await self._clock.until(time_s)
-        self._tell("time")
+    def _send(self, message: protocol.FromWorker) -> None:
+        self._session.send(message)
+        self._watch()
 
     # --- what it is told
 
-    def _hear(self, message: list[Any]) -> None:
-        what, *rest = message
-        if what == "go":
-            self._clock.begin(rest[0])
-            if len(rest) > 1:
-                self._arrive(Arrival(*rest[1]))
-            if self._shaper is not None:
-                self._shaper.start(self._clock.start)
-            self._go.set_result(None)
-        elif what == "finish" and not self._finish.done():
-            self._last_cut = rest[1] if len(rest) > 1 else None
-            self._last_row = len(rest) > 2 and rest[2]
-            self._finish.set_result(rest[0])
-            self._recording.end()
-        elif what == "lost":
-            self._host.lost.add(rest[0])
-            if rest[1] is not None:  # else the transport knows, and looks for it
-                self._transport.mark_lost(*rest)
-            self._node.peer_lost()
-            if self._cutting is not None:
-                self._cutting.lost(rest[0])
-        elif what == "cut" and self._cutting is not None:
-            self._cutting.cut(rest[0])
-        elif what == "expect" and self._cutting is not None:
-            self._cutting.expect(rest[0], rest[1])
-        elif what == "kept" and self._cutting is not None:
-            self._cutting.kept(rest[0])
-        elif what == "drop" and self._cutting is not None:
-            self._cutting.drop(rest[0])
-        elif what == "found":
-            self._host.lost.discard(rest[0])
-            self._transport.mark_found(rest[0])
-        elif what == "meet-again":
-            self._node.spawn(meet_again(self._node, rest[0], self._setup.experiment.failures.detection_s))
-        elif what == "leave":
-            self._host.leaving = True
-        elif what == "find":
-            self._find(rest[0], anew=rest[1])
-        elif what == "meet":
-            self._node.peer_found(rest[0], rest[1], anew=False)
-        elif what == "met":
-            self._meet(rest[1])
-            self._node.rejoin(rest[0])
-        elif what == "places":
-            self._computing.cpu_slots.count = rest[0]
-        elif what == "consumed":
-            self._recording.consumed()
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Part():
+                if (data := self._files.take(message)) is not None:
+                    self._keep(message, data)
+            case Job():
+                self._prepare(message)
+            case Dismiss(reason=reason):
+                self._over = reason
+            case Tell(rank=rank, message=Go() as go):
+                local = structs.replace(go, start=go.start + self._offset)
+                self._do(Tell(rank, local))
+            case protocol.Acknowledge():
+                """(The session takes these.)"""
+            case _:
+                self._do(message)
 
-    def _find(self, rank: int, *, anew: bool) -> None:
-        """A node comes, or comes back, perhaps this one: say which round this one is in."""
-        if rank != self._rank:
-            self._host.lost.discard(rank)
-            self._transport.mark_found(rank)
-            # Until it's known which round it begins with, it's in none that this node is in.
-            waits = self._setup.experiment.algorithm.gathers
-            self._node.peer_found(rank, self._node.round + 1 if waits else 0, anew=anew)
-        self._tell("at", rank, self._node.round)
+    def _do(self, command: PoolCommand) -> None:
+        if self._pool is not None:
+            self._pool.do(command)
 
-    def _meet(self, together: Sequence[Sequence[int]]) -> None:
-        for rank, since in together:
-            self._host.lost.discard(rank)
-            self._transport.mark_found(rank)
-            self._node.peer_found(rank, since, anew=False)
+    def _keep(self, part: Part, data: bytes) -> None:
+        """A whole file has come."""
+        match part.kind:
+            case "experiment":
+                path = self._path / "files" / Path(part.name).name
+            case "manifest":
+                path = self._path / "checkpoints" / str(part.number) / "manifest.json"
+            case "checkpoint":
+                path = self._path / "checkpoints" / str(part.number) / f"node-{part.rank}.safetensors"
+            case "restart":
+                path = self._path / "restart" / f"node-{part.rank}.safetensors"
+            case _:
+                return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
-    def _arrive(self, arrival: Arrival) -> None:
-        self._arrival = arrival
-        saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
-        text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
-        self._tell("event", "begins", text)
-        self._transport.traffic = Traffic(**arrival.traffic)
-        self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
-        self._meet(arrival.together)
-        self._node.rejoin(arrival.first)
-        self._node.catch_up()
+    def _prepare(self, job: Job) -> None:
+        """Load the experiment and its data."""
+        self._reconnect_s = job.reconnect_s
+        (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
+        try:
+            setup = self._setup(job)
+            raise_descriptor_limit(setup, channels=min(self._slots, setup.experiment.nodes))
+        except BadInput as error:
+            self._send(Unfit(list(error.problems)))
+            return
+        stage = Stage(setup)
+        stage.warm_up()
+        self._folder = RunFolder.open(self._path)
+        experiment = setup.experiment
+        self._models = SharedModels(
+            self._memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
+        )
+        assert self._address is not None
+        self._pool = ProcessPool(
+            setup,
+            self._folder,
+            self._memory,
+            stage,
+            newest(self._folder.checkpoints),
+            self._selector,
+            self._relay,
+            keys=Keys(job.token, tuple(job.certificates)),
+            host=self._address,
+            checkpoints=(job.digest, job.first_checkpoint),
+        )
+        self._send(Fit())
 
-    # --- what is saved
+    def _setup(self, job: Job) -> Setup:
+        raw = yaml.safe_load(job.experiment)
+        if self._data_root is not None:
+            raw["data_root"] = str(Path(self._data_root).resolve())
+        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
+            raw["data_root"] = None
+        return with_data_for_forks(prepare(Experiment.of(raw, self._path)))
 
-    def _keep(self, tensor: Tensor) -> Tensor:
-        """Where a node keeps what was read from a file."""
-        row = tensor.dtype is torch.float32 and tensor.shape == (self._setup.layout.size,)
-        return self._rows.store(tensor) if row else tensor
+    # --- what nodes say
 
-    def _carried(self) -> tuple[float | None, float | None]:
-        """What the links have carried, see :class:`Spent`: since the process began, not the run."""
-        return (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
+    def _relay(self, event: PoolEvent) -> None:
+        """Pass on what happens, after the files and models that belong to it."""
+        match event:
+            case Said(rank=rank, message=Row(slot=int(slot))):
+                self._send_parts("model", rank, slot, self._models.read_bytes(slot, rank))
+            case Said(rank=rank, message=Saved(number=number)):
+                path = self._folder.checkpoints / str(number) / f"node-{rank}.safetensors"
+                self._send_parts("checkpoint", rank, number, path.read_bytes())
+                path.unlink()
+            case Said(rank=rank, message=RestartSaved()):
+                self._send_parts("restart", rank, 0, self._folder.restart(rank).read_bytes())
+            case Said(rank=rank, message=Final()):
+                self._send_parts("model", rank, FINAL, self._models.read_bytes(FINAL, rank))
+                self._send_timeline(rank)
+            case Exited(rank=rank):
+                self._send_timeline(rank)
+        self._send(event)
 
-    def _state(self) -> dict[str, Any]:
-        """What is saved with the node."""
-        return {
-            "traffic": asdict(self._transport.saved_traffic()),
-            "computing_s": self._computing.seconds(),
-            "usage": self._usage.saved(since=Spent(0.0, *self._carried())),
-            "drawn": {},
-            "secrets": 0,
-        }
+    def _send_timeline(self, rank: int) -> None:
+        path = self._folder.segments / f"timeline-{rank}.jsonl"
+        if path.exists():
+            self._send_parts("timeline", rank, 0, path.read_bytes())
+            path.unlink()
+
+    def _send_parts(self, kind: Kind, rank: int, number: int, data: bytes) -> None:
+        for part in parts(kind, rank, number, data):
+            self._send(part)

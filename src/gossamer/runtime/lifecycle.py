@@ -1,0 +1,892 @@
+"""One run of real processes, as decisions alone: what has happened goes in, what is to be done comes out.
+
+:class:`Lifecycle` knows no process, socket, file or clock. It takes typed events (:data:`Event`), each with the time at which
+it happened, and returns typed commands (:data:`Command`) for a driver to carry out. It decides which faults happen and when,
+which nodes are taken for dead, who is restarted, how a node that comes (back) meets the others, whether the run can still go
+on, and when and why it ends.
+
+A node that comes, or comes back, is introduced: the others are told, and say which round they are in (:class:`At`); then it
+is told where to begin, and everybody from which round on to wait for whom. One is introduced at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.config import Processes
+from gossamer.faults import FaultEvent as Fault
+from gossamer.faults import FaultInterval, RoundCrash, StartFrom
+from gossamer.runtime.outcome import describe_waits
+from gossamer.runtime.recording import end_is_due, returned_early
+from gossamer.runtime.rejoin import meeting
+from gossamer.runtime.setup import Setup
+
+UNREACHABLE_S = 5.0
+"""Seconds after which a peer that was reported unreachable, but is alive, is given up."""
+END_S = 30.0
+"""Seconds without a sign of life after which nodes that should end are killed."""
+SAY_S = 10.0
+"""Seconds after which the user is told for whom the others wait; then after twice as many, and so on."""
+MOST_NAMED = 5
+STEP_S = 1.0
+"""Seconds that count at most between two looks at a node that stands still: a coordinator that was itself stopped, perhaps
+with all of its nodes, blames nobody."""
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A node has said something that is of no more interest here."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Heard):
+    """A node accepts connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round(Heard):
+    """A node has completed this many rounds, or more."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Heard):
+    """A node's protocol has returned."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Final(Heard):
+    """A node has handed in its last model."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class At(Heard):
+    """A node has said which round it is in, since another one comes."""
+
+    about: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crashing(Heard):
+    """A node kills itself, as the schedule says; ``number`` is which of its crashes at rounds."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle(Heard):
+    """Nothing but a message could wake a node: messages sent and received, and what it waits for. None: it is busy."""
+
+    state: tuple[int, int, list[str]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable(Heard):
+    """A node can't reach a peer."""
+
+    peer: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable(Heard):
+    """A node reaches a peer again."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Heard):
+    """A node's protocol has raised."""
+
+    text: str
+    round: int
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """A node's process was stopped, or goes on."""
+
+    rank: int
+    still: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A node's process is gone."""
+
+    rank: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """A node's process could not be started."""
+
+    rank: int
+    why: str
+
+
+Event = Heard | Stood | Exited | NotStarted
+
+
+# --- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the process of a node."""
+
+    rank: int
+    incarnation: int
+    crashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send the process of a node a signal: SIGKILL, SIGSTOP or SIGCONT."""
+
+    rank: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Tell all nodes that are up to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Tell a node that a peer is dead; ``incarnation`` is which process of it is over, None where it may run."""
+
+    to: int
+    rank: int
+    why: str
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Tell a node that another one (or it itself) comes, and ask it for its round."""
+
+    to: int
+    rank: int
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Tell a node from which round on to wait for another one."""
+
+    to: int
+    rank: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Tell a node that was taken for dead in which round to go on, and with each of the others from which."""
+
+    to: int
+    first: int
+    together: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    """Let a node that was started later begin in a round, with a model, and with each of the others from a round."""
+
+    rank: int
+    first: int
+    together: list[tuple[int, int]]
+    start_from: StartFrom
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell a node to leave in order."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell a node that its run is over; ``last`` where the whole run is, and ``row`` to be recorded once more."""
+
+    to: int
+    reason: str
+    last: bool = False
+    row: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Wait for nothing more of a node; what it gave for evaluation points that are not complete counts if ``keep``. It may
+    come back by itself if ``alive``."""
+
+    rank: int
+    keep: bool
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class With:
+    """A node takes part again, from a round on."""
+
+    rank: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The last model of a node is not known."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record an event; show it if ``show``."""
+
+    rank: int | None
+    event: str
+    text: str
+    show: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Tell the user something that is not recorded."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over; ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`."""
+
+    reason: str
+    failure: dict[str, Any] | None = None
+
+
+Command = (
+    Start
+    | Signal
+    | Begin
+    | Lost
+    | Find
+    | Meet
+    | Met
+    | Rejoin
+    | Leave
+    | Finish
+    | Without
+    | With
+    | Forget
+    | Record
+    | Show
+    | End
+)
+
+
+# --- state
+
+
+@dataclass(eq=False)
+class NodeState:
+    """The newest process of a node.
+
+    Args:
+        rank: the node.
+        incarnation: how many processes it had before.
+        ready: whether it can be told to go.
+        done: whether its protocol has returned.
+        final: whether it has handed in its last model.
+        round: rounds that it has completed, as far as is known.
+        idle: messages sent and received, and what it waits for, if nothing but a message could wake it.
+        idle_reports: how often it has said so.
+        planned: whether it dies because the experiment says so.
+        leaving: whether it was told to leave.
+        frozen: whether the schedule has stopped it.
+        stopped: whether somebody else has.
+        arriving: whether it is taken for dead, has been heard of again, and is to be introduced.
+        start_from: what it begins with.
+        restarts: how often it was restarted though the experiment does not say so.
+    """
+
+    rank: int
+    incarnation: int = 0
+    ready: bool = False
+    done: bool = False
+    final: bool = False
+    round: int = 0
+    idle: tuple[int, int, list[str]] | None = None
+    idle_reports: int = 0
+    planned: bool = False
+    leaving: bool = False
+    frozen: bool = False
+    stopped: bool = False
+    arriving: bool = False
+    start_from: StartFrom = "initial"
+    restarts: int = 0
+
+
+@dataclass(eq=False)
+class _Introduction:
+    """A node and the others find each other.
+
+    Args:
+        node: the node.
+        restarted: whether its process is new.
+        awaited: the ranks that have not said yet which round they are in.
+        deadline: when those are taken for dead that have not.
+        rounds: what the others have said.
+    """
+
+    node: NodeState
+    restarted: bool
+    awaited: set[int]
+    deadline: float
+    rounds: dict[int, int] = field(default_factory=dict)
+
+
+class Lifecycle:
+    """The decisions of one run. All times are seconds of one clock.
+
+    Args:
+        setup: what is run.
+        has_room: whether there is a place for the process of a node now.
+        rounds: that nodes had completed at the checkpoint from which the run goes on (others were lost); None is the start.
+
+    Attributes:
+        nodes: the newest process of each node, by rank.
+        alive: the ranks whose process has not ended.
+        away: the ranks that are not there, or taken for dead, and why.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        has_room: Callable[[int], bool] = lambda rank: True,
+        rounds: Mapping[int, int] | None = None,
+    ) -> None:
+        experiment = setup.experiment
+        assert isinstance(experiment.engine, Processes)
+        self._setup, self._options, self._has_room = setup, experiment.engine, has_room
+        self._size, self._rounds = experiment.nodes, rounds
+        self._waits = experiment.algorithm.gathers
+        self._lost_peer = experiment.gather.lost_peer
+        self._detection_s = experiment.failures.detection_s
+        self._agenda = setup.faults.event_queue()
+        self._at_rounds: dict[int, list[RoundCrash]] = {
+            rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()
+        }
+        self.nodes: dict[int, NodeState] = {}
+        self.alive: set[int] = set()
+        self.away: dict[int, str] = {}
+        self._commands: list[Command] = []
+        self._began: float | None = None
+        self._start_deadline = math.inf
+        self._now = 0.0
+        self._early: list[Fault] = []
+        self._coming: dict[int, StartFrom] = {}  # to be started as soon as their last process has ended
+        self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
+        self._introduction: _Introduction | None = None
+        self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
+        self._looked = math.inf
+        self._since: dict[int, float] = {}  # when those that are away were first seen to be
+        self._say_after_s = SAY_S
+        self._suspects: list[tuple[float, int, int, str]] = []  # since when, who can't reach whom, why
+        self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
+        self._due: str | None = None
+        self._ending: str | None = None
+        self._heard_at = 0.0
+
+    # --- the driver's side
+
+    def start(self, now: float) -> list[Command]:
+        """Start the nodes that are there from the beginning."""
+        self._now = now
+        self._start_deadline = now + self._options.start_timeout_s
+        for fault in self._agenda.due(0.0):
+            if fault.what == "join" and fault.node is not None:
+                self.away[fault.node] = "not there yet"
+            else:
+                self._early.append(fault)
+        lost = self._lost_before()
+        for rank in range(self._size):
+            if rank in self.away or rank in lost:
+                self._do(Forget(rank))
+            else:
+                self._start_node(rank)
+        for node in self.nodes.values():
+            node.round = 0 if self._rounds is None else self._rounds[node.rank]
+        for rank in sorted(lost):
+            self._without(rank, keep=False)
+        return self._done()
+
+    @property
+    def up(self) -> bool:
+        """Whether all nodes that were started are ready."""
+        return all(node.ready for node in self.nodes.values())
+
+    def begin(self, now: float) -> list[Command]:
+        """All nodes are up: let them go."""
+        self._now = self._began = self._looked = now
+        for rank, why in sorted(self.away.items()):
+            self._tell_lost(rank, why)
+        self._do(Begin())
+        for rank in sorted(self._lost_before()):
+            self._tell_lost(rank, f"node {rank} was lost before the run was resumed")
+        for rank, why in sorted(self.away.items()):
+            self._do(Record(rank, "absent", f"node {rank} is {why}"))
+            self._without(rank, keep=False)
+        for fault in self._early:
+            self._happens(fault)
+        return self._done()
+
+    def timeout(self, now: float, longest: float) -> float:
+        """Seconds until something is due, at most so many."""
+        if self._began is None:
+            return longest
+        due = min([self._began + self._agenda.next_s, *self._noticed.values()])
+        return min(max(due - now, 0.0), longest)
+
+    def look(self, now: float) -> list[Command]:
+        """Let happen what is due, once all events until now were taken."""
+        self._now = now
+        if self._began is None:
+            self._end_if_due()
+            if now > self._start_deadline:
+                late = [node.rank for node in self.nodes.values() if not node.ready]
+                within = f"engine.start_timeout_s = {self._options.start_timeout_s}"
+                self._fail(f"nodes {late} were not up within {within}")
+            return self._done()
+        for fault in self._agenda.due(now - self._began):
+            self._happens(fault)
+        self._look_at_still()
+        if self._waits and self._lost_peer == "wait":
+            self._look_at_away()
+        for rank, start_from in list(self._coming.items()):
+            if rank not in self.alive and self._has_room(rank):
+                del self._coming[rank]
+                self._start_node(rank, start_from)
+        if self._introduction is not None and now > self._introduction.deadline:
+            for rank in sorted(self._introduction.awaited):
+                self._lose(rank, f"node {rank} is silent", keep=True)
+            self._introduce_next()
+        self._end_if_due()
+        if self._due is None:
+            self._look_at_the_end()
+        return self._done()
+
+    def end(self, reason: str) -> None:
+        """The run is to end in order: "time", "target" or "stopped"."""
+        self._due = self._due or reason
+
+    def take(self, event: Event, now: float) -> list[Command]:
+        """Something has happened."""
+        self._now = now
+        node = self.nodes[event.rank]
+        if isinstance(event, Heard):
+            self._heard_at = now
+            if event.rank in self.away and self._began is not None and node.ready:
+                self._heard(node)
+        match event:
+            case Ready():
+                node.ready = True
+                if self._began is not None:
+                    node.arriving = True
+                    self._queue.append((node, True))
+                    self._introduce_next()
+            case Round(round=round):
+                node.round = max(node.round, round)
+            case Done(round=round):
+                node.done, node.round = True, round
+                if node.leaving:
+                    self._do(Finish(node.rank, "left"))
+            case Final(round=round):
+                node.final, node.round = True, round
+                if node.leaving and self._ending is None:
+                    self._left(node)
+            case At(about=about, round=round):
+                self._told(node, about, round)
+            case Crashing(number=number):
+                crash = self._at_rounds[node.rank].pop(number)
+                node.planned = True
+                now_s = now - (self._began or now)
+                self._agenda.add(
+                    FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
+                )
+            case Idle(state=state):
+                node.idle = state
+                node.idle_reports = node.idle_reports + 1 if state else 0
+            case Unreachable(peer=peer, why=why) if self._ending is None:
+                if self._lost_peer == "fail":
+                    self._suspects.append((now, node.rank, peer, why))
+                else:
+                    self._doubt(node, peer, why)
+            case Reachable(peer=peer):
+                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
+            case Failed(text=text, round=round, trace=trace):
+                where = f"in round {round}" if self._began is not None else "at start"
+                said = f"node {node.rank} failed {where}: {text}"
+                self._fail(said, node=node.rank, round=round, traceback=trace)
+            case Stood(still=still):
+                self._stands(node, still=still)
+            case Exited(how=how):
+                self._exited(node, how)
+            case NotStarted(why=why):
+                self.alive.discard(node.rank)
+                text = f"node {node.rank} can't be started: {why}"
+                if self._began is None:
+                    self._fail(text)
+                else:
+                    self._do(Record(node.rank, "not-restarted", text))
+        return self._done()
+
+    # --- ending
+
+    def finish(self, reason: str, now: float) -> list[Command]:
+        """Have every node end in order, after :class:`End` without a failure."""
+        self._now = self._heard_at = now
+        self._ending = reason
+        rounds = self._final_rounds()
+        for rank in sorted(self.alive):
+            self._thaw(self.nodes[rank])
+        row = end_is_due(self._setup, reason, rounds)
+        for rank in sorted(self.alive):
+            self._do(Finish(rank, reason, last=True, row=row))
+        if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
+            self._do(Record(None, "ended-early", early))
+        return self._done()
+
+    def over(self, now: float) -> bool:
+        """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
+        waiting = [rank for rank in self.awaited() if not self.nodes[rank].final]
+        return not waiting or now > self._heard_at + END_S
+
+    def give_up(self) -> list[Command]:
+        """Kill the nodes that do not end with the others; the others' outcome stands."""
+        for rank in sorted(self.alive):
+            if not self.nodes[rank].final:
+                self._do(Signal(rank, signal.SIGKILL))
+                self._do(Show(f"node {rank} did not end with the others, and was killed"))
+                self._exited(self.nodes[rank], "killed by SIGKILL")
+        return self._done()
+
+    def awaited(self) -> list[int]:
+        """The nodes whose rounds the run waits for: those that are there, or will be again. One that stands still, and not by
+        the schedule, may do so for good."""
+        return [
+            rank
+            for rank in sorted(self.alive)
+            if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
+        ]
+
+    def _final_rounds(self) -> dict[int, int]:
+        there = [self.nodes[rank] for rank in self.awaited()]
+        return {node.rank: node.round for node in there if not (node.leaving and node.done)}
+
+    def _end_if_due(self) -> None:
+        if self._due is not None:
+            self._do(End(self._due))
+
+    def _look_at_the_end(self) -> None:
+        """Whether the run is over, or can't go on."""
+        awaited = self.awaited()
+        if awaited and all(self.nodes[rank].done for rank in awaited):
+            self._do(End("rounds"))
+        elif not self.alive and not self._expects():
+            self._fail(f"no node is left: {'; '.join(self.away.values())}")
+        else:
+            self._look_at_suspects()
+            self._look_for_deadlock()
+
+    def _look_at_suspects(self) -> None:
+        """A peer that could not be reached is dead, which its process says, or is given up after a while."""
+        for suspect in list(self._suspects):
+            since, reporter, rank, why = suspect
+            if rank in self.alive and self._now - since < UNREACHABLE_S:
+                continue
+            self._suspects.remove(suspect)
+            if rank in self.alive and reporter in self.alive:
+                text = f"node {reporter} can't reach node {rank}: {why}"
+                self._do(Record(reporter, "unreachable", text, show=False))
+                self._fail(text, node=reporter)
+
+    def _look_for_deadlock(self) -> None:
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever. (Not while a peer
+        may be given up: that may be what they wait for, and is the better reason.)"""
+        timed = self._setup.experiment.stop.time_s is not None
+        if self._suspects or timed or self._wiped or len(self.alive) < self._size:
+            return
+        nodes = [node for _, node in sorted(self.nodes.items())]
+        states = [node.idle for node in nodes if node.idle is not None and node.idle_reports >= 2]
+        if len(states) < self._size or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+            return
+        waits = {node.rank: state[2] for node, state in zip(nodes, states, strict=True)}
+        returned = {node.rank: node.round for node in nodes if node.done}
+        self._fail(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
+
+    def _fail(self, message: str, **details: Any) -> None:
+        self._do(End("failed", {"message": message, **details}))
+
+    # --- the schedule
+
+    def _expects(self) -> bool:
+        """Whether somebody will come, or come back."""
+        return bool(self._coming) or any(map(self._agenda.returns, range(self._size)))
+
+    def _lost_before(self) -> set[int]:
+        return set() if self._rounds is None else set(range(self._size)) - self._rounds.keys()
+
+    def _happens(self, fault: Fault) -> None:
+        rank = fault.node
+        if rank is None:
+            self._do(Record(None, fault.what, fault.detail))
+            return
+        node = self.nodes.get(rank)
+        if fault.what == "return":
+            self._bring_back(rank, fault.start_from)
+        elif node is None or rank not in self.alive:
+            return
+        elif fault.what == "crash":
+            node.planned = True
+            self._do(Signal(rank, signal.SIGKILL))
+        elif fault.what == "leave":
+            node.leaving = True
+            self._do(Leave(rank))
+            if node.done:
+                self._do(Finish(rank, "left"))
+        elif fault.what == "freeze":
+            self._do(Signal(rank, signal.SIGSTOP))
+            node.frozen = True
+            self._noticed[rank] = self._now + self._detection_s
+            self._do(Record(rank, "frozen", f"node {rank} stands still"))
+        elif fault.what == "thaw":
+            self._thaw(node)
+        else:
+            self._do(Record(rank, fault.what, fault.detail))
+
+    def _thaw(self, node: NodeState) -> None:
+        if node.frozen:
+            node.frozen = False
+            self._noticed.pop(node.rank, None)
+            self._do(Signal(node.rank, signal.SIGCONT))
+            self._do(Record(node.rank, "thawed", f"node {node.rank} goes on"))
+
+    def _bring_back(self, rank: int, start_from: StartFrom) -> None:
+        """Restart a node, as soon as its last process has ended."""
+        node = self.nodes.get(rank)
+        if rank in self.alive and node is not None and not (node.planned or node.leaving):
+            return
+        self._coming[rank] = start_from
+
+    def _start_node(self, rank: int, start_from: StartFrom = "initial") -> None:
+        before = self.nodes.get(rank)
+        node = self.nodes[rank] = NodeState(rank, start_from=start_from)
+        if before is not None:
+            node.incarnation = before.incarnation + 1
+            node.round, node.restarts = before.round, before.restarts
+        self.alive.add(rank)
+        crashes = tuple(crash.round for crash in self._at_rounds.get(rank, ()))
+        self._do(Start(rank, node.incarnation, crashes))
+
+    # --- nodes that stand still
+
+    def _stands(self, node: NodeState, *, still: bool) -> None:
+        """What the schedule does is known."""
+        if still and not node.frozen:
+            node.stopped = True
+            self._noticed[node.rank] = self._now + self._detection_s
+            self._do(Record(node.rank, "frozen", f"node {node.rank} stands still: it was stopped"))
+        elif not still and node.stopped:
+            node.stopped = False
+            self._noticed.pop(node.rank, None)
+            self._do(Record(node.rank, "thawed", f"node {node.rank} goes on"))
+
+    def _look_at_still(self) -> None:
+        passed, self._looked = self._now - self._looked, self._now
+        for rank, due in list(self._noticed.items()):
+            self._noticed[rank] = due = due + max(passed - STEP_S, 0.0)
+            if due > self._now:
+                continue
+            del self._noticed[rank]
+            if rank not in self.alive:
+                continue
+            node, text = self.nodes[rank], f"node {rank} stands still"
+            if node.stopped and self._lost_peer == "fail":
+                self._fail(f"{text}: it was stopped", node=rank, round=node.round)
+            else:
+                self._lose(rank, text, keep=True)
+
+    # --- nodes that are away
+
+    def _look_at_away(self) -> None:
+        """Those who wait say nothing, perhaps for long."""
+        gone_s = {rank: self._now - self._since.get(rank, self._now) for rank in sorted(self.away)}
+        self._since = {rank: self._now - seconds for rank, seconds in gone_s.items()}
+        if not gone_s:
+            self._say_after_s = SAY_S
+        elif max(gone_s.values()) >= self._say_after_s:
+            self._say_after_s = 2 * max(gone_s.values())
+            named = [f"node {rank} (away for {seconds:.0f} s)" for rank, seconds in gone_s.items()]
+            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            least = min((self.nodes[rank].round for rank in self._present()), default=0)
+            waited = f"{', '.join(named[:MOST_NAMED])}{more}"
+            self._do(Show(f"waiting for {waited}; the others are in round {least} or later"))
+
+    def _exited(self, node: NodeState, how: str) -> None:
+        self.alive.discard(node.rank)
+        if node.final and (self._ending is not None or node.leaving):
+            return
+        said = "crashed" if node.planned else "died"
+        text = f"node {node.rank} {said} in round {node.round}: {how}"
+        self._do(Record(node.rank, "lost", text, show=False))
+        self._do(Forget(node.rank))
+        if self._ending is not None:
+            return
+        again = self._options.restart == "always" and node.restarts < self._options.restart_limit
+        fails = self._lost_peer == "fail" and not (node.planned or again)
+        if fails or self._began is None:
+            self._fail(text, node=node.rank, round=node.round)
+            return
+        self._do(Show(text))
+        self._gone(node, text, keep=False)
+        if again and not node.planned:
+            node.restarts += 1
+            self._bring_back(node.rank, "checkpoint")
+        if not self.alive and not self._expects():
+            self._fail(f"every node died; the last one: {text}")
+
+    def _left(self, node: NodeState) -> None:
+        """A node has left in order."""
+        why = f"node {node.rank} left after round {node.round}"
+        self._do(Record(node.rank, "left", why))
+        self._gone(node, why, keep=True)
+
+    def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
+        """A process is over."""
+        self._noticed.pop(node.rank, None)
+        node.stopped = False
+        self._queue = deque(each for each in self._queue if each[0] is not node)
+        if self._introduction is not None and self._introduction.node is node:
+            self._introduction = None
+        self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
+        self._introduce_next()
+
+    def _doubt(self, node: NodeState, rank: int, why: str) -> None:
+        """A node has not reached another one for so long that what it sent there is lost. If that one lives, it is introduced
+        again as soon as it is heard of."""
+        if rank in self.alive and node.rank not in self.away:
+            text = f"node {node.rank} can't reach node {rank}: {why}"
+            if rank not in self.away:
+                self._do(Record(node.rank, "unreachable", text))
+            self._lose(rank, text, keep=True)
+            self._introduce_next()
+
+    def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
+        """Nobody waits for a node any more, or sends it anything."""
+        if self._introduction is not None:
+            self._introduction.awaited.discard(rank)
+            self._introduction.rounds.pop(rank, None)
+        if rank not in self.away:
+            self.away[rank] = why
+            self._tell_lost(rank, why, incarnation)
+            self._without(rank, keep=keep)
+
+    def _tell_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
+        for other in self._present():
+            self._do(Lost(other, rank, why, incarnation))
+
+    def _without(self, rank: int, *, keep: bool) -> None:
+        self._wiped = True
+        alive = rank in self.alive and not self.nodes[rank].leaving
+        self._do(Without(rank, keep, alive))
+
+    def _present(self) -> list[int]:
+        return [rank for rank in sorted(self.alive) if rank not in self.away]
+
+    # --- introductions
+
+    def _heard(self, node: NodeState) -> None:
+        """A node that was taken for dead has said something."""
+        if not node.arriving and not node.leaving and not node.planned:
+            node.arriving = True
+            self._queue.append((node, False))
+            self._introduce_next()
+
+    def _told(self, node: NodeState, about: int, round: int) -> None:
+        """A node has said which round it is in."""
+        introduction = self._introduction
+        if introduction is not None and introduction.node.rank == about and node.rank in introduction.awaited:
+            introduction.awaited.discard(node.rank)
+            introduction.rounds[node.rank] = round
+            self._introduce_next()
+
+    def _introduce_next(self) -> None:
+        """Finish the introduction that goes on, if all has been said; begin the next one."""
+        if self._introduction is not None:
+            if self._introduction.awaited:
+                return
+            introduction, self._introduction = self._introduction, None
+            self._introduce(introduction)
+        if not self._queue:
+            return
+        node, restarted = self._queue.popleft()
+        others = set(self._present())
+        for rank, why in sorted(self.away.items()):
+            if rank != node.rank:
+                self._do(Lost(node.rank, rank, why))
+        for rank in sorted(others):
+            self._do(Find(rank, node.rank, restarted))
+        if not restarted:
+            self._do(Find(node.rank, node.rank, restarted))
+            others.add(node.rank)
+        self._introduction = _Introduction(node, restarted, others, self._now + self._detection_s)
+        self._introduce_next()
+
+    def _introduce(self, introduction: _Introduction) -> None:
+        node, rounds, restarted = introduction.node, introduction.rounds, introduction.restarted
+        own = rounds.pop(node.rank, node.round)
+        least = own + 1 if not restarted or (self._waits and node.incarnation) else own
+        first, together = meeting(rounds, least) if self._waits else (least, dict.fromkeys(sorted(rounds), 0))
+        del self.away[node.rank]
+        node.arriving = False
+        for rank, since in together.items():
+            self._do(Meet(rank, node.rank, since))
+        met = list(together.items())
+        if restarted:
+            self._do(Rejoin(node.rank, first, met, node.start_from))
+        else:
+            self._do(Met(node.rank, first, met))
+        self._do(With(node.rank, first))
+        kind = "returned" if node.incarnation or not restarted else "joined"
+        self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))
+
+    # --- commands
+
+    def _do(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def _done(self) -> list[Command]:
+        commands, self._commands = self._commands, []
+        return commands

@@ -1,0 +1,583 @@
+"""The messages between the processes of one run, except those between nodes (``transport``).
+
+::
+
+    launcher      the process of the user: ``gossamer run``
+    coordinator   decides and records; a process next to the launcher
+    worker        forks the nodes of its slots, and relays between them and the coordinator
+    node          one node of the experiment
+
+Each message is a :class:`msgspec.Struct`. On a channel it is a msgpack array that begins with the name of its
+class; anything that does not have exactly the fields and types below is refused (:mod:`gossamer.runtime.processes.channel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+StartFrom = Literal["checkpoint", "initial", "neighbor"]
+"""As :data:`gossamer.faults.StartFrom`. (This module is imported before all that takes long.)"""
+Moment = int | tuple[str, int] | str
+"""As :data:`gossamer.runtime.barrier.Moment`."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """Anything that one process of a run says to another."""
+
+
+# --- node -> coordinator
+
+
+class Ready(Message):
+    """The node accepts connections and waits for :class:`Go`."""
+
+
+class Progress(Message):
+    """The node has completed this many rounds, by this second of its clock."""
+
+    round: int
+    time_s: float
+
+
+class TimeUp(Message):
+    """The node's clock has reached ``stop.time_s``."""
+
+
+class Row(Message):
+    """The node was recorded. ``slot`` says where in the shared memory its model is; None: nowhere."""
+
+    moment: Moment
+    row: dict[str, Any]
+    slot: int | None
+
+
+class View(Message):
+    """The ranks that the node knew at an evaluation point, where neighbours are sampled."""
+
+    moment: Moment
+    round: int
+    ranks: list[int]
+
+
+class Done(Message):
+    """The node's protocol has returned after this many rounds."""
+
+    round: int
+
+
+class Final(Message):
+    """The node has handed in its last model and ends. ``private`` is the memory that it shared with no other, bytes;
+    ``execution`` tells how its steps and evaluations were computed (see :class:`~gossamer.runtime.outcome.Outcome`)."""
+
+    round: int
+    private: int | None
+    execution: dict[str, dict[str, int]]
+
+
+class Marked(Message):
+    """The node has taken snapshot ``number``: all messages from before have left, and ``ranks`` were told."""
+
+    number: int
+    ranks: list[int]
+
+
+class Saved(Message):
+    """The node's file of checkpoint ``number`` is written."""
+
+    number: int
+    round: int
+    time_s: float
+
+
+class RestartSaved(Message):
+    """The node's own file, from which it can be restarted, is written."""
+
+
+class Broken(Message):
+    """The connection to ``peer`` broke after the node had taken snapshot ``number``."""
+
+    number: int
+    peer: int
+
+
+class At(Message):
+    """The node is in this round (the answer to :class:`Find` about ``rank``)."""
+
+    rank: int
+    round: int
+
+
+class Crash(Message):
+    """The node kills itself now, as planned crash ``number`` of its list says."""
+
+    number: int
+
+
+class Idle(Message):
+    """Nothing but a message could wake the node: its messages so far, and what it waits for. None: it is busy again."""
+
+    sent: int
+    received: int
+    waits: list[str] | None
+
+
+class Event(Message):
+    """Something for the record of events."""
+
+    kind: str
+    text: str
+
+
+class Unreachable(Message):
+    """The node can't reach a peer."""
+
+    rank: int
+    why: str
+
+
+class Reachable(Message):
+    """The node reaches a peer again."""
+
+    rank: int
+
+
+class Failed(Message):
+    """The node failed."""
+
+    text: str
+    round: int
+    trace: str
+
+
+FromNode = (
+    Ready
+    | Progress
+    | TimeUp
+    | Row
+    | View
+    | Done
+    | Final
+    | Marked
+    | Saved
+    | RestartSaved
+    | Broken
+    | At
+    | Crash
+    | Idle
+    | Event
+    | Unreachable
+    | Reachable
+    | Failed
+)
+
+
+# --- coordinator -> node
+
+
+class Arrival(Message):
+    """How a node takes part that comes, or comes back, while the others run.
+
+    Args:
+        first: the round that it begins with.
+        together: (rank, round): from that round on it and another node wait for each other.
+        start_from: the model that it begins with.
+        tick: the first instant of the time grid at which it is recorded.
+        traffic: its counters in its last row.
+    """
+
+    first: int
+    together: Sequence[tuple[int, int]]
+    start_from: StartFrom
+    tick: int
+    traffic: dict[str, int]
+
+
+class Go(Message):
+    """The run starts, or started, at this instant of the machine's monotonic clock."""
+
+    start: float
+    arrival: Arrival | None = None
+
+
+class Finish(Message):
+    """The run is over: take checkpoint ``checkpoint`` if there is one, and record once more if ``row``."""
+
+    reason: str
+    checkpoint: int | None = None
+    row: bool = False
+
+
+class Lost(Message):
+    """A peer is dead, or taken for dead. ``incarnation`` is the one that is over; None where it may run."""
+
+    rank: int
+    why: str
+    incarnation: int | None = None
+
+
+class Snapshot(Message):
+    """Other nodes have taken snapshot ``number``; for a node whose rounds are over."""
+
+    number: int
+
+
+class Expect(Message):
+    """All nodes have taken snapshot ``number``, and ``ranks`` have sent messages to this one."""
+
+    number: int
+    ranks: list[int]
+
+
+class Kept(Message):
+    """Checkpoint ``number`` is complete."""
+
+    number: int
+
+
+class Drop(Message):
+    """Checkpoint ``number`` is given up."""
+
+    number: int
+
+
+class Leave(Message):
+    """Leave the run in order."""
+
+
+class Find(Message):
+    """A node comes, or comes back: say which round you are in."""
+
+    rank: int
+    restarted: bool
+
+
+class Meet(Message):
+    """Wait for a peer from this round on."""
+
+    rank: int
+    since: int
+
+
+class Met(Message):
+    """Go on in round ``first``, together with the others from these rounds on."""
+
+    first: int
+    together: list[tuple[int, int]]
+
+
+class Slots(Message):
+    """This many nodes of the machine may compute at once."""
+
+    count: int
+
+
+class Consumed(Message):
+    """The oldest snapshot of the node's model was read: its slot is free."""
+
+
+class Moved(Message):
+    """A peer's process listens at another address now."""
+
+    rank: int
+    host: str
+    port: int
+
+
+ToNode = (
+    Moved
+    | Go
+    | Finish
+    | Lost
+    | Snapshot
+    | Expect
+    | Kept
+    | Drop
+    | Leave
+    | Find
+    | Meet
+    | Met
+    | Slots
+    | Consumed
+)
+
+
+# --- coordinator -> worker
+
+
+class Listen(Message):
+    """Open a port for each of these ranks; answered by :class:`Listening`."""
+
+    ranks: list[int]
+
+
+class Addresses(Message):
+    """Nodes listen at these addresses: (rank, host, port)."""
+
+    nodes: list[tuple[int, str, int]]
+
+
+class Fork(Message):
+    """Start the process of a node.
+
+    Args:
+        rank: the node.
+        incarnation: how often it was started before.
+        crashes: the rounds after which it kills itself.
+        wait_s: seconds to try again for, where the system gives no process or the port is still taken.
+        key: its private key and certificate (PEM), where nodes talk over TLS.
+    """
+
+    rank: int
+    incarnation: int
+    crashes: list[int]
+    wait_s: float = 0.0
+    key: bytes | None = None
+
+
+class Tell(Message):
+    """A message for a node."""
+
+    rank: int
+    message: ToNode
+
+
+class Signal(Message):
+    """Send the process of a node a signal."""
+
+    rank: int
+    number: int
+
+
+class Job(Message):
+    """What a worker on another machine is to prepare, after the parts of its files.
+
+    Args:
+        experiment: YAML; names files relative to the worker's folder.
+        digest: of the experiment as the coordinator has it, for checkpoints.
+        first_checkpoint: the number of the next checkpoint.
+        token: 16 bytes by which the nodes of this run know each other.
+        certificates: of every rank (DER).
+        reconnect_s: seconds for which the worker tries to reach a coordinator that it has lost.
+    """
+
+    experiment: str
+    digest: str
+    first_checkpoint: int
+    token: bytes
+    certificates: list[bytes]
+    reconnect_s: float
+
+
+class Part(Message):
+    """A piece of a file or model that travels with the messages about it.
+
+    Args:
+        kind: what it is of.
+        rank: the node that it belongs to.
+        number: the checkpoint, the slot of a model, or which file of the experiment.
+        data: at most :data:`PART_BYTES`.
+        last: whether it is the last piece.
+        name: of a file of the experiment.
+    """
+
+    kind: Literal["experiment", "manifest", "checkpoint", "restart", "model", "timeline"]
+    rank: int
+    number: int
+    data: bytes
+    last: bool
+    name: str = ""
+
+
+PART_BYTES = 1 << 20
+
+
+class Acknowledge(Message):
+    """This many messages have arrived (:mod:`gossamer.runtime.processes.session`)."""
+
+    count: int
+
+
+class Dismiss(Message):
+    """The run is over: end all nodes, and the worker."""
+
+    reason: str
+
+
+ToWorker = Listen | Addresses | Fork | Tell | Signal | Job | Part | Acknowledge | Dismiss
+
+
+# --- worker -> coordinator
+
+
+class Fit(Message):
+    """The worker has prepared its :class:`Job`, and can take nodes."""
+
+
+class Unfit(Message):
+    """The worker can't carry the experiment out."""
+
+    problems: list[str]
+
+
+class Listening(Message):
+    """The ports that were asked for: (rank, host, port)."""
+
+    nodes: list[tuple[int, str, int]]
+
+
+class Said(Message):
+    """A message of a node."""
+
+    rank: int
+    incarnation: int
+    message: FromNode
+
+
+class Exited(Message):
+    """The process of a node is gone; all that it said has come before."""
+
+    rank: int
+    incarnation: int
+    how: str
+
+
+class NotForked(Message):
+    """The process of a node could not be started, or no port opened for it."""
+
+    rank: int
+    incarnation: int
+    why: str
+
+
+class Stood(Message):
+    """The process of a node was stopped from outside, or goes on."""
+
+    rank: int
+    incarnation: int
+    still: bool
+
+
+PoolEvent = Listening | Said | Exited | NotForked | Stood
+FromWorker = PoolEvent | Fit | Unfit | Part | Acknowledge
+
+
+# --- joining: the worker dials, and both prove that they know the token
+
+
+class Hello(Message):
+    """A worker's first message: its version of gossamer, a random nonce, and a name for its session, new or old."""
+
+    version: str
+    nonce: bytes
+    session: str
+
+
+class Challenge(Message):
+    """The coordinator's nonce, and its proof that it knows the token."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(Message):
+    """The worker's proof, its number of slots, and how many messages of this session have arrived."""
+
+    proof: bytes
+    slots: int
+    received: int
+
+
+class Welcome(Message):
+    """The worker has joined, or is back; how many of its messages have arrived, and the coordinator's monotonic clock."""
+
+    received: int
+    clock: float
+
+
+class Rejected(Message):
+    """The worker can't join."""
+
+    why: str
+
+
+FromJoining = Hello | Proof
+ToJoining = Challenge | Welcome | Rejected
+
+
+# --- launcher -> coordinator
+
+
+class Prepare(Message):
+    """Load and check an experiment (YAML). With ``listen`` ("host:port"), nodes run on workers that join there with
+    ``token``; the run starts when there are at least ``min_workers``, and slots for all nodes."""
+
+    experiment: str
+    listen: str | None = None
+    token: str = ""
+    min_workers: int = 1
+
+
+class Run(Message):
+    """Run what was prepared, recording into a folder, from its newest checkpoint if ``resume``."""
+
+    folder: str
+    resume: bool
+
+
+class Stop(Message):
+    """The user asks the run to end in order."""
+
+
+ToCoordinator = Prepare | Run | Stop
+
+
+# --- coordinator -> launcher
+
+
+class Refused(Message):
+    """The experiment can't be run."""
+
+    problems: list[str]
+
+
+class Prepared(Message):
+    """The experiment can be run; its description (``Setup.description``), and the lengths of its flat vectors."""
+
+    description: dict[str, Any]
+    parameters: int
+    buffers: int
+
+
+class RunProgress(Message):
+    """Rounds that all nodes together have completed, by this second of the nodes' clock."""
+
+    rounds: int
+    time_s: float
+
+
+class NewRow(Message):
+    """A row was recorded."""
+
+    row: dict[str, Any]
+
+
+class Say(Message):
+    """Something to show to the user."""
+
+    text: str
+
+
+class Ended(Message):
+    """The run is over. ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`; ``private`` is the memory that
+    nodes shared with no other process, bytes: mean and maximum; ``execution`` sums up that of all nodes."""
+
+    reason: str
+    failure: dict[str, Any] | None
+    private: dict[str, float] | None
+    execution: dict[str, dict[str, int]]
+
+
+ToLauncher = Refused | Prepared | RunProgress | NewRow | Say | Ended

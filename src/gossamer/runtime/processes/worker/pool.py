@@ -1,0 +1,333 @@
+"""The processes of a worker's nodes: each is a fork of this process, and has one channel to it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from gossamer.config import Processes
+from gossamer.cores import cores
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.node_process.context import NodeContext
+from gossamer.runtime.processes.node_process.process import main as node_main
+from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.protocol import (
+    Addresses,
+    Exited,
+    Fork,
+    FromNode,
+    Listen,
+    Listening,
+    NotForked,
+    PoolEvent,
+    Said,
+    Signal,
+    Stood,
+    Tell,
+    ToNode,
+)
+from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
+from gossamer.runtime.processes.system.death import describe_exit, die_with
+from gossamer.runtime.processes.system.descriptors import close_all_but
+from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.setup import Setup
+
+PoolCommand = Listen | Addresses | Fork | Tell | Signal
+RETRY_S = 0.1
+"""Seconds between two attempts to start a process."""
+
+
+@dataclass(eq=False)
+class _Child:
+    """A node's process; ``behind`` while its channel has something that it does not read."""
+
+    rank: int
+    incarnation: int
+    pid: int
+    channel: PatientChannel[FromNode]
+    behind: bool = False
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the nodes of a run know each other by.
+
+    Args:
+        token: 16 bytes.
+        certificates: of every rank (DER); empty where nodes talk without TLS, over loopback.
+    """
+
+    token: bytes
+    certificates: tuple[bytes, ...] = ()
+
+
+class ProcessPool:
+    """Carries out the commands of a coordinator about nodes of this machine, and tells it what becomes of them.
+
+    Args:
+        setup: what is run.
+        folder: where nodes write files.
+        memory: descriptor of the file that all processes of this machine share.
+        stage: what nodes compute with.
+        cut: the checkpoint from which they go on; None is the start.
+        selector: where their channels are waited for; the data of a key is a function to call with the events.
+        emit: takes what happens.
+        keys: what nodes know each other by; None draws a token, for loopback.
+        host: the address at which nodes listen.
+        checkpoints: the digest that checkpoints carry, and the number of the next one; None: as the folder says.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: RunFolder,
+        memory: int,
+        stage: Stage,
+        cut: Cut | None,
+        selector: selectors.BaseSelector,
+        emit: Callable[[PoolEvent], None],
+        *,
+        keys: Keys | None = None,
+        host: str = "127.0.0.1",
+        checkpoints: tuple[str, int] | None = None,
+    ) -> None:
+        assert isinstance(setup.experiment.engine, Processes)
+        self._setup, self._folder, self._memory, self._stage = setup, folder, memory, stage
+        self._cut, self._selector, self._emit = cut, selector, emit
+        self._keys, self._host = keys or Keys(secrets.token_bytes(16)), host
+        self._checkpoints = checkpoints
+        self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
+        self._slots_told = self._slots
+        self._wakeup = wakeup()
+        self._stopped_inside: set[_Child] = set()  # while they computed
+        self._children: dict[int, _Child] = {}
+        self._addresses: list[tuple[str, int]] = [("127.0.0.1", 0)] * setup.experiment.nodes
+        self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
+        self._retries: dict[int, tuple[float, Fork]] = {}
+        self._retry_at = 0.0
+        self._frozen = False
+
+    @property
+    def alive(self) -> Collection[int]:
+        """The ranks that have a process."""
+        return self._children.keys()
+
+    def do(self, command: PoolCommand) -> None:
+        """Carry out a command."""
+        match command:
+            case Listen(ranks=ranks):
+                self._listen(ranks)
+            case Addresses(nodes=nodes):
+                self._learn(nodes)
+            case Fork():
+                self._start(command, time.monotonic() + command.wait_s)
+            case Tell(rank=rank, message=message):
+                if (child := self._children.get(rank)) is not None:
+                    self._tell(child, message)
+            case Signal(rank=rank, number=number):
+                if (child := self._children.get(rank)) is not None:
+                    os.kill(child.pid, number)
+
+    # --- starting
+
+    def _listen(self, ranks: Collection[int]) -> None:
+        for rank in ranks:
+            try:
+                self._listeners[rank] = listen(self._host)
+            except OSError as error:
+                self._emit(NotForked(rank, 0, f"no port for it: {error.strerror}"))
+                return
+        opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
+        self._emit(Listening(opened))
+
+    def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
+        for rank, host, port in nodes:
+            before, self._addresses[rank] = self._addresses[rank], (host, port)
+            if before[1] and before != (host, port):
+                for child in self._children.values():
+                    self._tell(child, protocol.Moved(rank, host, port))
+
+    def _start(self, fork: Fork, deadline: float) -> None:
+        if not self._frozen:
+            self._frozen = True
+            gc.collect()
+            gc.freeze()  # so that the collector does not write to, and so copy, what all share
+        try:
+            self._fork(fork)
+        except OSError as error:  # it may be otherwise in a while
+            if time.monotonic() < deadline:
+                self._retries[fork.rank] = deadline, fork
+            else:
+                self._emit(NotForked(fork.rank, fork.incarnation, str(error.strerror)))
+
+    def _fork(self, fork: Fork) -> None:
+        rank = fork.rank
+        listener = self._listeners.pop(rank, None)
+        if listener is None:
+            host, port = self._addresses[rank]
+            try:
+                listener = listen(host, port)
+            except OSError as error:
+                raise OSError(error.errno, f"its port {port}: {error.strerror}") from None
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_node(fork, listener, theirs, parent)
+        except OSError as error:
+            ours.close()
+            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
+            raise OSError(error.errno, f"no process for it: {error.strerror}{limit}") from None
+        finally:
+            listener.close()
+            theirs.close()
+        child = _Child(rank, fork.incarnation, pid, PatientChannel(ours, FromNode))
+        self._children[rank] = child
+        self._selector.register(
+            child.channel, selectors.EVENT_READ, lambda events: self._serve(child, events)
+        )
+
+    def _become_node(self, fork: Fork, listener: socket.socket, channel: socket.socket, parent: int) -> None:
+        """In the child: be a node, and leave without the parent's clean-up."""
+        code = 1
+        try:
+            die_with(parent)
+            for other in self._listeners.values():
+                other.detach()  # closed in one go, and not once more by a finaliser
+            close_all_but({listener.fileno(), channel.fileno(), self._memory, *self._wakeup})
+            code = node_main(fork.rank, self._setup, self._context(fork, listener, channel), self._stage)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
+            failed = protocol.Failed(f"{type(error).__name__}: {error}", 0, traceback.format_exc())
+            Channel[ToNode](channel, ToNode).send(failed)
+        finally:
+            try:
+                sys.stdout.flush()  # which may go to a full disk, or to nobody any more
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+
+    def _context(self, fork: Fork, listener: socket.socket, channel: socket.socket) -> NodeContext:
+        security = None
+        if fork.key is not None:
+            security = Security(fork.key, self._keys.certificates, fork.rank)
+        return NodeContext(
+            listener=listener,
+            channel=channel,
+            addresses=self._addresses,
+            token=self._keys.token,
+            security=security,
+            memory=self._memory,
+            at_once=self._slots,
+            wakeup=self._wakeup,
+            trims=self._stage.trims(),
+            folder=self._folder,
+            cut=self._cut,
+            checkpoints=self._checkpoints,
+            incarnation=fork.incarnation,
+            crashes=tuple(fork.crashes),
+        )
+
+    # --- watching
+
+    def _serve(self, child: _Child, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            child.channel.flush()
+            self._watch(child)
+        if not events & selectors.EVENT_READ:
+            return
+        messages = child.channel.read()
+        for message in messages or ():
+            self._emit(Said(child.rank, child.incarnation, message))
+        if messages is None:
+            how = self._bury(child)
+            self._emit(Exited(child.rank, child.incarnation, how))
+
+    def _tell(self, child: _Child, message: ToNode) -> None:
+        """Send a node a message; a node that was stopped reads it when it goes on."""
+        child.channel.send(message)
+        self._watch(child)
+
+    def _watch(self, child: _Child) -> None:
+        behind = bool(child.channel.waiting)
+        if behind != child.behind:
+            child.behind = behind
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if behind else 0)
+            self._selector.modify(child.channel, events, lambda events: self._serve(child, events))
+
+    def _bury(self, child: _Child) -> str:
+        """A node's process is gone; gives how it ended."""
+        self._count_slots(child, stopped=False)
+        self._selector.unregister(child.channel)
+        child.channel.close()
+        _, status = os.waitpid(child.pid, 0)
+        del self._children[child.rank]
+        return describe_exit(status)
+
+    def look(self) -> None:
+        """See which processes were stopped or go on, and try again to start those that could not be started."""
+        while (seen := _seen()) is not None:
+            for child in list(self._children.values()):
+                if child.pid == seen.si_pid:
+                    stopped = seen.si_code == os.CLD_STOPPED
+                    self._count_slots(child, stopped=stopped)
+                    self._emit(Stood(child.rank, child.incarnation, stopped))
+        if self._slots != self._slots_told:
+            self._slots_told = self._slots
+            for child in list(self._children.values()):
+                self._tell(child, protocol.Slots(self._slots))
+        if self._retries and time.monotonic() > self._retry_at:
+            self._retry_at = time.monotonic() + RETRY_S
+            retries, self._retries = self._retries, {}
+            for deadline, fork in retries.values():
+                self._start(fork, deadline)
+
+    def _count_slots(self, child: _Child, *, stopped: bool) -> None:
+        """One more node may compute for each that was stopped while it did."""
+        self._stopped_inside.discard(child)
+        if stopped and holds(self._memory, self._slots, child.pid):
+            self._stopped_inside.add(child)
+        self._slots = self._at_once + len(self._stopped_inside)
+
+    def close(self) -> None:
+        """Kill all processes, and wait until they are gone."""
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+        for child in self._children.values():
+            os.waitpid(child.pid, 0)
+            self._selector.unregister(child.channel)
+            child.channel.close()
+        self._children.clear()
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+
+def _seen() -> os.waitid_result | None:
+    """A child of this process that was stopped or goes on, and has not been seen before; None also where the system does
+    not say (Linux does)."""
+    if not hasattr(os, "waitid"):
+        return None
+    try:
+        return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:  # none is alive
+        return None
+
+
+def addresses_of(nodes: Mapping[int, tuple[str, int]]) -> Addresses:
+    """The message about these nodes."""
+    return Addresses([(rank, host, port) for rank, (host, port) in sorted(nodes.items())])

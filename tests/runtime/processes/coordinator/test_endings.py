@@ -1,0 +1,205 @@
+"""How a run of real processes ends: in order, and then nothing cuts it short; or since its record can't be written."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+import pytest
+
+import gossamer
+from gossamer import Experiment, Run, RunFailed, api, load_run
+from gossamer.api import Silent
+from gossamer.results import closing
+from gossamer.results.checkpoints import newest
+from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import consensus_distance
+from gossamer.results.segment import RecordError
+from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.processes.coordinator.ended import Ended
+from gossamer.runtime.processes.coordinator.server import outcome_of
+
+NODES = 4
+EASY = 0.2
+"""A loss that is reached after some rounds."""
+
+
+def described(**changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 3, "samples": 32},
+        "topology": "complete",
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": 2},
+        "engine": "processes",
+        "stop": {"rounds": 1000},
+    }
+    return Experiment.of({**settings, **changes})
+
+
+def check_end(run: Run, evaluated: int = NODES) -> None:
+    """All nodes have ended in order: each with its row of the end, if it is evaluated, and its model."""
+    assert run.status == "done"
+    ends = run.metrics.filter(run.metrics["moment"].str.contains("end"))
+    assert ends.filter(ends["node"] >= 0)["node"].sort().to_list() == list(range(NODES))
+    assert ends["test_loss"].count() == evaluated
+    assert run.parameters is not None
+    assert bool(run.parameters.isfinite().all())
+    assert bool((run.parameters != 0).any(dim=1).all())
+    # What is on record of the end is how they ended, and nothing came after it.
+    [distance] = ends.filter(node=-1)["consensus_distance"].to_list()
+    assert distance == pytest.approx(consensus_distance(list(run.parameters)))
+    lasts = run.metrics.group_by("node").agg(pl.col("round").max()).sort("node")
+    assert lasts.equals(ends.select("node", "round").sort("node"))
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_target_that_is_met_again_at_the_end_ends_nothing_early(tmp_path: Path) -> None:
+    run = gossamer.run(
+        described(
+            evaluation={"every_rounds": 2, "nodes": [0]},
+            stop={"rounds": 1000, "target": {"metric": "test_loss", "value": EASY}},
+            checkpoint={"every_rounds": 5},
+        ),
+        tmp_path,
+    )
+    check_end(run, evaluated=1)
+    last = newest(run.path / "checkpoints")
+    assert last is not None
+    assert sorted(last.rounds) == list(range(NODES))
+
+
+class Impatient(Silent):
+    """Asks for the end when it has begun."""
+
+    asked = False
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        if "end" in row["moment"] and not self.asked:
+            self.asked = True
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_asking_for_the_end_while_the_run_ends_changes_nothing(tmp_path: Path) -> None:
+    observer = Impatient()
+    target = {"metric": "test_loss", "value": 1e-30}
+    run = gossamer.run(described(stop={"time_s": 0.3, "target": target}), tmp_path, observer=observer)
+    assert observer.asked
+    check_end(run)
+
+
+TALKER = """
+from gossamer.algorithms import DPSGD
+
+
+class Talker(DPSGD):
+    async def run(self, node):
+        print(node.rank)
+        await super().run(node)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_node_whose_words_can_not_be_written_ends_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is no second supervisor, which would end the others."""
+    (tmp_path / "talker.py").write_text(TALKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # so that it is written as the node ends
+    experiment = described(algorithm="talker:Talker", stop={"rounds": 4})
+    kept = os.dup(1)
+    try:
+        with Path("/dev/full").open("w") as full:
+            os.dup2(full.fileno(), 1)
+        run = gossamer.run(experiment, tmp_path / "runs")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert run.status == "done"
+    assert run.events.is_empty()
+    assert run.parameters is not None
+    assert bool(run.parameters.isfinite().all())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class Saboteur(Silent):
+    """Leaves no place for a file that the supervisor will want to write."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    def start(self, description: Mapping[str, Any]) -> None:
+        [segments] = self._out.glob("*/*/segments")
+        (segments / "events-0.jsonl").mkdir()
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"^the record can't be written: \[Errno 21\] Is a directory"
+    ) as caught:
+        gossamer.run(described(), tmp_path, observer=Saboteur(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.folder is not None
+    run = load_run(caught.value.folder)
+    assert (run.status, run.error) == ("failed", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RecordError(28, "No space left on device", "metrics-0.jsonl"),
+            r"the record can't be written: \[Errno 28\] No space",
+        ),
+        (
+            OSError(24, "Too many open files"),
+            r"the supervisor of the nodes failed: OSError: \[Errno 24\] Too many open files \(",
+        ),
+    ],
+    ids=["record", "another"],
+)
+def test_what_failed_is_said_to_be_what_failed(error: OSError, said: str) -> None:
+    def run() -> Ended:
+        raise error
+
+    end = outcome_of(run)
+    assert end.reason == "failed"
+    assert end.failure is not None
+    assert re.match(said, end.failure["message"])
+    assert len(end.failure["message"].splitlines()) == 1
+
+
+def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user interrupts a run that is asked to end."""
+    did: list[str] = []
+
+    class Interrupted:
+        description: ClassVar[dict[str, Any]] = {}
+
+        def run(self, *_: object) -> Outcome:
+            raise KeyboardInterrupt
+
+        def __enter__(self) -> Interrupted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            did.append("closed")
+
+    def compact(folder: RunFolder) -> None:
+        did.append("tables")
+
+    monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
+    monkeypatch.setattr(closing, "compact", compact)
+    with pytest.raises(KeyboardInterrupt):
+        gossamer.run(described(), tmp_path)
+    assert did[:2] == ["closed", "tables"]
+    assert load_run(tmp_path).status == "stopped"

@@ -1,0 +1,175 @@
+"""Nodes whose processes are stopped, as their supervisor sees them: it talks to them, notices, and lets others compute."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+
+from gossamer import Experiment
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.protocol import Kept, Stood
+from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
+from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.processes.worker import pool as pool_module
+from gossamer.runtime.processes.worker.pool import ProcessPool, _Child
+from gossamer.runtime.setup import prepare
+
+DETECTION_S = 4.0
+
+
+def experiment(lost_peer: str = "skip", algorithm: str = "d-psgd") -> Experiment:
+    return Experiment.of(
+        {
+            "nodes": 2,
+            "task": {"name": "least-squares", "samples": 16},
+            "algorithm": algorithm,
+            "topology": "complete",
+            "gather": {"lost_peer": lost_peer, "timeout_s": 5.0},
+            "failures": {"detection_s": DETECTION_S},
+            "stop": {"rounds": 1},
+            "engine": {"name": "processes", "train_at_once": 1},
+        }
+    )
+
+
+class Pool:
+    """A worker's pool with one process, which the test adopts, and what it tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.memory = shared_file()
+        self.selector = selectors.DefaultSelector()
+        self.events: list[protocol.PoolEvent] = []
+        setup = prepare(experiment())
+        made = RunFolder.create(folder, "run", experiment="", environment={})
+        self.pool = ProcessPool(
+            setup, made, self.memory, Stage(setup), None, self.selector, self.events.append
+        )
+        self.theirs: Channel[Any]
+
+    def adopt(self, *, inside: bool) -> _Child:
+        """A process that stops itself, in a CPU slot or outside, and goes on for ever."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if inside:
+                    with CpuSlots(self.memory, 1, wakeup()).one():
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                        signal.pause()
+                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pause()
+            finally:
+                os._exit(0)
+        self.theirs = Channel(theirs, protocol.ToNode)
+        child = self.pool._children[0] = _Child(0, 0, pid, PatientChannel(ours, protocol.FromNode))
+        self.selector.register(
+            child.channel, selectors.EVENT_READ, lambda events: self.pool._serve(child, events)
+        )
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        return child
+
+    def look(self) -> list[protocol.PoolEvent]:
+        self.events.clear()
+        self.pool.look()
+        return list(self.events)
+
+    def serve(self, timeout_s: float = 0.0) -> None:
+        for key, events in self.selector.select(timeout_s):
+            key.data(events)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    made = Pool(tmp_path)
+    yield made
+    made.pool.close()
+    made.theirs.close()
+    made.selector.close()
+    os.close(made.memory)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_it_is_noticed_and_others_may_compute_meanwhile(pool: Pool, inside: bool) -> None:
+    child = pool.adopt(inside=inside)
+    assert pool.look() == [Stood(0, 0, True)]
+    assert pool.theirs.receive() == protocol.Slots(2) if inside else pool.pool._slots == 1
+    assert pool.look() == []
+    os.kill(child.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+    assert pool.look() == [Stood(0, 0, False)]
+    assert pool.pool._slots == 1
+
+
+def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
+    child = pool.adopt(inside=True)
+    assert pool.look() == [Stood(0, 0, True)]
+    os.kill(child.pid, signal.SIGKILL)
+    pool.theirs.close()
+    pool.events.clear()
+    pool.serve(10.0)
+    assert pool.events == [protocol.Exited(0, 0, "killed by SIGKILL")]
+    assert pool.pool._slots == 1
+    assert pool.look() == []
+
+
+def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool: Pool) -> None:
+    child = pool.adopt(inside=False)
+    sent = 0
+    while not child.behind:
+        pool.pool.do(protocol.Tell(0, Kept(sent)))
+        sent += 1
+    assert not pool.selector.select(0)
+    came: list[int] = []
+    while len(came) < sent:
+        came += [said.number for said in pool.theirs.read() or []]
+        pool.serve()
+    assert came == list(range(sent))
+    assert not pool.selector.select(0)  # there is room, and nothing to say
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (errno.EADDRINUSE, "its port {port}: {why}"),
+        (errno.EAGAIN, "no process for it: {why}; see ulimit -u"),
+        (errno.ENOMEM, "no process for it: {why}"),
+    ],
+)
+def test_a_node_that_can_not_be_started_is_tried_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int, said: str
+) -> None:
+    made, why = Pool(tmp_path), os.strerror(failure)
+    fork = mock.Mock(side_effect=OSError(failure, why))
+    monkeypatch.setattr(os, "fork", fork)
+    taken = listen()
+    port = taken.getsockname()[1]
+    address = ("127.0.0.1", port if failure == errno.EADDRINUSE else 0)
+    made.pool.do(protocol.Addresses([(1, *address)]))
+    open_before = psutil.Process().num_fds()
+    with mock.patch.object(pool_module, "time") as time:
+        time.monotonic.return_value = 100.0
+        made.pool.do(protocol.Fork(1, 3, [], wait_s=10.0))
+        time.monotonic.return_value += 5.0
+        assert made.look() == []
+        time.monotonic.return_value += 5.1
+        assert made.look() == [protocol.NotForked(1, 3, said.format(port=port, why=why))]
+        assert made.look() == []
+    assert fork.call_count == (0 if failure == errno.EADDRINUSE else 3)
+    assert psutil.Process().num_fds() == open_before
+    taken.close()
+    made.selector.close()
+    os.close(made.memory)

@@ -1,0 +1,284 @@
+"""Checkpoints of real processes whose connections break meanwhile: given up, or right, and never waited for in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from transport_scene import Peer, listen, on_loop, settle
+
+from gossamer import Experiment
+from gossamer.messages.tags import Message, Model
+from gossamer.node.checkpoint import Checkpoint, read
+from gossamer.results.checkpoints import CheckpointFolder, newest
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
+from gossamer.runtime.processes.node_process import cutting
+from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.protocol import Snapshot
+from gossamer.runtime.snapshots import NodeSnapshots
+
+NODES = 3
+EXPERIMENT = Experiment.of(
+    {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "features": 2, "samples": 8},
+        "algorithm": "d-psgd",
+        "checkpoint": {"every_rounds": 1, "keep": 1000},
+        "stop": {"rounds": 1},
+    }
+)
+
+
+class Member:
+    """A node that sends, receives, ends rounds, and is cut."""
+
+    def __init__(self, rank: int, run: Run, listener: Any, addresses: list[tuple[str, int]]) -> None:
+        self.rank, self.round = rank, 0
+        self.sent: Counter[int] = Counter()
+        self.sent_before: dict[int, dict[int, int]] = {}  # by round that had ended, to each
+        self.cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
+        tell = partial(run.hear, rank)
+        folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
+        self.cutting = Cutting(EXPERIMENT.checkpoint, self.cuts, folder, tell, 0, 1)
+        self.peer = Peer(
+            rank,
+            listener,
+            addresses,
+            marked=self.cutting.marked,
+            told=self.cutting.told,
+            relinked=self.cutting.relinked,
+        )
+        self.peer.transport._end.deliver = self._deliver
+        self.cutting.use(self.peer.transport, {})
+
+    def _deliver(self, message: Message) -> None:
+        self.cuts.deliver(message)
+
+    def send(self, to: int) -> None:
+        self.peer.send(to, self.sent[to], "t")
+        self.sent[to] += 1
+
+    def end_round(self) -> None:
+        self.sent_before[self.round] = dict(self.sent)
+        saved = Checkpoint(self.rank, self.round, 0.0, Model(torch.zeros(2), torch.zeros(0)), None, {}, {})
+        self.cutting.round_ended(saved)
+        self.round += 1
+
+    def break_connection(self, to: int, members: list[Member]) -> None:
+        """What the other has not read by now is lost."""
+        if (contact := members[to].peer.transport._contacts.get(self.rank)) is not None and contact.incoming:
+            contact.incoming.link.abort()
+
+
+class Run:
+    """Some members, and who puts their checkpoints together; what these tell each other arrives in order, a little later."""
+
+    def __init__(self, place: Path) -> None:
+        self.folder = RunFolder.create(place, "run", experiment="", environment={})
+        self.said: list[str] = []
+        self.members: list[Member] = []
+        self._waiting: deque[Any] = deque()
+        self.checkpoints = CheckpointCoordinator(EXPERIMENT, self.folder, None, self._tell, self.said.append)
+
+    def _later(self, call: Any) -> None:
+        self._waiting.append(call)
+        asyncio.get_running_loop().call_soon(lambda: self._waiting.popleft()())
+
+    def hear(self, rank: int, message: Any) -> None:
+        """A message is named as the method that takes it."""
+        call = getattr(self.checkpoints, type(message).__name__.lower())
+        self._later(lambda: call(rank, *structs.astuple(message)))
+
+    def _tell(self, rank: int, message: Any) -> None:
+        name = "cut" if isinstance(message, Snapshot) else type(message).__name__.lower()
+        self._later(lambda: getattr(self.members[rank].cutting, name)(*structs.astuple(message)))
+
+    async def until_complete(self, number: int) -> None:
+        while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:
+            await asyncio.sleep(0.001)
+
+    async def until_given_up(self, number: int) -> None:
+        while not any(text.startswith(f"checkpoint {number} is given up") for text in self.said):
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def run_in(place: Path) -> AsyncIterator[Run]:
+    run = Run(place)
+    listeners = [listen() for _ in range(NODES)]
+    addresses = [listener.getsockname()[:2] for listener in listeners]
+    run.members = [Member(rank, run, listeners[rank], addresses) for rank in range(NODES)]
+    run.checkpoints.begin(range(NODES), 0.0)
+    try:
+        for member in run.members:
+            await member.peer.transport.start()
+            member.end_round()
+        yield run
+    finally:
+        for member in run.members:
+            await member.peer.transport.close()
+
+
+async def all_send(run: Run) -> None:
+    for member in run.members:
+        for to in range(NODES):
+            if to != member.rank:
+                member.send(to)
+    for member in run.members:
+        await member.peer.transport.flush()
+
+
+async def lose_the_mark(run: Run, cut: Any) -> None:
+    """Cut all nodes, and break a connection when the mark on it has left, and was not read."""
+    contact = run.members[1].peer.transport._contacts[0]
+    assert contact.incoming is not None
+    contact.incoming.link.pause_reading()
+    for member in run.members:
+        cut(member)
+    await settle()
+    run.members[0].break_connection(1, run.members)
+
+
+@on_loop
+async def test_a_checkpoint_whose_mark_is_lost_is_given_up_once_and_the_next_one_is_made(
+    tmp_path: Path,
+) -> None:
+    async with run_in(tmp_path) as run:
+        await all_send(run)
+        await lose_the_mark(run, Member.end_round)
+        await run.until_given_up(1)
+        await all_send(run)
+        for member in run.members:
+            member.end_round()
+        await run.until_complete(2)
+        assert run.said == [
+            "checkpoint 1 is given up: the connection from node 0 to node 1 broke; the next one is made when it is due"
+        ]
+        await settle()
+        for member in run.members:  # nothing of it is kept
+            assert member.cuts._open == {}
+            assert 1 not in member.cutting._sent
+
+
+@on_loop
+async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Path) -> None:
+    async with run_in(tmp_path) as run:
+        await all_send(run)
+        waiting: list[asyncio.Future[None]] = []
+        await lose_the_mark(
+            run, lambda member: waiting.append(asyncio.ensure_future(member.cutting.last(7, 1000.0)))
+        )
+        await asyncio.gather(*waiting)
+        assert len(run.said) == 1
+
+
+@pytest.mark.parametrize("event", ["away", "back"])
+@on_loop
+async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: str, tmp_path: Path) -> None:
+    async with run_in(tmp_path) as run:
+        await all_send(run)
+        if event == "back":
+            run.checkpoints.away(2)
+        run.members[0].end_round()
+        run.members[1].peer.transport.beat()
+        while 1 not in run.checkpoints._open:
+            await asyncio.sleep(0)
+        getattr(run.checkpoints, event)(2)
+        for member in run.members[1:]:
+            member.end_round()  # too late
+        if event == "away":
+            run.checkpoints.back(2)
+        for member in run.members:
+            member.end_round()
+        await run.until_complete(2)
+        cut = newest(run.folder.checkpoints)
+        assert cut is not None
+        assert sorted(cut.rounds) == [0, 1, 2]
+        assert len(run.said) == 1
+
+
+def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
+    assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
+    assembly.begin([0, 1], 0.0)
+    assembly.marked(0, 1, [])
+    (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
+    for rank in (1, 0):
+        assembly.lost(rank)
+    assert not list((folder.checkpoints / "1").iterdir())
+
+
+pairs = st.permutations(range(NODES)).map(lambda ranks: ranks[:2])
+steps = st.one_of(
+    st.tuples(st.just("send"), pairs),
+    st.tuples(st.just("end"), pairs),
+    st.tuples(st.just("break"), pairs),
+    st.tuples(st.just("settle"), pairs),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(steps, min_size=5, max_size=40))
+def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tuple[str, list[int]]]) -> None:
+    @on_loop
+    async def play() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            async with run_in(Path(place)) as run:
+                for what, (one, other) in schedule:
+                    member = run.members[one]
+                    match what:
+                        case "send":
+                            member.send(other)
+                        case "end":
+                            member.end_round()
+                        case "break":
+                            member.break_connection(other, run.members)
+                        case "settle":
+                            await settle()
+                await all_send(run)
+                last = max(member.round for member in run.members)
+                for member in run.members:
+                    while member.round <= last:
+                        member.end_round()
+                await run.until_complete(last)
+                for folder in run.folder.checkpoints.iterdir():
+                    if (folder / "manifest.json").exists():
+                        check(run, folder)
+
+    play()
+
+
+def check(run: Run, folder: Path) -> None:
+    """Each node's part has what each other one had sent before its cut: received by then, or to come."""
+    parts = {rank: read(folder / f"node-{rank}.safetensors") for rank in range(NODES)}
+    for rank, part in parts.items():
+        for source in set(range(NODES)) - {rank}:
+            before = run.members[source].sent_before[parts[source].round].get(rank, 0)
+            received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
+            coming = [a.message.payload for a in part.arriving if a.message.source == source]
+            assert coming == list(range(received, before)), (rank, source, received, before)
+
+
+def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "MOST_MARKS", 5)
+    cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
+    made = Cutting(
+        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
+    )
+    for number in range(100):
+        made.marked(1, number, 0)
+    assert len(made._sent) == 5

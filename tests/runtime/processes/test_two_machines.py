@@ -1,0 +1,69 @@
+"""Two network namespaces as two machines, with a worker each: one command's record, as on one machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from worker_fleet import TOKEN, Fleet
+
+import gossamer
+from gossamer import Experiment
+from network.kernel import Lab, lab, missing
+
+
+@pytest.fixture
+def machines() -> Iterator[Lab]:
+    if reason := missing():
+        pytest.skip(reason)
+    with lab() as made:
+        for name in ("alice", "bob"):
+            made.host(name)
+        made.switch("switch")
+        for name in ("alice", "bob"):
+            made.link(name, "switch", math.inf, math.inf)
+        yield made
+
+
+def test_sixteen_nodes_on_two_machines(machines: Lab, tmp_path: Path) -> None:
+    described = Experiment.of(
+        {
+            "name": "two-machines",
+            "nodes": 16,
+            "task": {"name": "least-squares", "features": 5, "samples": 320},
+            "topology": {"name": "random-regular", "degree": 4},
+            "algorithm": {"name": "d-psgd", "local_steps": 1},
+            "optimizer": {"name": "sgd", "lr": 0.05},
+            "batch_size": 6,
+            "evaluation": {"every_rounds": 5},
+            "stop": {"rounds": 10},
+            "engine": "processes",
+        }
+    )
+    described.save(tmp_path / "experiment.yaml")
+    fleet = Fleet(tmp_path)
+    try:
+        address = f"{machines.address('alice')}:9000"
+        spaces = [f"{machines.prefix}{name}" for name in ("alice", "bob")]
+        options = ["--listen", address, "--token", TOKEN, "--min-workers", "2", "--no-report", "--json"]
+        run = fleet.run(
+            ["run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), *options], spaces[0]
+        )
+        workers = [fleet.start(address, slots=8, space=space) for space in spaces]
+        assert fleet.wait(run) == 0, fleet.said()
+        assert [fleet.wait(worker) for worker in workers] == [0, 0]
+    finally:
+        fleet.close()
+    said = json.loads((tmp_path / "output-1.txt").read_text().splitlines()[-1])
+    assert said["status"] == "done"
+    recorded = gossamer.load_run(tmp_path / "runs")
+    simulated = described.override(engine={"name": "simulate", "trainer": "sequential"})
+    alike = gossamer.run(simulated, tmp_path / "simulated")
+    assert recorded.parameters is not None
+    assert alike.parameters is not None
+    assert torch.equal(recorded.parameters, alike.parameters)
+    assert recorded.events.is_empty()

@@ -1,0 +1,315 @@
+"""Runs on workers that join: as on one machine, whatever is killed or cut off meanwhile."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from worker_fleet import TOKEN, Fleet, free_port
+
+import gossamer
+from gossamer import BadInput, Experiment, Run, RunFailed
+from gossamer.api import Silent
+from gossamer.runtime.processes.fork_server import Listen
+
+SETTINGS: dict[str, Any] = {
+    "name": "workers",
+    "nodes": 4,
+    "seed": 3,
+    "task": {"name": "least-squares", "features": 5, "samples": 80, "test_samples": 20},
+    "topology": "ring",
+    "algorithm": {"name": "d-psgd", "local_steps": 1},
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.8},
+    "batch_size": 6,
+    "evaluation": {"every_rounds": 2},
+    "failures": {"detection_s": 3.0},
+    "stop": {"rounds": 6},
+    "engine": {"name": "processes"},
+}
+SLOW: dict[str, Any] = {
+    "compute": {"name": "constant", "seconds_per_step": 0.05},
+    "engine": {"name": "processes", "pace": True},
+    "stop": {"rounds": 40},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return Experiment.of({**SETTINGS, **changes})
+
+
+class At(Silent):
+    """Does something once, when a row of a round comes; keeps what is said."""
+
+    def __init__(self, round: int = 10**9, act: Callable[[], object] = lambda: None) -> None:
+        self._round, self._act = round, act
+        self.said: list[str] = []
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        if row["round"] >= self._round:
+            self._round = 10**9
+            self._act()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(forker: Fleet, tmp_path: Path) -> Fleet:
+    forker.folder = tmp_path
+    return forker
+
+
+@pytest.fixture
+def listen() -> Listen:
+    return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
+
+
+def same(one: Run, other: Run) -> bool:
+    assert one.parameters is not None
+    assert other.parameters is not None
+    return torch.equal(one.parameters, other.parameters)
+
+
+def undisturbed(described: Experiment, folder: Path) -> Run:
+    simulated = described.override(engine={"name": "simulate", "trainer": "sequential"})
+    return gossamer.run(simulated, folder / "simulated")
+
+
+def coordinator() -> psutil.Process:
+    """The process that coordinates this process's run."""
+    [found] = [
+        child
+        for child in psutil.Process().children()
+        if "gossamer.runtime.processes.coordinator" in child.cmdline()
+    ]
+    return found
+
+
+def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    described = experiment(
+        topology={"name": "edge-list", "path": str(tmp_path / "edges.txt")},
+        checkpoint={"every_rounds": 2},
+        evaluation={"every_rounds": 2, "timeline": {"to_s": 60.0}},
+    )
+    pids = [fleet.start(listen.address, slots=3) for _ in range(2)]
+    run = gossamer.run(described, tmp_path, listen=listen, observer=(observer := At()))
+    assert [fleet.wait(pid) for pid in pids] == [0, 0], fleet.said()
+    assert run.status == "done"
+    assert same(run, undisturbed(described, tmp_path))
+    alike = undisturbed(described, tmp_path).metrics
+    columns = ["node", "round", "train_loss", "bytes_sent", "messages_received"]
+    order = ["node", "round"]
+    assert run.metrics.select(columns).sort(order).equals(alike.select(columns).sort(order))
+    assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
+    assert set(gossamer.load_run(run.path).timeline["node"]) == {0, 1, 2, 3}
+    assert any("has joined with 3 slots" in text for text in observer.said)
+    assert TOKEN not in fleet.said()
+
+
+def test_a_killed_worker_ends_a_run_that_needs_all_and_resuming_it_gives_the_same_bits(
+    fleet: Fleet, listen: Listen, tmp_path: Path
+) -> None:
+    described = experiment(**SLOW, checkpoint={"every_rounds": 1})
+    first, second = (fleet.start(listen.address, slots=2) for _ in range(2))
+    killer = At(10, lambda: fleet.kill(first))
+    with pytest.raises(RunFailed, match=r"can't reach|worker \d .* is lost") as failed:
+        gossamer.run(described, tmp_path, listen=listen, observer=killer)
+    assert fleet.wait(first) == -signal.SIGKILL
+    assert fleet.wait(second) == 0, fleet.said()
+    assert failed.value.folder is not None
+    for _ in range(2):
+        fleet.start(listen.address, slots=2)
+    run = gossamer.resume(failed.value.folder, listen=listen, observer=(watching := At()))
+    assert any("goes on from checkpoint" in text for text in watching.said)
+    assert same(run, undisturbed(described, tmp_path))
+    assert run.metrics.group_by("node", "round").len()["len"].max() == 1
+
+
+def test_a_killed_coordinator_leaves_workers_that_end_and_a_run_that_goes_on(
+    fleet: Fleet, listen: Listen, tmp_path: Path
+) -> None:
+    described = experiment(**SLOW, checkpoint={"every_rounds": 1}, failures={"detection_s": 1.0})
+    pids = [fleet.start(listen.address, slots=2) for _ in range(2)]
+    with pytest.raises(RunFailed, match="died: killed by SIGKILL") as failed:
+        gossamer.run(described, tmp_path, listen=listen, observer=At(10, lambda: coordinator().kill()))
+    assert [fleet.wait(pid) for pid in pids] == [1, 1]
+    assert "the coordinator was out of reach for 1 s: this worker's nodes have ended" in fleet.said()
+    assert failed.value.folder is not None
+    for _ in range(2):
+        fleet.start(listen.address, slots=2)
+    run = gossamer.resume(failed.value.folder, listen=listen)
+    assert same(run, undisturbed(described, tmp_path))
+
+
+def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
+    fleet: Fleet, listen: Listen, tmp_path: Path
+) -> None:
+    described = experiment(
+        **{**SLOW, "engine": {**SLOW["engine"], "restart": "always"}, "stop": {"rounds": 120}},
+        checkpoint={"every_rounds": 1},
+        gather={"lost_peer": "skip"},
+    )
+    first, second = (fleet.start(listen.address, slots=2) for _ in range(2))
+
+    def replace() -> None:
+        fleet.kill(first)
+        fleet.start(listen.address, slots=2)
+
+    run = gossamer.run(described, tmp_path, listen=listen, observer=At(10, replace))
+    assert run.status == "done"
+    assert fleet.wait(second) == 0
+    events = run.events
+    lost = set(events.filter(events["event"] == "lost")["node"])
+    assert len(lost) == 2
+    assert set(events.filter(events["event"] == "returned")["node"]) == lost
+    began = events.filter(events["event"] == "begins")["detail"]
+    assert all("its checkpoint of round" in text for text in began)
+    last = run.metrics.filter(run.metrics["round"] == 120)
+    assert set(last["node"]) >= {0, 1, 2, 3}
+
+
+class Cable:
+    """Between a worker and the coordinator; can be cut, and mended."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self.connections = 0
+        self._cut = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:
+                near.close()
+                continue
+            if self._cut.is_set():
+                near.close()
+                far.close()
+                continue
+            self.connections += 1
+            self._ends += [near, far]
+            threading.Thread(target=self._pass, args=(near, far), daemon=True).start()
+
+    @staticmethod
+    def _pass(near: socket.socket, far: socket.socket) -> None:
+        try:
+            while True:
+                for end in select.select([near, far], [], [])[0]:
+                    data = end.recv(1000)  # in pieces that divide messages anywhere
+                    if not data:
+                        return
+                    (far if end is near else near).sendall(data)
+        except (OSError, ValueError):
+            return
+        finally:
+            for end in (near, far):
+                end.close()
+
+    def cut(self, seconds: float) -> None:
+        self._cut.set()
+        for end in self._ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        threading.Timer(seconds, self._cut.clear).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
+    fleet: Fleet, listen: Listen, tmp_path: Path
+) -> None:
+    described = experiment(**SLOW, failures={"detection_s": 10.0}, checkpoint={"every_rounds": 5})
+    cable = Cable(int(listen.address.rpartition(":")[2]))
+    pids = [fleet.start(f"127.0.0.1:{cable.port}", slots=2) for _ in range(2)]
+    observer = At(10, lambda: cable.cut(1.0))
+    run = gossamer.run(described, tmp_path, listen=listen, observer=observer)
+    cable.close()
+    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+    assert cable.connections >= 4
+    gone, back = (sum(what in text for text in observer.said) for what in ("is out of reach", "is back"))
+    assert gone == back >= 2
+    assert same(run, undisturbed(described, tmp_path))
+    rows = run.metrics.filter(run.metrics["node"] >= 0)
+    assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once
+    assert rows.group_by("node", "round").len()["len"].max() == 1
+    assert run.events.filter(run.events["event"] == "lost").is_empty()
+
+
+def test_who_does_not_know_the_token_does_not_join(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+    stranger = fleet.start(listen.address, token="another token, quite long")
+    pids = [fleet.start(listen.address) for _ in range(2)]
+    with socket.socket() as silent, socket.socket() as rude:
+        observer = At()
+        for end, said in ((silent, b""), (rude, bytes(range(256)) * 50)):
+            threading.Thread(target=_dial, args=(end, listen.address, said), daemon=True).start()
+        run = gossamer.run(experiment(), tmp_path, listen=listen, observer=observer)
+    assert run.status == "done"
+    assert fleet.wait(stranger) == 1
+    assert "does not know the token" in fleet.said()
+    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+
+
+def _dial(end: socket.socket, address: str, said: bytes) -> None:
+    host, _, port = address.rpartition(":")
+    for _ in range(600):
+        try:
+            end.connect((host, int(port)))
+            end.sendall(said)
+            return
+        except OSError:
+            threading.Event().wait(0.05)
+
+
+def test_a_worker_that_can_not_run_it_is_named(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
+    """Here the data are where the experiment says, but not where the worker is told to look."""
+    root = tmp_path / "nothing"
+    root.mkdir()
+    (tmp_path / "mine.py").write_text("from gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n")
+    pids = [fleet.start(listen.address) for _ in range(2)]
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
+            gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+
+
+def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadInput, match=f"--listen {address}: .*in use"):
+            gossamer.run(experiment(), tmp_path, listen=Listen(address, TOKEN))
+    with pytest.raises(BadInput, match="--listen: with the engine simulate"):
+        gossamer.run(experiment(engine="simulate"), tmp_path, listen=Listen("127.0.0.1:0", TOKEN))
+    assert not list(tmp_path.iterdir())
