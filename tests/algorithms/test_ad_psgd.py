@@ -196,14 +196,18 @@ class Flights(NodeWrapper):
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         if tag[0] == "answer":
-            _flying[self.number].append((node.now(), payload.double()))
+            _flying[self.number].append((node.now(), payload.parameters.double()))
         return payload
 
     def incoming(self, node: Node, message: Message) -> Message | None:
         if message.tag[0] == "answer":
             flights = _flying[self.number]
             flights.remove(
-                next(flight for flight in flights if torch.equal(flight[1], message.payload.double()))
+                next(
+                    flight
+                    for flight in flights
+                    if torch.equal(flight[1], message.payload.parameters.double())
+                )
             )
         return message
 
@@ -279,7 +283,12 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(tmp_path: Path)
         run = gossamer.run(described, tmp_path)
     cut = newest(run.path / "checkpoints")
     assert cut is not None
-    assert [list(cut.read(rank).state["owed"]) for rank in range(4)] == [[4, 5], [], [4, 5], []]
+    assert [[q[1][1] for q in cut.read(rank).state.get("~questions", [])] for rank in range(4)] == [
+        [4, 5],
+        [],
+        [4, 5],
+        [],
+    ]
 
 
 # --- roles

@@ -82,7 +82,7 @@ class Cutter(Algorithm):
 
     async def run(self, node: Node) -> None:
         fragments = Fragments(node, self.parts)
-        payloads = fragments.cut(node.parameters)
+        payloads = fragments.cut(node.model)
         indices = fragments.parameters.order.split(fragments.parameters.sizes)
         _cut[self.number].append((node.parameters, payloads, indices))
 

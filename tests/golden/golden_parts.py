@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper, Part, Task
+from gossamer import Algorithm, Experiment, Message, Model, Node, NodeWrapper, Part, Task
 
 FEATURES = 6
 Tag = tuple[str | int, ...]
@@ -49,7 +49,7 @@ class Inverted(NodeWrapper):
     attackers: tuple[int, ...] = (1,)
     deaf_to: int = 2
 
-    def outgoing(self, node: Node, to: int, payload: torch.Tensor, tag: Tag) -> torch.Tensor:
+    def outgoing(self, node: Node, to: int, payload: Model, tag: Tag) -> Model:
         return -payload if node.rank in self.attackers else payload
 
     def incoming(self, node: Node, message: Message) -> Message | None:
@@ -58,7 +58,7 @@ class Inverted(NodeWrapper):
 
 
 class Everything(Algorithm):
-    """Calls of a node that no built-in algorithm makes, or few: layers, parts, index sets, prefixes, time limits, state,
+    """Calls of a node that no built-in algorithm makes, or few: layers, parts, prefixes, time limits, state,
     tasks, draws that all nodes share, evaluation on demand."""
 
     bears_loss: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Everything(Algorithm):
 
     async def run(self, node: Node) -> None:
         kept = round(self.share * len(node.parameters))
-        node.index_set("first", torch.arange(kept))
+        first = torch.arange(kept, dtype=torch.int32)
         echoes = node.spawn(self._echo(node))
         async for r in node.rounds():
             if r == 2:
@@ -78,8 +78,8 @@ class Everything(Algorithm):
             near, far = await node.neighbors(r, layer="near"), await node.neighbors(r, layer="far")
             start = int(node.rng("window", r, shared=True).integers(kept))
             v = node.parameters
-            node.broadcast(near, Part(v[:kept], "first", len(v)), tag=("near", r))
-            node.broadcast(far, Part(v[start : start + kept], start, len(v)), tag=("far", r))
+            node.broadcast(near, Part(v[:kept], first, len(v)), tag=("near", r))
+            node.broadcast(far, Part(v[start : start + kept], start + first, len(v)), tag=("far", r))
             for tag, peers in ((("near", r), near), (("far", r), far)):
                 inbox = await node.gather(peers, tag=tag)
                 node.parameters = await node.combine(

@@ -15,7 +15,6 @@ from gossamer.learning.mixing import combine
 from gossamer.messages.tags import Model, Part
 
 N = 6
-SET = torch.tensor([4, 0, 3])
 Values = st.floats(-10, 10, width=32)
 Weight = st.floats(0.0, 1.0, width=16)
 Vector = st.lists(Values, min_size=N, max_size=N).map(torch.tensor)
@@ -23,37 +22,20 @@ Vector = st.lists(Values, min_size=N, max_size=N).map(torch.tensor)
 
 @st.composite
 def parts(draw: Any) -> Part:
-    kind = draw(st.sampled_from(["range", "set", "indices"]))
-    if kind == "set":
-        return Part(torch.tensor(draw(st.lists(Values, min_size=3, max_size=3))), "set", N)
     indices = draw(st.lists(st.integers(0, N - 1), unique=True, max_size=N))
-    if kind == "indices":
-        where: Any = torch.tensor(indices, dtype=torch.int32)
-        count = len(indices)
-    else:
-        where = draw(st.integers(0, N))
-        count = draw(st.integers(0, N - where))
-    return Part(torch.tensor(draw(st.lists(Values, min_size=count, max_size=count))), where, N)
+    values = draw(st.lists(Values, min_size=len(indices), max_size=len(indices)))
+    return Part(torch.tensor(values), torch.tensor(indices, dtype=torch.int32), N)
 
 
-Payload = st.one_of(Vector, parts(), st.lists(parts(), max_size=3))
+Payload = st.one_of(Vector, parts())
 Inboxes = st.dictionaries(st.integers(0, 5), Payload, max_size=4)
 
 
 def coordinates(payload: Any) -> dict[int, float]:
-    """Coordinate -> value of what was sent; a later part replaces an earlier one."""
+    """Coordinate -> value of what was sent."""
     if isinstance(payload, torch.Tensor):
         return dict(enumerate(payload.tolist()))
-    sent: dict[int, float] = {}
-    for part in payload if isinstance(payload, list) else [payload]:
-        if part.where == "set" if isinstance(part.where, str) else False:
-            indices = SET.tolist()
-        elif isinstance(part.where, int):
-            indices = list(range(part.where, part.where + len(part.values)))
-        else:
-            indices = part.where.tolist()
-        sent.update(zip(indices, part.values.tolist(), strict=True))
-    return sent
+    return dict(zip(payload.where.tolist(), payload.values.tolist(), strict=True))
 
 
 def reference(own: Any, inbox: Any, weights: Any, self_weight: float | None, missing: str) -> np.ndarray:
@@ -80,7 +62,7 @@ def test_the_absent_are_replaced_by_the_own(
     own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float | None
 ) -> None:
     weights = {**dict.fromkeys(inbox, 0.125), **more}
-    got = combine(own, inbox, weights, self_weight=self_weight, index_sets={"set": SET})
+    got = combine(own, inbox, weights, self_weight=self_weight)
     expected = reference(own, inbox, weights, self_weight, "own")
     np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-4)
 
@@ -95,9 +77,7 @@ def test_renormalizing_divides_by_the_weight_that_is_present(
     own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float
 ) -> None:
     weights = {**dict.fromkeys(inbox, 0.25), **more}
-    got = combine(
-        own, inbox, weights, self_weight=self_weight, missing="renormalize", index_sets={"set": SET}
-    )
+    got = combine(own, inbox, weights, self_weight=self_weight, missing="renormalize")
     expected = reference(own, inbox, weights, self_weight, "renormalize")
     np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-4)
 
@@ -111,8 +91,8 @@ def test_the_order_of_the_inbox_does_not_change_the_bits(
     shuffle.shuffle(order)
     shuffled = {rank: inbox[rank] for rank in order}
     other_weights = {rank: weights[rank] for rank in reversed(order)}
-    one = combine(own, inbox, weights, missing=missing, index_sets={"set": SET})
-    other = combine(own, shuffled, other_weights, missing=missing, index_sets={"set": SET})
+    one = combine(own, inbox, weights, missing=missing)
+    other = combine(own, shuffled, other_weights, missing=missing)
     assert torch.equal(one, other)
 
 
@@ -121,23 +101,30 @@ def test_nothing_that_goes_in_is_written(own: torch.Tensor, inbox: Any) -> None:
     before = own.clone()
     kept = {rank: coordinates(payload) for rank, payload in inbox.items()}
     weights = dict.fromkeys(inbox, 0.25)
-    combine(own, inbox, weights, index_sets={"set": SET})
-    combine(own, inbox, weights, self_weight=1.0, missing="renormalize", index_sets={"set": SET})
+    combine(own, inbox, weights)
+    combine(own, inbox, weights, self_weight=1.0, missing="renormalize")
     assert torch.equal(own, before)
     assert {rank: coordinates(payload) for rank, payload in inbox.items()} == kept
 
 
 def test_where_nobody_has_weight_the_own_value_stays() -> None:
     own = torch.tensor([1.0, 2.0, 3.0])
-    got = combine(own, {1: Part(torch.tensor([9.0]), 1, 3)}, {1: 0.5}, self_weight=0.0, missing="renormalize")
+    got = combine(
+        own,
+        {1: Part(torch.tensor([9.0]), torch.tensor([1]), 3)},
+        {1: 0.5},
+        self_weight=0.0,
+        missing="renormalize",
+    )
     assert got.tolist() == [1.0, 9.0, 3.0]
 
 
-@pytest.mark.parametrize("where", [1, torch.tensor([1])])
 @pytest.mark.parametrize("missing", ["own", "renormalize"])
-def test_weights_may_cancel(where: Any, missing: Any) -> None:
+def test_weights_may_cancel(missing: Any) -> None:
     own = torch.tensor([1.0, 2.0, 3.0])
-    got = combine(own, {1: Part(torch.tensor([9.0]), where, 3)}, {1: -1.0}, self_weight=1.0, missing=missing)
+    got = combine(
+        own, {1: Part(torch.tensor([9.0]), torch.tensor([1]), 3)}, {1: -1.0}, self_weight=1.0, missing=missing
+    )
     assert got.tolist() == ([0.0, -7.0, 0.0] if missing == "own" else [1.0, 2.0, 3.0])
 
 

@@ -16,6 +16,8 @@ from gossamer.errors import GossamerError
 from gossamer.messages import MAX_DIMENSIONS, BufferSpec, FrameError, decode, describe, encode, raw
 from payload_samples import VECTOR, ext, payloads, tensor_ext
 
+INDICES = tensor_ext(torch.int64, 3)
+
 
 @pytest.mark.parametrize(
     ("structure", "reason"),
@@ -48,16 +50,21 @@ from payload_samples import VECTOR, ext, payloads, tensor_ext
         (tensor_ext(torch.float32, 2**32, 2**32), "a tensor of shape"),
         (tensor_ext(torch.float32, 0, 2**62, 2**62), "a tensor of shape"),
         (b"\xdc\x10\x01" + tensor_ext(torch.float32, 0) * 0x1001, "more than 4096 tensors"),
-        (ext(2, VECTOR + b"\x07\x09"), "3 values from 7 in a vector of 9"),
-        (ext(2, VECTOR + b"\xff\x09"), "from -1"),
         (ext(2, VECTOR + tensor_ext(torch.int64, 4) + b"\x09"), "indices of shape"),
         (ext(2, VECTOR + VECTOR + b"\x09"), "indices are torch.float32"),
-        (ext(2, VECTOR + b"\xc0\x09"), "where is NoneType"),
-        (ext(2, VECTOR + b"\x00\xc3"), "size is True"),
-        (ext(2, VECTOR + b"\x00\x09\x00"), "not as long as what it holds"),
-        (ext(2, VECTOR + b"\x00") + b"\x09", "not as long as what it holds"),
+        (ext(2, VECTOR + b"\xc0\x09"), "indices are NoneType"),
+        (ext(2, VECTOR + INDICES + b"\xc3"), "size is True"),
+        (ext(2, VECTOR + INDICES + b"\x09\x00"), "not as long as what it holds"),
+        (ext(2, VECTOR + INDICES) + b"\x09", "not as long as what it holds"),
         (ext(2, b"\x01\x00\x09"), "not a vector"),
-        (ext(2, ext(2, b"") + b"\x00\x09"), "inside a key, a part or a model"),
+        (ext(2, ext(2, b"") + b"\x00\x09"), "inside a key or a part"),
+        (ext(3, VECTOR + VECTOR + VECTOR), "not as long as what it holds"),
+        (ext(3, ext(3, VECTOR)), "parameters are not a vector"),
+        (ext(3, b"\x93\x01\x02\x03"), "parameters are not a vector"),
+        (ext(4, tensor_ext(torch.float32, 2, 2)[3:]), "parameters are not a vector"),
+        (ext(4, VECTOR[3:] + b"\x00"), "header"),
+        (ext(5, b"\x01\x02"), "not as long as what it holds"),
+        (b"\x81" + ext(5, b"\x01") + b"\x01", "inside a key or a part"),
         (ext(3, VECTOR + tensor_ext(torch.float32)), "buffers are not a vector"),
         (ext(3, VECTOR + b"\x90"), "nested deeper|not a vector"),
     ],

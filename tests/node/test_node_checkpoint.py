@@ -165,7 +165,6 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
     saved: dict[int, Checkpoint] = {}
 
     async def first(node: Node) -> Any:
-        node.index_set("half", torch.tensor([0, 2]))
         node.state["kept"] = [torch.ones(2), {"age": 3}]
         await until(node, 3)
         if node.rank == 0:
@@ -178,7 +177,7 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
         assert len(inbox.missing) == 1 - node.rank
         node.record(half=0.5)
         node.reset_optimizer()
-        saved[node.rank] = node.checkpoint(secrets=2)
+        saved[node.rank] = node._runtime.checkpoint(secrets=2)
         node.state["kept"][0].zero_()  # which is the algorithm's to write
         await until(node, 3)
         return node.parameters, node.step
@@ -187,10 +186,10 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
         write(saved[node.rank], tmp_path / "node.safetensors", "")
         found = read(tmp_path / "node.safetensors")
         assert found.engine == {"secrets": 2}
-        node.restore(found)
+        node._runtime.restore(found)
         assert same(node.state, {"kept": [torch.ones(2), {"age": 3}]})
-        assert node.columns == {"half": 0.5}
-        assert equal(node.checkpoint(secrets=2), replaced_time(found, node.now()))
+        assert node._runtime.columns == {"half": 0.5}
+        assert equal(node._runtime.checkpoint(secrets=2), replaced_time(found, node.now()))
         if node.rank == 0:
             node.send(1, "again", tag=("gone", 2))
             node.send(1, "once more", tag=("gone", 3))
@@ -219,11 +218,13 @@ def replaced_time(saved: Checkpoint, now: float) -> Checkpoint:
 
 def test_a_node_is_no_other_node(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
-        saved = node.checkpoint()
+        saved = node._runtime.checkpoint()
         with pytest.raises(BadInput, match=rf"of node {node.rank + 1}, .*accepted: of node {node.rank}"):
-            node.restore(Checkpoint(**{**vars(saved), "rank": node.rank + 1}))
+            node._runtime.restore(Checkpoint(**{**vars(saved), "rank": node.rank + 1}))
         with pytest.raises(BadInput, match="with \\(7,\\) parameters"):
-            node.restore(Checkpoint(**{**vars(saved), "model": Model(torch.zeros(7), torch.zeros(0))}))
+            node._runtime.restore(
+                Checkpoint(**{**vars(saved), "model": Model(torch.zeros(7), torch.zeros(0))})
+            )
 
     play(tmp_path, script, 2)
 
@@ -232,6 +233,6 @@ def test_state_that_can_t_be_saved_is_named(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         node.state["odd"] = {1, 2}
         with pytest.raises(TypeError, match=r"node.state: payload\['odd'\]: set can't be sent"):
-            node.checkpoint()
+            node._runtime.checkpoint()
 
     play(tmp_path, script, 1)

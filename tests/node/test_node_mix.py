@@ -1,4 +1,4 @@
-"""Node: combine, mix and index sets. The sums themselves are tested in tests/learning/test_mixing.py."""
+"""Node: combine and mix. The sums themselves are tested in tests/learning/test_mixing.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def test_the_weight_of_the_absent_goes_to_self(tmp_path: Path) -> None:
 def test_renormalize_divides_each_coordinate_by_the_weight_that_is_present(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 2.0, 4.0)
-        inbox = {1: Part(vector(3.0, 5.0), 0, 3), 2: Part(vector(8.0), 1, 3)}
+        inbox = {
+            1: Part(vector(3.0, 5.0), torch.tensor([0, 1]), 3),
+            2: Part(vector(8.0), torch.tensor([1]), 3),
+        }
         await node.mix(inbox, {1: 1.0, 2: 1.0}, self_weight=1.0, missing="renormalize")
         return node.parameters
 
@@ -91,45 +94,36 @@ def test_a_cancelled_mix_writes_nothing(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0].tolist() in ([1.0] * 3, [3.0] * 3)
 
 
-def test_parts_by_range_indices_and_index_set(tmp_path: Path) -> None:
+def test_parts_leave_the_own_values_elsewhere(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
-        chosen = torch.tensor([2, 0])
-        node.index_set("ends", chosen)
-        chosen.zero_()  # the set was fixed at the call
-        node.parameters = vector(0.0, 0.0, 0.0)
+        node.parameters = vector(0.0, 8.0, 0.0)
         inbox = {
-            1: Part(vector(1.0, 2.0), 1, 3),
-            2: Part(vector(10.0), torch.tensor([2]), 3),
-            3: Part(vector(100.0, 200.0), "ends", 3),
+            1: Part(vector(1.0, 2.0), torch.tensor([0, 2]), 3),
+            2: Model(Part(vector(10.0), torch.tensor([2]), 3)),  # type: ignore[arg-type]
         }
-        await node.mix(inbox, {1: 0.25, 2: 0.25, 3: 0.25})
-        return node.parameters
+        await node.mix(inbox, {1: 0.25, 2: 0.5})
+        mixed = node.parameters
+        node.model = inbox[2]
+        return mixed, node.parameters
 
-    assert play(tmp_path, script, 1).values[0].tolist() == [50.0, 0.25, 28.0]
+    mixed, assigned = play(tmp_path, script, 1).values[0]
+    assert mixed.tolist() == [0.25, 8.0, 5.5]
+    assert assigned.tolist() == [0.25, 8.0, 10.0]
 
 
-def test_an_index_set_spares_the_indices_on_the_wire(tmp_path: Path) -> None:
+def test_models_without_buffers_are_mixed_as_vectors_are(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
-        node.index_set("ends", torch.tensor([0, 2]))
-        if node.rank == 0:
-            node.send(1, Part(vector(6.0, 8.0), "ends", 3), "p")
-            return None
-        node.parameters = vector(0.0, 0.0, 0.0)
-        message = await node.receive("p")
-        await node.mix({0: message.payload}, {0: 0.5})
-        return node.parameters
+        node.parameters = vector(1.0, 2.0, 4.0)
+        before = node.model
+        mixed = await node.combine(
+            before, {1: Model(vector(0.0, 8.0, 4.0)), 2: vector(1.0, 1.0, 1.0)}, {1: 0.25, 2: 0.5}
+        )
+        node.model = mixed + (node.model - before) * 2
+        return mixed, node.model
 
-    assert play(tmp_path, script).values[1].tolist() == [3.0, 0.0, 4.0]
-
-
-def test_several_parts_of_one_sender(tmp_path: Path) -> None:
-    async def script(node: Node) -> Any:
-        node.parameters = vector(2.0, 2.0, 2.0)
-        parts = [Part(vector(4.0), 0, 3), Part(vector(8.0), 2, 3), Part(vector(10.0), 2, 3)]
-        await node.mix({1: parts}, {1: 0.5})
-        return node.parameters
-
-    assert play(tmp_path, script, 1).values[0].tolist() == [3.0, 2.0, 6.0]  # the later part replaces
+    mixed, model = play(tmp_path, script, 1).values[0]
+    assert isinstance(mixed, Model)
+    assert mixed.parameters.tolist() == model.parameters.tolist() == [0.75, 3.0, 2.5]
 
 
 def test_the_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
@@ -158,11 +152,9 @@ def test_the_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
     [
         ({1: torch.zeros(3)}, {2: 0.5}, "own", r"no weight for ranks \[1\]"),
         ({1: torch.zeros(4)}, {1: 0.5}, "own", r"rank 1 sent shape \(4,\), own is \(3,\)"),
-        ({1: Part(torch.zeros(1), 0, 4)}, {1: 0.5}, "own", "length 4 met one of length 3"),
-        ({1: Part(torch.zeros(1), "none", 3)}, {1: 0.5}, "renormalize", "'none' is not registered; known: "),
-        ({1: Part(torch.zeros(2), 2, 3)}, {1: 0.5}, "renormalize", "coordinates 2 to 4 of 3"),
-        ({1: "text"}, {1: 0.5}, "own", "got str; accepted: a vector"),
-        ({1: torch.zeros(3), 2: Model(torch.zeros(3), torch.zeros(0))}, {1: 0.1, 2: 0.1}, "own", "Model"),
+        ({1: Part(torch.zeros(1), torch.tensor([0]), 4)}, {1: 0.5}, "own", "length 4 met one of length 3"),
+        ({1: Part(torch.zeros(2), torch.tensor([2]), 3)}, {1: 0.5}, "renormalize", "1 indices for 2 values"),
+        ({1: "text"}, {1: 0.5}, "own", "rank 1 sent str; accepted: a vector"),
     ],
 )
 def test_what_can_not_be_mixed_is_an_error_where_it_is_awaited(

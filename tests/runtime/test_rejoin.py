@@ -78,7 +78,7 @@ def test_wrappers_neither_see_nor_change_it(wrapper: NodeWrapper, tmp_path: Path
         taken.append(node.parameters)
 
     async def comes(node: Node) -> None:
-        await newcomer(nothing, node, 1.0)
+        await newcomer(nothing, node._runtime, 1.0)
 
     async def gives(node: Node) -> None:
         taken.append(node.parameters)
@@ -108,8 +108,8 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
         async def goes_on(node: Node) -> None:
             own.append(torch.equal(node.parameters, before))
 
-        await newcomer(goes_on, node, 0.5)
-        assert node.first_of(1) == 0
+        await newcomer(goes_on, node._runtime, 0.5)
+        assert node._runtime.first_of(1) == 0
         assert node.drain() == []
 
     assert simulated(tmp_path, hears, lies).failure is None

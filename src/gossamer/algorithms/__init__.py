@@ -1,7 +1,7 @@
 """Algorithms: the protocol one node follows, one file per family."""
 
 from gossamer.algorithms.ad_psgd import ADPSGD
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.algorithms.all_reduce import AllReduce
 from gossamer.algorithms.d2 import D2
 from gossamer.algorithms.d_psgd import DPSGD
@@ -37,5 +37,4 @@ __all__ = [
     "RelaySum",
     "Swift",
     "SwiftArtifact",
-    "shared_model",
 ]

@@ -21,20 +21,17 @@ right however late it comes.)
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, ClassVar
+from functools import lru_cache, partial
+from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, each, set_shared_model, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
 from gossamer.messages.tags import Message, Model
-from gossamer.node import Node, PeerLost
-from gossamer.topology import Graph, TopologySchedule
+from gossamer.node import Node, PeerLost, Setting
+from gossamer.topology import Graph
 
 
 @register("algorithm", "ad-psgd")
@@ -63,7 +60,8 @@ class ADPSGD(Algorithm):
     wait_free: bool = False
     timeout_s: float = Field(default=30.0, gt=0)
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
         if topology.sampled:
             return
         graph = topology.graph(0)
@@ -81,62 +79,39 @@ class ADPSGD(Algorithm):
         sampled = node.view is not None
         active = frozenset[int]() if sampled else active_ranks(node.topology(0))
         if node.rank not in active:
-            node.spawn(self._answer(node))
-        asks = sampled or node.rank in active
-        owed: dict[int, Any] = node.state.setdefault("owed", {})
+            node.answer("average", partial(self._meet, node), exact=True)
         averaging = None
         async for r in node.rounds():
-            if asks and (averaging is None or averaging.done()):
+            if (sampled or node.rank in active) and (averaging is None or averaging.done()):
                 averaging = node.spawn(self._average(node, r, active))
             await node.train(self.local_steps)
             if averaging is not None and not self.wait_free:
                 await averaging
         if averaging is not None:
             await averaging
-        for asked, (partner, until) in list(owed.items()):  # what these have taken over is still to be given
-            await self._hear(node, partner, asked, max(until - node.now(), 0.0))
+        while (minus_d := await node.next_answer()) is not None:  # passive nodes have moved already
+            node.model = node.model + minus_d
 
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
         """An active node's part of one averaging."""
-        self._take_late(node)
+        for minus_d in node.drain_answers():
+            node.model = node.model + minus_d
         passive = [rank for rank in await node.neighbors(r, "out") if rank not in active]
         if not passive:  # in a round of a graph that changes
             return
         partner = passive[int(node.rng("partner", r).integers(len(passive)))]
-        node.send(partner, shared_model(node), tag=("average", r))
-        node.state["owed"][r] = [partner, node.now() + 2 * self.timeout_s]
-        await self._hear(node, partner, r, self.timeout_s)
-
-    async def _hear(self, node: Node, partner: int, r: int, seconds: float) -> None:
-        """Wait for the answer of a round, for some seconds at most."""
         with suppress(TimeoutError, PeerLost):
-            _take(node, await node.receive(("answer", r), source=partner, timeout=seconds))
+            minus_d = await node.ask(
+                partner, node.model, ("average", r), self.timeout_s, keep_s=2 * self.timeout_s
+            )
+            node.model = node.model + minus_d
 
-    def _take_late(self, node: Node) -> None:
-        """Answers that had been given up. Those that nobody will wait for are no more owed."""
-        for late in node.drain("answer"):
-            _take(node, late)
-        owed, now = node.state["owed"], node.now()
-        for r in [r for r, (_, until) in owed.items() if until <= now]:
-            del owed[r]
-
-    async def _answer(self, node: Node) -> None:
-        """A passive node's part, as long as the run lasts."""
-        while True:
-            request = await node.receive("average")
-            # Nothing waits from here on: reading, writing and answering are one step.
-            d = each(lambda theirs, own: (theirs - own) / 2, request.payload, shared_model(node))
-            _move(node, d)
-            node.send(request.source, each(torch.neg, d), tag=("answer", *request.tag[1:]))
-
-
-def _take(node: Node, answer: Message) -> None:
-    _move(node, answer.payload)
-    node.state["owed"].pop(answer.tag[1], None)
-
-
-def _move(node: Node, d: Tensor | Model) -> None:
-    set_shared_model(node, each(torch.add, shared_model(node), d))
+    def _meet(self, node: Node, question: Message) -> Model:
+        """A passive node's part: it moves, and answers -d."""
+        own, theirs = node.model, question.payload
+        d: Model = (theirs.over(own) - own) / 2
+        node.model = own + d
+        return -d
 
 
 @lru_cache(maxsize=8)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
-from torch import Tensor
-
 from gossamer.config.registry import Component
-from gossamer.learning.optimizer import Optimizer
-from gossamer.messages.tags import Model, Sending
-from gossamer.node import Node
-from gossamer.topology import TopologySchedule
+from gossamer.node import Node, Setting
 
 
 class Algorithm(Component):
@@ -43,8 +37,11 @@ class Algorithm(Component):
     async def run(self, node: Node) -> None:
         """What one node does, until its stop rule ends ``node.rounds()``."""
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
         """Refuse what the algorithm can't be used with, before any work starts. The default accepts everything.
+
+        Args:
+            setting: number of nodes, topology, optimizer and codec.
 
         Raises:
             BadInput: naming the field, its value and what is accepted.
@@ -66,32 +63,14 @@ class Algorithm(Component):
         """Whether a node may come to talk to every other one, whatever the topology is. The default is that it does not."""
         return False
 
+    def sends_models(self) -> bool:
+        """Whether the models that it sends are sent as :class:`~gossamer.Model`, for a codec to encode; the default."""
+        return True
+
+    def takes_back(self) -> bool:
+        """Whether it cancels messages. The default is that it does not."""
+        return False
+
     def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
         return tuple(range(nodes))
-
-
-def shared_model(node: Node) -> Tensor | Model:
-    """What a node sends as its model: the parameters, and the buffers beside them where the model has any."""
-    return node.model if len(node.buffers) else node.parameters
-
-
-def set_shared_model(node: Node, model: Tensor | Model) -> None:
-    """Make what :func:`shared_model` gives somewhere a node's own."""
-    if isinstance(model, Model):
-        node.model = model
-    else:
-        node.parameters = model
-
-
-def each(function: Callable[..., Tensor], *models: Tensor | Model) -> Tensor | Model:
-    """A function of vectors, of the parameters and, beside them, of the buffers where the models have any."""
-    if isinstance(models[0], Model):
-        return Model(*(function(*halves) for halves in zip(*models, strict=True)))
-    return function(*models)
-
-
-async def left(*sendings: Sending) -> None:
-    """Wait until messages have left (all but one window of each): to be awaited, or spawned and asked whether it is done."""
-    for sending in sendings:
-        await sending

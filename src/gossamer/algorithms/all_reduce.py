@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
-from gossamer.messages.tags import Model
 from gossamer.node import Node
 
 
@@ -34,12 +33,14 @@ class AllReduce(Algorithm):
     def reaches_all(self) -> bool:
         return True
 
+    def sends_models(self) -> bool:
+        return False  # but segments of models
+
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            whole = torch.cat(node.model)
-            mean = await self._average(node, r, whole)
-            node.model = Model(mean[: len(node.parameters)], mean[len(node.parameters) :])
+            model = node.model
+            node.model = model.unflatten(await self._average(node, r, model.flatten()))
 
     async def _average(self, node: Node, r: int, v: Tensor) -> Tensor:
         segments = v.tensor_split(node.size)

@@ -22,11 +22,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
-from gossamer.node import Node
+from gossamer.node import Node, Setting
 from gossamer.topology import TopologySchedule
 
 LOWEST = -1 / 3
@@ -50,7 +49,8 @@ class D2(Algorithm):
 
     exact_diffusion: bool = False
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
         if not topology.static:
             return
         from gossamer.topology import smallest_eigenvalue, sparse_matrix  # they bring scipy
@@ -74,7 +74,7 @@ class D2(Algorithm):
             await node.train()
             step = node.parameters - before
             node.parameters = node.parameters + correction(node)
-            node.broadcast(await node.neighbors(r, "out"), shared_model(node), tag=r)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, {j: self._damped(w) for j, w in node.mixing_weights(r).items()})
             del inbox  # else it holds this round's models while the next round's are made

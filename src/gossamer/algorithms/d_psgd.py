@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
+from gossamer.messages.tags import Model
 from gossamer.node import Node
 
 
@@ -41,7 +42,7 @@ class DPSGD(Algorithm):
                 await self._overlapped(node, r)
                 continue
             await node.train(self.local_steps)
-            node.broadcast(await node.neighbors(r, "out"), shared_model(node), tag=r)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
             del inbox  # else it holds this round's models while the next round's are made
@@ -49,7 +50,7 @@ class DPSGD(Algorithm):
     async def _overlapped(self, node: Node, r: int) -> None:
         before = node.parameters
         training = node.spawn(node.train(self.local_steps))
-        node.broadcast(await node.neighbors(r, "out"), before, tag=r)
+        node.broadcast(await node.neighbors(r, "out"), Model(before), tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
         mixed = await node.combine(before, inbox, node.mixing_weights(r), aggregate=True)
         # What training has added so far stays; what it adds from now on is added to the mixed model when it

@@ -29,13 +29,11 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, left, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
 from gossamer.messages.tags import Message, Model, Payload, Sending
-from gossamer.node import Node
-from gossamer.topology import TopologySchedule
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "divshare")
@@ -70,14 +68,12 @@ class DivShare(Algorithm):
     queue: Literal["drop", "keep"] = "drop"
     backlog: int | None = Field(default=None, ge=1)
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+    def check(self, setting: Setting) -> None:
+        nodes, topology = setting.nodes, setting.topology
         if self.recipients is not None and self.recipients >= nodes:
             raise BadInput(
                 f"algorithm.recipients: {self.recipients} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
             )
-        return super().data_ranks(nodes)
-
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(
                 f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or with queue "keep"'
@@ -91,8 +87,19 @@ class DivShare(Algorithm):
     def reaches_all(self) -> bool:
         return self.recipients_from == "all"
 
+    def sends_models(self) -> bool:
+        return self.fragments == 1
+
+    def takes_back(self) -> bool:
+        return self.queue == "drop"
+
+    @property
+    def fragments(self) -> int:
+        """C."""
+        return int(1 / self.fraction + 1e-9)  # 1 / (1/49) is 49
+
     async def run(self, node: Node) -> None:
-        fragments = Fragments(node, int(1 / self.fraction + 1e-9))  # 1 / (1/49) is 49
+        fragments = Fragments(node, self.fragments)
         queue: list[Sending] = []
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
@@ -102,7 +109,7 @@ class DivShare(Algorithm):
                     queue
                 ):  # from the last on, so that none moves up only to be dropped next
                     sending.cancel()
-            payloads = fragments.cut(shared_model(node))
+            payloads = fragments.cut(node.model)
             pairs = await self._pairs(node, r, list(payloads))
             queue = [node.send(to, payloads[c], tag=("fragment", c)) for c, to in pairs]
             received = node.drain("fragment", newest=True)
@@ -111,7 +118,8 @@ class DivShare(Algorithm):
             if self.queue == "keep" and self.backlog is not None:
                 leaving.append(queue)
                 if len(leaving) > self.backlog:
-                    await left(*leaving.popleft())
+                    for sending in leaving.popleft():
+                        await sending
 
     async def _pairs(self, node: Node, r: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """(fragment, recipient), J recipients each, in random order."""
@@ -137,15 +145,15 @@ class Fragments:
         self.parameters = deal(seed, tuple(math.prod(field.shape) for field in node.layout), count)
         self.buffers = deal(seed, (len(node.buffers),), count)
 
-    def cut(self, model: Tensor | Model) -> dict[int, Payload]:
+    def cut(self, model: Model) -> dict[int, Payload]:
         """What is sent of a model, by fragment: values without their places, which the receiver knows. Fragments without a
         value are left out."""
         if self._whole:
             return {0: model}
-        parameters, buffers = model if isinstance(model, Model) else (model, None)
+        parameters, buffers = model
         # Views of one stored vector, so that a fragment is not copied for each of its recipients.
         pieces = self.parameters.split(self._node.store(self.parameters.dealt(parameters)))
-        if buffers is None:
+        if not len(buffers):
             return {c: piece for c, piece in enumerate(pieces) if len(piece)}
         beside = self.buffers.split(self.buffers.dealt(buffers))
         pairs = enumerate(zip(pieces, beside, strict=True))

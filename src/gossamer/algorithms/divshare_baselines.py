@@ -18,12 +18,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, left, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.algorithms.divshare import DivShare
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Sending
-from gossamer.node import Node
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "swift-artifact")
@@ -53,8 +53,8 @@ class SwiftArtifact(Algorithm):
             backlog=self.backlog,
         )
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
-        return self._divshare().data_ranks(nodes)
+    def check(self, setting: Setting) -> None:
+        self._divshare().check(setting)
 
     def reaches_all(self) -> bool:
         return True
@@ -89,22 +89,21 @@ class ADPSGDArtifact(Algorithm):
     local_steps: int = Field(default=1, ge=1)
     backlog: int | None = Field(default=None, ge=1)
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
-        if nodes < 2:
-            raise BadInput(f"nodes: {nodes} for ad-psgd-artifact; accepted: at least 2")
-        return super().data_ranks(nodes)
+    def check(self, setting: Setting) -> None:
+        if setting.nodes < 2:
+            raise BadInput(f"nodes: {setting.nodes} for ad-psgd-artifact; accepted: at least 2")
 
     def reaches_all(self) -> bool:
         return True
 
     async def run(self, node: Node) -> None:
         state, peers, asked = node.state, node.peers(), self.degree // 2
-        state["latest"] = shared_model(node)
+        state["latest"] = node.model
         node.spawn(self._listen(node))
         leaving: deque[list[Sending]] = deque()
         async for r in node.rounds():
             await node.train(self.local_steps)
-            state["latest"] = shared_model(node)
+            state["latest"] = node.model
             drawn = node.rng("peers", r).integers(len(peers), size=asked)
             questions = [
                 node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
@@ -116,7 +115,8 @@ class ADPSGDArtifact(Algorithm):
             if self.backlog is not None:
                 leaving.append(questions)
                 if len(leaving) > self.backlog:
-                    await left(*leaving.popleft())
+                    for question in leaving.popleft():
+                        await question
 
     async def _listen(self, node: Node) -> None:
         """Answer questions as long as the run lasts; what came in stays in the mailbox until the next averaging."""

@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.node import Node
+from gossamer.node import Node, Setting
 from gossamer.topology import Graph, random_regular
 
 
@@ -40,10 +40,10 @@ class Epidemic(Algorithm):
     degree: int = Field(default=7, ge=1)
     local_steps: int = Field(default=1, ge=1)
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+    def check(self, setting: Setting) -> None:
+        nodes = setting.nodes
         if self.degree >= nodes:
             raise BadInput(f"algorithm.degree: {self.degree} for {nodes} nodes; accepted: 1 to {nodes - 1}")
-        return super().data_ranks(nodes)
 
     def reaches_all(self) -> bool:
         return True
@@ -52,7 +52,7 @@ class Epidemic(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             recipients, senders = self._draw(node, r)
-            node.broadcast(recipients, shared_model(node), tag=r)
+            node.broadcast(recipients, node.model, tag=r)
             inbox = await node.gather(senders, tag=r)
             await node.mix(inbox, {j: 1 / (1 + len(inbox)) for j in inbox})
             del inbox  # else it holds this round's models while the next round's are made
@@ -69,12 +69,12 @@ class Epidemic(Algorithm):
 class EpidemicOracle(Epidemic):
     """EL-Oracle (de Vos et al., 2023): a fresh undirected s-regular graph over all nodes each round."""
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
-        if self.degree * nodes % 2:
+    def check(self, setting: Setting) -> None:
+        if self.degree * setting.nodes % 2:
             raise BadInput(
-                f"algorithm.degree: {self.degree} for {nodes} nodes (their product is odd); accepted: an even degree"
+                f"algorithm.degree: {self.degree} for {setting.nodes} nodes (their product is odd); accepted: an even degree"
             )
-        return super().data_ranks(nodes)
+        super().check(setting)
 
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         neighbors = _regular_graph(self._seed(node, r), node.size, self.degree).neighbors(node.rank)

@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Model, Payload
-from gossamer.node import Node
+from gossamer.messages.tags import Payload
+from gossamer.node import Node, Setting
 
 DISMISSALS = 100
 """How often a server, its rounds over, tells those that wait that no model will come."""
@@ -50,13 +50,13 @@ class FedAvg(Algorithm):
     server: int = Field(default=0, ge=0)
     idle_s: float = Field(default=1.0, gt=0)
 
-    def data_ranks(self, nodes: int) -> tuple[int, ...]:
-        if nodes < 2:
-            raise BadInput(f"nodes: {nodes} for fedavg; accepted: at least 2, one of them the server")
-        if self.server >= nodes:
+    def check(self, setting: Setting) -> None:
+        if self.server >= setting.nodes:
             raise BadInput(
-                f"algorithm.server: rank {self.server} of {nodes} nodes; accepted: 0 to {nodes - 1}"
+                f"algorithm.server: rank {self.server} of {setting.nodes} nodes; accepted: 0 to {setting.nodes - 1}"
             )
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return tuple(rank for rank in range(nodes) if rank != self.server)
 
     def needed_ranks(self, nodes: int) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class FedAvg(Algorithm):
 
     async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
         began = node.now()
-        node.broadcast(clients, shared_model(node), tag=("model", r))
+        node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
         size = {k: reply["samples"] if self.weighting == "data" else 1 for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
@@ -100,13 +100,10 @@ class FedAvg(Algorithm):
         model = await self._model(node, r)
         if model is None:
             return
-        if isinstance(model, Model):
-            node.model = model
-        else:
-            node.parameters = model
+        node.model = model
         node.reset_optimizer()
         await node.train(self.local_steps)
-        node.send(self.server, {"model": shared_model(node), "samples": node.samples}, tag=("update", r))
+        node.send(self.server, {"model": node.model, "samples": node.samples}, tag=("update", r))
 
     async def _model(self, node: Node, r: int) -> Payload:
         """The server's model of a round; None where that of a later one came in its place."""

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message
 from gossamer.node import Node
@@ -60,7 +60,7 @@ class GossipLearning(Algorithm):
             peers = await node.neighbors(r, "out")
             if peers:
                 to = peers[int(node.rng("peer", r).integers(len(peers)))]
-                sending = node.send(to, {"model": shared_model(node), "age": node.state["age"]}, tag="model")
+                sending = node.send(to, {"model": node.model, "age": node.state["age"]}, tag="model")
             if self.period_s is not None:
                 await self._idle(node, start + self.period_s)
 

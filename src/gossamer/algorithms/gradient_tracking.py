@@ -23,12 +23,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.algorithms.d2 import check_doubly_stochastic, correction
 from gossamer.config.registry import register
-from gossamer.learning.optimizer import Optimizer
-from gossamer.node import Node
-from gossamer.topology import TopologySchedule
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "gradient-tracking")
@@ -48,8 +46,8 @@ class GradientTracking(Algorithm):
 
     variant: Literal["dsgt", "diging"] = "dsgt"
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
-        check_doubly_stochastic(topology, self.name_of())
+    def check(self, setting: Setting) -> None:
+        check_doubly_stochastic(setting.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -63,7 +61,7 @@ class GradientTracking(Algorithm):
                 await node.neighbors(r, "in"),
                 node.mixing_weights(r),
             )
-            node.broadcast(to, shared_model(node), tag=("model", r))
+            node.broadcast(to, node.model, tag=("model", r))
             node.broadcast(to, direction, tag=("direction", r))
             await node.mix(await node.gather(peers, tag=("model", r)), weights)
             if self.variant == "diging":

@@ -20,13 +20,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.algorithms.d2 import check_doubly_stochastic
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import SGD, Optimizer
-from gossamer.node import Node
-from gossamer.topology import TopologySchedule
+from gossamer.learning.optimizer import SGD
+from gossamer.node import Node, Setting
 
 
 @register("algorithm", "qg-momentum")
@@ -51,14 +50,15 @@ class QuasiGlobalMomentum(Algorithm):
     mu: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
+        optimizer = setting.optimizer
         if not isinstance(optimizer, SGD):
             raise BadInput(f"optimizer.name: {optimizer.name_of()} for qg-momentum; accepted: sgd")
         if optimizer.momentum:
             raise BadInput(
                 f"optimizer.momentum: {optimizer.momentum:g} for qg-momentum, which has its own (algorithm.beta); accepted: 0"
             )
-        check_doubly_stochastic(topology, self.name_of())
+        check_doubly_stochastic(setting.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("momentum", torch.zeros_like(node.parameters))
@@ -66,7 +66,7 @@ class QuasiGlobalMomentum(Algorithm):
             before, momentum = node.parameters, node.state["momentum"]
             await node.train()
             node.parameters = before + self._accelerated(node.parameters - before, node.lr * momentum)
-            node.broadcast(await node.neighbors(r, "out"), shared_model(node), tag=r)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
             del inbox  # else it holds this round's models while the next round's are made

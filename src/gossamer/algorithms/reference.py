@@ -19,6 +19,9 @@ class Local(Algorithm):
 
     local_steps: int = Field(default=1, ge=1)
 
+    def sends_models(self) -> bool:
+        return False
+
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
             await node.train(self.local_steps)
@@ -33,6 +36,9 @@ class Centralized(Algorithm):
     """
 
     local_steps: int = Field(default=1, ge=1)
+
+    def sends_models(self) -> bool:
+        return False
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return (0,)

@@ -22,12 +22,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
-from gossamer.node import Node
-from gossamer.topology import Graph, TopologySchedule
+from gossamer.node import Node, Setting
+from gossamer.topology import Graph
 
 
 @register("algorithm", "relay-sum")
@@ -50,7 +49,8 @@ class RelaySum(Algorithm):
     tree: Literal["given", "spanning"] = "given"
     stand_in: Literal["own", "initial"] = "own"
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
         name = topology.topology.name_of()
         if not topology.static:
             raise BadInput(
@@ -72,10 +72,13 @@ class RelaySum(Algorithm):
                 "spanning, which takes one out of the graph"
             )
 
+    def sends_models(self) -> bool:
+        return False  # but sums of models
+
     async def run(self, node: Node) -> None:
         peers = spanning_tree(node.topology(0)).neighbors(node.rank)
         if self.stand_in == "initial":
-            node.state.setdefault("initial", shared_model(node))
+            node.state.setdefault("initial", node.model)
         async for r in node.rounds():
             await node.train(self.local_steps)
             await self._relay(node, peers, r)
@@ -88,7 +91,7 @@ class RelaySum(Algorithm):
         heard: dict[int, Any] = node.state.pop("heard", {})
         sums = {rank: message["sum"] for rank, message in heard.items()}
         counts = {rank: message["count"] for rank, message in heard.items()}
-        total = await node.combine(shared_model(node), sums, dict.fromkeys(sums, 1.0), self_weight=1.0)
+        total = await node.combine(node.model, sums, dict.fromkeys(sums, 1.0), self_weight=1.0)
         for to in peers:
             # All but what came from there: one subtraction a neighbour, in the place of a sum over the others.
             back = {rank: sums[rank] for rank in sums if rank == to}

@@ -30,7 +30,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.messages.tags import Payload
 from gossamer.node import Node
@@ -85,7 +85,7 @@ class SGP(Algorithm):
         """Give each out-neighbour, and keep, an equal share of the weight."""
         to = await node.neighbors(exchange, "out")
         share = node.state["weight"] / (1 + len(to))
-        node.broadcast(to, {"model": shared_model(node), "weight": share}, tag=exchange)
+        node.broadcast(to, {"model": node.model, "weight": share}, tag=exchange)
         node.state["weight"] = share
 
     async def _add(self, node: Node, inbox: Mapping[int, Payload]) -> None:

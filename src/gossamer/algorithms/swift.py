@@ -12,18 +12,16 @@ there; here the same model leaves at once, and travels meanwhile.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm, each, left, set_shared_model, shared_model
+from gossamer.algorithms.algorithm import Algorithm
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer
-from gossamer.messages.tags import Model
-from gossamer.node import Node
-from gossamer.topology import CCS, TopologySchedule
+from gossamer.messages.tags import Model, Sending
+from gossamer.node import Node, Setting
+from gossamer.topology import CCS
 
 
 @register("algorithm", "swift")
@@ -57,7 +55,8 @@ class Swift(Algorithm):
     boost: bool = False
     weights: Literal["ccs", "topology"] = "ccs"
 
-    def check(self, topology: TopologySchedule, optimizer: Optimizer) -> None:
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
         graph = topology.graph(0)
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: with memory "fresh"')
@@ -72,15 +71,14 @@ class Swift(Algorithm):
 
     async def run(self, node: Node) -> None:
         if self.memory == "stored":
-            first: Tensor | Model = node.state.setdefault("first", shared_model(node))
-            last: dict[int, Tensor | Model] = node.state.setdefault("last", {})
+            first: Model = node.state.setdefault("first", node.model)
+            last: dict[int, Model] = node.state.setdefault("last", {})
             sent_at: dict[int, float] = node.state.setdefault("sent_at", {})
-        leaving: dict[int, Any] = {}
+        leaving: dict[int, Sending] = {}
         async for r in node.rounds():
-            before = shared_model(node)
+            before = node.model
             free = [j for j in await node.neighbors(r, "out") if j not in leaving or leaving[j].done()]
-            for j, sending in zip(free, node.broadcast(free, before, tag="model"), strict=True):
-                leaving[j] = node.spawn(left(sending))
+            leaving.update(zip(free, node.broadcast(free, before, tag="model"), strict=True))
             await node.train(self.local_steps)
             if (r + 1) % self.average_every:
                 continue
@@ -99,7 +97,7 @@ class Swift(Algorithm):
                 weights = self._boosted(weights, list(heard))
             mixed = await node.combine(before, heard, weights, aggregate=True)
             # What the steps have added stays.
-            set_shared_model(node, each(lambda m, x, b: m + (x - b), mixed, shared_model(node), before))
+            node.model = mixed + (node.model - before)
             node.record(heard=len(came))
 
     def _weights(self, node: Node, r: int) -> dict[int, float]:

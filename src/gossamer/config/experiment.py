@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_serializer, model_validator
 
 from gossamer.config.mappings import assign_all, parse_mapping, read_mapping
-from gossamer.config.registry import FilePath, component, components
+from gossamer.config.registry import Component, FilePath, build, component, components
 from gossamer.config.sections import (
     Checkpoints,
     Count,
@@ -32,6 +32,12 @@ _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 def engine_name(value: Any) -> Any:
     """The name in a file's ``engine`` field, which is not validated yet."""
     return value.get("name", "simulate") if isinstance(value, Mapping) else value
+
+
+def _codec(value: Any, info: Any) -> Any:
+    if isinstance(value, list | tuple):
+        value = {"name": "chain", "codecs": list(value)}
+    return None if value is None else build("codec", value, info.context)
 
 
 def _engine(value: Any) -> Any:
@@ -66,6 +72,7 @@ class Experiment(Section):
     topology: Annotated[Any, component("topology")] = Field(default="ring", validate_default=True)
     poison: Annotated[tuple[Any, ...], components("poison")] = ()
     algorithm: Annotated[Any, component("algorithm")]
+    codec: Annotated[Any, BeforeValidator(_codec)] = None
     wrappers: Annotated[tuple[Any, ...], components("wrapper")] = ()
     aggregator: Annotated[Any, component("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, component("optimizer")] = Field(
@@ -91,6 +98,10 @@ class Experiment(Section):
     def _spec(self, value: Any) -> dict[str, Any]:
         spec: dict[str, Any] = value.spec()
         return spec
+
+    @field_serializer("codec")
+    def _codec_spec(self, value: Component | None) -> Any:
+        return None if value is None else value.spec()
 
     @field_serializer("wrappers", "faults", "poison", "trackers")
     def _specs(self, value: tuple[Any, ...]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from gossamer.errors import BadInput, GossamerError, cause, listed, shown, sugge
 KINDS: dict[str, tuple[str, str]] = {
     "aggregator": ("gossamer.learning", "Aggregator"),
     "algorithm": ("gossamer.algorithms", "Algorithm"),
+    "codec": ("gossamer.codecs", "Codec"),
     "compute": ("gossamer.network", "ComputeProfile"),
     "fault": ("gossamer.faults", "Fault"),
     "network": ("gossamer.network", "Network"),

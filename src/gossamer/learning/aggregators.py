@@ -46,7 +46,6 @@ class Aggregator(Component):
         inbox: Mapping[int, Any],
         weights: Mapping[int, float],
         self_weight: float | None,
-        index_sets: Mapping[str, Tensor],
         fresh: Fresh,
     ) -> Any:
         """:meth:`aggregate` of an inbox; arguments and result as for :func:`gossamer.learning.mixing.combine`. The buffers
@@ -56,21 +55,28 @@ class Aggregator(Component):
             ValueError: for a part of a model, or lengths that differ.
         """
         if isinstance(own, Model):
-            joined = {rank: torch.cat(model) for rank, model in inbox.items()}
-            mixed = self.mix(torch.cat(own), joined, weights, self_weight, index_sets, torch.empty)
+            joined = {rank: self._joined(model, rank) for rank, model in inbox.items()}
+            mixed = self.mix(torch.cat(own), joined, weights, self_weight, torch.empty)
             halves = mixed.split([len(half) for half in own])
             return Model(*(fresh(len(half)).copy_(half) for half in halves))
         ranks = sorted(inbox)
         for rank in ranks:
-            if not isinstance(inbox[rank], Tensor):
-                raise ValueError(
-                    f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part of one"
-                )
+            self._check_whole(inbox[rank], rank)
         vectors = [checked(inbox[rank], own, rank) for rank in ranks]
         mixed = self.aggregate(
             own, vectors, [weights[rank] for rank in ranks], own_weight(inbox, weights, self_weight)
         )
         return fresh(len(own)).copy_(mixed)
+
+    def _joined(self, model: Model, rank: int) -> Tensor:
+        self._check_whole(model.parameters, rank)
+        return torch.cat(model)
+
+    def _check_whole(self, vector: Any, rank: int) -> None:
+        if not isinstance(vector, Tensor):
+            raise ValueError(
+                f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part of one"
+            )
 
     def models(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
@@ -118,14 +124,11 @@ class CoordinateMean(Aggregator):
         inbox: Mapping[int, Any],
         weights: Mapping[int, float],
         self_weight: float | None,
-        index_sets: Mapping[str, Tensor],
         fresh: Fresh,
     ) -> Any:
         once = {rank: float(weights[rank] != 0) for rank in inbox}
         own_once = float(own_weight(inbox, weights, self_weight) != 0)
-        return combine(
-            own, inbox, once, self_weight=own_once, missing="renormalize", index_sets=index_sets, fresh=fresh
-        )
+        return combine(own, inbox, once, self_weight=own_once, missing="renormalize", fresh=fresh)
 
 
 @register("aggregator", "trimmed-mean")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
 Fresh = Callable[[int], Tensor]
 """length -> a new, writable vector"""
 
@@ -33,22 +35,18 @@ class Mix:
     weights: Mapping[int, float]
     self_weight: float | None
     missing: Missing
-    index_sets: Mapping[str, Tensor]
     aggregator: Aggregator | None = None
 
     def run(self, fresh: Fresh) -> Any:
         """The result, in a vector that ``fresh`` creates."""
         if self.aggregator is not None:
-            return self.aggregator.mix(
-                self.own, self.inbox, self.weights, self.self_weight, self.index_sets, fresh
-            )
+            return self.aggregator.mix(self.own, self.inbox, self.weights, self.self_weight, fresh)
         return combine(
             self.own,
             self.inbox,
             self.weights,
             self_weight=self.self_weight,
             missing=self.missing,
-            index_sets=self.index_sets,
             fresh=fresh,
         )
 
@@ -73,7 +71,6 @@ def combine(
     *,
     self_weight: float | None = None,
     missing: Missing = "own",
-    index_sets: Mapping[str, Tensor] | None = None,
     fresh: Fresh = torch.empty,
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
@@ -83,14 +80,12 @@ def combine(
     ``weight * (values - own)`` at the part's coordinates, so that only these are touched.
 
     Args:
-        own: a vector float32 [n], or a :class:`Model`.
-        inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier
-            one where they overlap), or a :class:`Model` if ``own`` is one.
+        own: a vector float32 [n], or a :class:`Model`; integers [n] are summed modulo 2^bits, with whole weights.
+        inbox: rank -> a vector [n], a :class:`Part` of one, or a :class:`Model` if ``own`` is one.
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
             self), and ``"renormalize"`` leaves it out and divides by the weight that is present.
-        index_sets: indices of the sets that parts name.
         fresh: creates the result's vector.
 
     Returns:
@@ -107,20 +102,42 @@ def combine(
                 weights,
                 self_weight=self_weight,
                 missing=missing,
-                index_sets=index_sets,
                 fresh=fresh,
             )
             for half, part in enumerate(own)
         ]
         return Model(*vectors)
-    sets = index_sets or {}
+    if isinstance(own, Tensor) and not own.is_floating_point():
+        return _ring_sum(own, inbox, weights, self_weight)
     if missing == "own":
         self_weight = own_weight(inbox, weights, self_weight)
-        return _fill_with_own(own, inbox, weights, self_weight, sets, fresh(len(own)))
+        return _fill_with_own(own, inbox, weights, self_weight, fresh(len(own)))
     if missing == "renormalize":
         self_weight = _self_weight(inbox, weights, self_weight)
-        return _renormalize(own, inbox, weights, self_weight, sets, fresh(len(own)))
+        return _renormalize(own, inbox, weights, self_weight, fresh(len(own)))
     raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
+
+
+def _ring_sum(
+    own: Int[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None
+) -> Int[Tensor, " n"]:
+    """The sum of integer vectors modulo 2^bits of their dtype: exact, in whatever order. Who is absent adds nothing.
+
+    Raises:
+        ValueError: for weights that are not whole numbers, or vectors of another dtype.
+    """
+    self_weight = _self_weight(inbox, weights, self_weight)
+    wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
+    if wrong:
+        raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
+    # The ring of 64 bits, of which those of fewer bits are quotients.
+    total = own.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(self_weight)
+    for rank, payload in inbox.items():
+        vector = checked(payload, own, rank)
+        if vector.dtype is not own.dtype:
+            raise ValueError(f"combine: rank {rank} sent {vector.dtype}, own is {own.dtype}")
+        total += vector.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(weights[rank])
+    return total.to(_SIGNED.get(own.dtype, own.dtype)).view(own.dtype)
 
 
 def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
@@ -153,7 +170,6 @@ def _fill_with_own(
     inbox: Mapping[int, Any],
     weights: Mapping[int, float],
     self_weight: float,
-    sets: Mapping[str, Tensor],
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     length = len(own)
@@ -162,15 +178,10 @@ def _fill_with_own(
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length, sets)
+            where = region(payload, length)
             _add_at(out, where, payload.values - _at(own, where), weight)
-        elif isinstance(payload, Tensor):
-            out.add_(checked(payload, own, rank), alpha=weight)
         else:
-            vector = own.clone()
-            for part in _parts(payload):
-                vector[region(part, length, sets)] = part.values
-            out.add_(vector, alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
     return out
 
 
@@ -179,7 +190,6 @@ def _renormalize(
     inbox: Mapping[int, Any],
     weights: Mapping[int, float],
     self_weight: float,
-    sets: Mapping[str, Tensor],
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     length = len(own)
@@ -188,20 +198,12 @@ def _renormalize(
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length, sets)
+            where = region(payload, length)
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
-        elif isinstance(payload, Tensor):
+        else:
             out.add_(checked(payload, own, rank), alpha=weight)
             present.add_(weight)
-        else:
-            vector, sent = torch.zeros_like(own), torch.zeros_like(own)
-            for part in _parts(payload):
-                where = region(part, length, sets)
-                vector[where] = part.values
-                sent[where] = 1.0
-            out.add_(vector, alpha=weight)
-            present.add_(sent, alpha=weight)
     if length and present.amin() > 0:
         return out.div_(present)
     # Where all weights are 0, the own value stays.
@@ -209,61 +211,41 @@ def _renormalize(
     return out
 
 
-def _at(vector: Float[Tensor, " n"], where: slice | Tensor) -> Float[Tensor, " k"]:
-    return vector[where] if isinstance(where, slice) else vector.index_select(0, where.to(vector.device))
+def _at(vector: Float[Tensor, " n"], where: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
+    return vector.index_select(0, where.to(vector.device))
 
 
 def _add_at(
-    vector: Float[Tensor, " n"], where: slice | Tensor, values: Float[Tensor, " k"] | float, weight: float
+    vector: Float[Tensor, " n"], where: Int[Tensor, " k"], values: Float[Tensor, " k"] | float, weight: float
 ) -> None:
     """``vector[where] += weight * values``; a repeated index counts once."""
-    if isinstance(where, slice):
-        vector[where].add_(values, alpha=weight)
-    else:
-        # (This takes a third of the time of indexing by brackets.)
-        vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
+    # (This takes a third of the time of indexing by brackets.)
+    vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
 
 
-def _parts(payload: Any) -> list[Part]:
-    parts = payload if isinstance(payload, list) else [payload]
-    for part in parts:
-        if not isinstance(part, Part):
-            raise ValueError(
-                f"combine: got {type(part).__name__}; accepted: a vector, a Part, a list of Parts or a Model"
-            )
-    return parts
-
-
-def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tensor:
-    """The coordinates of a part, as something that indexes a vector of the given length.
+def region(part: Part, length: int) -> Int[Tensor, " k"]:
+    """The coordinates of a part of a vector of the given length.
 
     Raises:
-        ValueError: for another length, an unknown index set, or a number of indices that differs from that of values.
+        ValueError: for another length, or a number of indices that differs from that of values.
     """
     if part.size != length:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
-    count = part.values.shape[0]
-    if isinstance(part.where, int):
-        if not 0 <= part.where <= length - count:
-            raise ValueError(f"combine: coordinates {part.where} to {part.where + count} of {length}")
-        return slice(part.where, part.where + count)
-    if isinstance(part.where, str):
-        if part.where not in sets:
-            raise ValueError(f"combine: index set {part.where!r} is not registered; known: {sorted(sets)}")
-        indices = sets[part.where]
-    else:
-        indices = part.where.long()
-    if indices.shape[0] != count:
-        raise ValueError(f"combine: {indices.shape[0]} indices for {count} values")
-    return indices
+    if part.where.shape != part.values.shape:
+        raise ValueError(f"combine: {part.where.shape[0]} indices for {part.values.shape[0]} values")
+    return part.where.long()
 
 
-def checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
     """The vector.
 
     Raises:
-        ValueError: if its length is not that of ``own``.
+        ValueError: if it is none, or its length is not that of ``own``.
     """
+    if not isinstance(vector, Tensor):
+        raise ValueError(
+            f"combine: rank {rank} sent {type(vector).__name__}; accepted: a vector, a Part or a Model"
+        )
     if vector.shape != own.shape:
         raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
     return vector

@@ -4,11 +4,13 @@
 
     message   = head, buffer, buffer, ...           the buffers in the order in which the structure names them
     head      = array of 3: tag (array of str and int), sent_at (float64), structure
-    structure = nil | bool | int | float64 | str | bin | array | map | tensor | part | model
+    structure = nil | bool | int | float64 | str | bin | array | map | tensor | part | model | coded
     map       = str or int -> structure, no key twice
-    tensor    = ext 1: dtype (uint8: its place in DTYPES), one uint64 (little-endian) a dimension
-    part      = ext 2: tensor (the values), int or str or tensor (where), int (the whole vector's size)
-    model     = ext 3: tensor (the parameters), tensor (the buffers)
+    tensor    = ext 1: dtype (uint8: its index in DTYPES), one uint64 (little-endian) a dimension
+    part      = ext 2: tensor (the values), tensor (their coordinates), int (the whole vector's size)
+    model     = ext 3: tensor or part or coded (the parameters), tensor (the buffers; left out where there are none)
+              | ext 4: as ext 1 (the parameters of a model without buffers)
+    coded     = ext 5: structure (what a codec made of the parameters)
 
 A structure says how large every buffer is, so a receiver checks it (:func:`describe`) before it allocates
 one. Nothing is unpickled, and nothing but :class:`FrameError` comes out of bytes that are wrong.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import GossamerError
+from gossamer.messages.tags import Coded, Part
 
 MAX_DEPTH = 32
 """Levels of containers in a payload."""
@@ -46,7 +47,7 @@ DTYPES: tuple[torch.dtype, ...] = (
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
 """By number of dimensions: a dtype's code, and the shape."""
-TENSOR, PART, MODEL = 1, 2, 3
+TENSOR, PART, MODEL, PARAMETERS, CODED = 1, 2, 3, 4, 5
 """The extension types."""
 
 _INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -77,16 +78,9 @@ def part_fault(values: Any, where: Any, size: Any) -> str | None:
     count = values.shape[0]
     if count > size:
         return f"a part of {count} values of a vector of {size}"
-    if isinstance(where, str):
-        return None
-    if isinstance(where, int) and not isinstance(where, bool):
-        if not 0 <= where <= size - count:
-            return f"a part of {count} values from {where} in a vector of {size}"
-        return None
-    if not isinstance(where, Tensor | BufferSpec):
-        return f"a part's where is {type(where).__name__}; accepted: int, str or an integer tensor"
-    if where.dtype not in _INDEX_DTYPES:
-        return f"a part's indices are {where.dtype}; accepted: {', '.join(map(str, _INDEX_DTYPES))}"
+    if not isinstance(where, Tensor | BufferSpec) or where.dtype not in _INDEX_DTYPES:
+        found = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
+        return f"a part's indices are {found}; accepted: {', '.join(map(str, _INDEX_DTYPES))}"
     if tuple(where.shape) != (count,):
         return f"a part of {count} values has indices of shape {tuple(where.shape)}"
     return None
@@ -95,6 +89,8 @@ def part_fault(values: Any, where: Any, size: Any) -> str | None:
 def model_fault(parameters: Any, buffers: Any) -> str | None:
     """What contradicts itself in a model, likewise."""
     for name, vector in (("parameters", parameters), ("buffers", buffers)):
+        if name == "parameters" and isinstance(vector, Part | Coded):
+            continue
         if not isinstance(vector, Tensor | BufferSpec) or len(vector.shape) != 1:
             return f"a model's {name} are not a vector"
     return None

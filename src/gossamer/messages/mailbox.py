@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from gossamer.messages.tags import Message, matches
@@ -212,12 +212,15 @@ class Mailbox:
                 return self._messages.pop(index)
         return None
 
-    def take_all(self, prefix: Prefix, sources: set[int] | None) -> list[Message]:
-        """Take out every message that fits, oldest first."""
+    def take_all(
+        self, prefix: Prefix, sources: set[int] | None, but: Container[tuple[int, Prefix]] = ()
+    ) -> list[Message]:
+        """Take out every message that fits, oldest first, except those of some (source, tag)."""
         taken: list[Message] = []
         left: list[Message] = []
         for message in self._messages:
             fits = (sources is None or message.source in sources) and matches(prefix, message.tag)
+            fits = fits and (message.source, message.tag) not in but
             (taken if fits else left).append(message)
         self._messages = left
         self.taken += len(taken)

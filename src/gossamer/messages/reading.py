@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from gossamer.messages.format import (
+    CODED,
     DTYPES,
     MAX_DEPTH,
     MAX_DIMENSIONS,
     MAX_ITEMS,
     MAX_TENSORS,
     MODEL,
+    PARAMETERS,
     PART,
     SHAPES,
     TENSOR,
@@ -25,7 +27,7 @@ from gossamer.messages.format import (
     model_fault,
     part_fault,
 )
-from gossamer.messages.tags import Model, Part, Payload
+from gossamer.messages.tags import Coded, Model, Part, Payload
 
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
@@ -171,33 +173,39 @@ class Reader:
             found[key] = self.value(inner)
         return found
 
-    def _inner(self) -> Any:
-        """A key, or what stands in a part or a model: no container, and not counted as a value of its own."""
+    def _inner(self, depth: int = MAX_DEPTH + 1) -> Any:
+        """A key, or what stands in a part or a model; it is not counted as a value of its own."""
         self._items -= 1
-        return self.value(MAX_DEPTH + 1)
+        return self.value(depth)
 
     def _extension(self, length: int, depth: int) -> Any:
         code = self.take(1)[0]
         end = self.at + length
         if code == TENSOR:
             return self._tensor(length)
-        if code not in (PART, MODEL):
+        if not PART <= code <= CODED:
             raise FrameError(f"extension type {code}, which no payload has")
         if depth > MAX_DEPTH:
-            raise FrameError("a part or a model inside a key, a part or a model")
-        if code == PART:
-            values, where, size = self._inner(), self._inner(), self._inner()
-            fault = part_fault(values, where, size) or _index_fault(where, size)
+            raise FrameError("a part or a model inside a key or a part")
+        value: Any
+        fault = None
+        if code == PARAMETERS:
+            value = Model(self._tensor(length))  # type: ignore[arg-type]
+            fault = model_fault(*value)
+        elif code == PART:
+            value = Part(self._inner(), self._inner(), self._inner())
+            fault = part_fault(value.values, value.where, value.size) or _index_fault(value)
+        elif code == MODEL:
+            parameters = self._inner(min(depth + 1, MAX_DEPTH))
+            value = Model(parameters, self._inner()) if self.at < end else Model(parameters)
+            fault = model_fault(*value)
         else:
-            parameters, buffers = self._inner(), self._inner()
-            fault = model_fault(parameters, buffers)
+            value = Coded(self.value(min(depth + 1, MAX_DEPTH)))
         if fault is not None:
             raise FrameError(fault)
         if self.at != end:
             raise FrameError("an extension that is not as long as what it holds")
-        if self._buffers is None:
-            return None
-        return Part(values, where, size) if code == PART else Model(parameters, buffers)
+        return value
 
     def _tensor(self, length: int) -> Tensor | BufferSpec:
         dimensions, rest = divmod(length - 1, 8)
@@ -227,13 +235,13 @@ class Reader:
         return buffer
 
 
-def _index_fault(where: Any, size: int) -> str | None:
+def _index_fault(part: Part) -> str | None:
     """Whether indices lie outside the vector."""
-    if not isinstance(where, Tensor) or where.numel() == 0:
+    if not isinstance(part.where, Tensor) or part.where.numel() == 0:
         return None
-    lowest, highest = (int(end) for end in where.aminmax())
+    lowest, highest = (int(end) for end in part.where.aminmax())
     return (
         None
-        if lowest >= 0 and highest < size
-        else f"a part's indices run from {lowest} to {highest} in a vector of {size}"
+        if lowest >= 0 and highest < part.size
+        else f"a part's indices run from {lowest} to {highest} in a vector of {part.size}"
     )

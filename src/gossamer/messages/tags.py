@@ -1,47 +1,105 @@
-"""What nodes say to each other: tags, messages, and the handle of a message on its way."""
+"""What nodes say to each other: tags, payloads, messages, and the handle of a message on its way."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 Tag = str | int | tuple[str | int, ...]
 """What a message is about; a receiver asks for a tag or for a prefix of it."""
 
 Payload = Any
-"""None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Part`, :class:`Model`, and
+"""None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Model`, :class:`Part`, :class:`Coded`, and
 lists and dicts of these."""
 
 WINDOW = 64 * 1024
 """Bytes of a message that may be sent and not yet acknowledged."""
 
-
-class Model(NamedTuple):
-    """Parameters (flat vector, float32 [P]) and buffers (float32 [B]; integer buffers as whole numbers)."""
-
-    parameters: Tensor
-    buffers: Tensor
+_NO_BUFFERS = torch.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some coordinates of a vector.
+    """Some coordinates of a vector, as sparsifying codecs send them.
 
     Args:
         values: the coordinates' values, shape [k].
-        where: the first of k consecutive coordinates; or the name of an index set that sender and receiver
-            have registered (``Node.index_set``), so that no index travels; or the indices themselves, an
-            integer tensor of shape [k].
+        where: the coordinates, an integer tensor of shape [k].
         size: length of the whole vector.
     """
 
     values: Tensor
-    where: int | str | Tensor
+    where: Tensor
     size: int
+
+    def over(self, vector: Tensor) -> Tensor:
+        """A new vector: these coordinates, and those of ``vector`` [size] elsewhere."""
+        return vector.scatter(0, self.where.long(), self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """The parameters of a model as a codec has encoded them.
+
+    Args:
+        payload: what the codec made of them, a tensor or a list.
+        decoded: what :meth:`~gossamer.codecs.Codec.decode` made of it again, kept for the other receivers of a
+            broadcast within one process; never sent.
+    """
+
+    payload: Payload
+    decoded: list[Tensor | Part] = field(default_factory=list, repr=False)
+
+
+class Model(NamedTuple):
+    """A model: parameters (a flat vector, float32 [P]) and buffers (float32 [B]; integer buffers as whole numbers).
+
+    Models are added, subtracted, negated, and multiplied and divided by numbers, parameters and buffers alike. The model
+    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest.
+    """
+
+    parameters: Tensor
+    buffers: Tensor = _NO_BUFFERS
+
+    def over(self, own: Model) -> Model:
+        """The whole model, with the values of ``own`` where this one has none."""
+        part: Any = self.parameters
+        return Model(part.over(own.parameters), self.buffers) if isinstance(part, Part) else self
+
+    def flatten(self) -> Tensor:
+        """Parameters and buffers in one vector [P + B]."""
+        return torch.cat(tuple(self))
+
+    def unflatten(self, v: Tensor) -> Model:
+        """The model that such a vector stands for."""
+        return Model(v[: len(self.parameters)], v[len(self.parameters) :])
+
+    def _each(self, function: Callable[..., Tensor], *others: Any) -> Model:
+        pairs = [other if isinstance(other, Model) else (other, other) for other in others]
+        return Model(*(function(*halves) for halves in zip(self, *pairs, strict=True)))
+
+    def __add__(self, other: Model) -> Model:  # type: ignore[override]
+        return self._each(torch.add, other)
+
+    def __sub__(self, other: Model) -> Model:
+        return self._each(torch.sub, other)
+
+    def __neg__(self) -> Model:
+        return self._each(torch.neg)
+
+    def __mul__(self, factor: float) -> Model:  # type: ignore[override]
+        return self._each(torch.mul, factor)
+
+    def __rmul__(self, factor: float) -> Model:  # type: ignore[override]
+        return self * factor
+
+    def __truediv__(self, divisor: float) -> Model:
+        return self._each(torch.div, divisor)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,6 +157,10 @@ class Sending(ABC):
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, None]: ...
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether awaiting it would return at once."""
 
     @abstractmethod
     def cancel(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.messages.format import (
+    CODED,
     CODES,
     DTYPES,
     MAX_DEPTH,
@@ -19,6 +20,7 @@ from gossamer.messages.format import (
     MAX_ITEMS,
     MAX_TENSORS,
     MODEL,
+    PARAMETERS,
     PART,
     SHAPES,
     TENSOR,
@@ -26,7 +28,7 @@ from gossamer.messages.format import (
     part_fault,
 )
 from gossamer.messages.reading import Reader
-from gossamer.messages.tags import Model, Part, Payload
+from gossamer.messages.tags import Coded, Model, Part, Payload
 
 _ACCEPTED = (
     "None, bool, int, float, str, bytes, a dense torch tensor, Part, Model, and lists and dicts of these"
@@ -60,11 +62,11 @@ def encode(payload: Payload) -> Encoded:
         ValueError: for an int beyond 64 bits, a part that contradicts itself, or a payload beyond the limits
             on depth, values and tensors.
     """
-    if _is_plain(payload):
-        buffer = (
-            payload if payload.is_contiguous() and not payload.requires_grad else _plain(payload).contiguous()
-        )
-        return Encoded(_structure_of_tensor(payload.dtype, payload.shape), (buffer,))
+    bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
+    alone = payload.parameters if bare else payload
+    if _is_plain(alone):
+        buffer = alone if alone.is_contiguous() and not alone.requires_grad else _plain(alone).contiguous()
+        return Encoded(_structure_of_one(alone.dtype, alone.shape, alone is not payload), (buffer,))
     structure, tensors = structure_of(payload)
     buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
     # Read as the receiver will, so that an index out of range is an error here, not a lost connection there.
@@ -84,9 +86,10 @@ def _is_plain(payload: Payload) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _structure_of_tensor(dtype: torch.dtype, shape: torch.Size) -> bytes:
-    """The structure of a payload that is one tensor: by far the most frequent one."""
-    structure, _ = structure_of(torch.empty(shape, dtype=dtype))
+def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> bytes:
+    """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
+    tensor = torch.empty(shape, dtype=dtype)
+    structure, _ = structure_of(Model(tensor) if is_model else tensor)
     return structure
 
 
@@ -109,7 +112,11 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     def tensor(item: Tensor) -> Tensor:
         return item if keep(item) else _plain(item).clone(memory_format=torch.contiguous_format)
 
-    return _Walk(tensor, lambda part, values, where: Part(values, where, part.size), Model).value(payload, ())
+    def part(item: Part, values: Tensor, where: Tensor) -> Part:
+        return Part(values, where, item.size)
+
+    # What a codec has made is nobody else's: it need not be copied.
+    return _Walk(tensor, part, Model, lambda coded, content: coded).value(payload, ())
 
 
 def structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
@@ -120,13 +127,20 @@ def structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
         tensors.append(item)
         return msgpack.ExtType(TENSOR, SHAPES[item.dim()].pack(CODES[item.dtype], *item.shape))
 
-    def part(item: Part, values: msgpack.ExtType, where: int | str | msgpack.ExtType) -> msgpack.ExtType:
-        return msgpack.ExtType(PART, msgpack.packb(values) + msgpack.packb(where) + msgpack.packb(item.size))
+    def part(item: Part, *inner: msgpack.ExtType) -> msgpack.ExtType:
+        return msgpack.ExtType(PART, b"".join(map(msgpack.packb, (*inner, item.size))))
 
-    def model(parameters: msgpack.ExtType, buffers: msgpack.ExtType) -> msgpack.ExtType:
-        return msgpack.ExtType(MODEL, msgpack.packb(parameters) + msgpack.packb(buffers))
+    def model(parameters: msgpack.ExtType, buffers: msgpack.ExtType | None = None) -> msgpack.ExtType:
+        if buffers is not None:
+            return msgpack.ExtType(MODEL, msgpack.packb(parameters) + msgpack.packb(buffers))
+        if parameters.code == TENSOR:
+            return msgpack.ExtType(PARAMETERS, parameters.data)
+        return msgpack.ExtType(MODEL, msgpack.packb(parameters))
 
-    return msgpack.packb(_Walk(tensor, part, model).value(payload, ())), tensors
+    def coded(item: Coded, content: Any) -> msgpack.ExtType:
+        return msgpack.ExtType(CODED, msgpack.packb(content))
+
+    return msgpack.packb(_Walk(tensor, part, model, coded).value(payload, ())), tensors
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -141,9 +155,11 @@ class _Walk:
         self,
         tensor: Callable[[Tensor], Any],
         part: Callable[[Part, Any, Any], Any],
-        model: Callable[[Any, Any], Any],
+        model: Callable[..., Any],
+        coded: Callable[[Coded, Any], Any],
     ) -> None:
         self._make_tensor, self._make_part, self._make_model = tensor, part, model
+        self._make_coded = coded
         self._items = 0
         self._tensors = 0
 
@@ -168,6 +184,8 @@ class _Walk:
             return self._model(item, path)
         if isinstance(item, Part):
             return self._part(item, path)
+        if isinstance(item, Coded):
+            return self._coded(item, path)
         if not isinstance(item, list | tuple | dict):
             raise TypeError(f"{_show(path)}: {type(item).__name__} can't be sent; accepted: {_ACCEPTED}")
         if len(path) >= MAX_DEPTH:
@@ -203,26 +221,28 @@ class _Walk:
         return self._make_tensor(item)
 
     def _model(self, item: Model, path: tuple[str | int, ...]) -> Any:
-        for name, vector in zip(Model._fields, item, strict=True):
-            if not isinstance(vector, Tensor):
-                raise TypeError(f"{_show((*path, name))}: {type(vector).__name__}; accepted: a tensor")
-        if fault := model_fault(item.parameters, item.buffers):
+        if fault := model_fault(*item):
             raise ValueError(f"{_show(path)}: {fault}")
-        return self._make_model(
-            self._tensor(item.parameters, (*path, "parameters")),
-            self._tensor(item.buffers, (*path, "buffers")),
-        )
+        vector: Any = item.parameters
+        inside = (*path, "parameters")
+        if isinstance(vector, Part):
+            parameters = self._part(vector, inside)
+        elif isinstance(vector, Coded):
+            parameters = self._coded(vector, inside)
+        else:
+            parameters = self._tensor(vector, inside)
+        if not item.buffers.shape[0]:
+            return self._make_model(parameters)
+        return self._make_model(parameters, self._tensor(item.buffers, (*path, "buffers")))
 
     def _part(self, item: Part, path: tuple[str | int, ...]) -> Any:
         if fault := part_fault(item.values, item.where, item.size):
             raise ValueError(f"{_show(path)}: {fault}")
-        where = item.where
         values = self._tensor(item.values, (*path, "values"))
-        if isinstance(where, Tensor):
-            return self._make_part(item, values, self._tensor(where, (*path, "where")))
-        return self._make_part(
-            item, values, _text(where, (*path, "where")) if isinstance(where, str) else int(where)
-        )
+        return self._make_part(item, values, self._tensor(item.where, (*path, "where")))
+
+    def _coded(self, item: Coded, path: tuple[str | int, ...]) -> Any:
+        return self._make_coded(item, self.value(item.payload, (*path, "payload")))
 
 
 def _text(item: str, path: tuple[str | int, ...]) -> str:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.errors import BadInput
 from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
 from gossamer.messages.mailbox import Inbox
 from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
-from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.host import Host
-from gossamer.node.learner import Learner
-from gossamer.node.life import Life
-from gossamer.node.model import OwnModel
-from gossamer.node.reception import Reception
-from gossamer.node.setup import NodeSetup
+from gossamer.node.questions import Questions
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
 from gossamer.topology.sampler import TAG as SAMPLER
+
+if TYPE_CHECKING:
+    from gossamer.node.runtime import NodeRuntime
 
 T = TypeVar("T")
 
@@ -45,14 +41,15 @@ class Node:
         label_counts: how many of them are of each class, int64 [classes]; None where the targets are not
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
-        lr: learning rate of the steps to come. The optimizer's schedule, if it has one, sets it when a round ends; what
-            an algorithm assigns lasts until then, without a schedule for ever.
-        state: all that must outlive a round, by name; values are payloads.
+        lr: learning rate of the next steps. The optimizer's schedule, if there is one, sets it when a round ends; a
+            value that an algorithm assigns lasts until then, or for ever without a schedule.
+        state: everything that must outlive a round, by name; values are payloads.
         round: rounds completed.
         step: local steps asked for so far.
     """
 
-    def __init__(self, setup: NodeSetup, host: Host) -> None:
+    def __init__(self, runtime: NodeRuntime) -> None:
+        setup = runtime.setup
         self.rank, self.size = setup.rank, setup.size
         self.samples = len(setup.samples)
         self.label_counts = setup.label_counts
@@ -61,22 +58,11 @@ class Node:
         self.state: dict[str, Payload] = {}
         self.round = 0
         self.step = 0
-        self.columns: dict[str, Any] = {}
-        self.losses: list[float] = []
-        self._setup, self._host = setup, host
-        self._own = OwnModel(setup.rank, setup.initial, setup.optimizer, host)
-        self._learner = Learner(setup, host, self._own, lambda loss: self.losses.append(loss))
-        self._index_sets: dict[str, Tensor] = {}
-        self._reception = Reception(setup.rank, host, lambda: self.round, setup.lost_peer)
-        self.ages = self._reception.ages
-        self._sampler = setup.topology.sampler(self, host)
-        self._receive_own = self._deliver_wrapped if setup.wrappers else self._reception.mailbox.deliver
-        #: For engines: what takes in the engine's own messages, if something does.
-        self.companion = None if setup.companion is None else setup.companion(self, host)
-        plain = self._sampler is None and self.companion is None
-        #: For engines: a message has arrived. What a wrapper raises is the node's failure.
-        self.deliver = self._receive_own if plain else self._deliver_sorted
-        self._life = Life(self._reception.mailbox.retire)
+        self._runtime, self._setup, self._host = runtime, setup, runtime.host
+        self._own, self._learner, self._reception = runtime.own, runtime.learner, runtime.reception
+        self._has_buffers = setup.layout.buffer_size > 0
+        self._questions = Questions(self, self._reception)
+        self._sampler = setup.topology.sampler(self, self._host)
 
     # --- the model
 
@@ -106,12 +92,17 @@ class Node:
 
     @property
     def model(self) -> Model:
-        """Parameters and buffers together: assignable, sendable, mixable."""
+        """Parameters and buffers together: what nodes send each other, mix and assign. A model that has only some of the
+        parameters, as a sparsifying codec leaves them, sets these and keeps the others."""
         return Model(self.parameters, self.buffers)
 
     @model.setter
     def model(self, model: Model) -> None:
-        self.parameters, self.buffers = model
+        if type(model.parameters) is not Tensor:
+            model = model.over(self.model)
+        self.parameters = model.parameters
+        if self._has_buffers or len(model.buffers):
+            self.buffers = model.buffers
 
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
@@ -178,13 +169,28 @@ class Node:
         aggregate: bool = False,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
-        :func:`gossamer.learning.mixing.combine`. What stands for who is missing, the experiment's ``gather.missing`` says
-        where ``missing`` doesn't. ``self_weight`` None is one minus the sum of ``weights``; where it is given, nobody checks
-        what all sum to. With ``aggregate``, own and inbox are models, and the experiment's aggregator combines them."""
+        :func:`gossamer.learning.mixing.combine`.
+
+        Args:
+            own: a vector of any length, or a :class:`Model`; integer vectors are summed in the ring of their dtype.
+            inbox: rank -> a vector, a :class:`Part` of one or a :class:`Model`.
+            weights: rank -> weight.
+            self_weight: None is one minus the sum of ``weights``. Where it is given, nothing checks what all sum to.
+            missing: what stands for values that did not come; None is the experiment's ``gather.missing`` for absent
+                ranks, and the own values for the missing coordinates of a part.
+            aggregate: whether own and inbox are models, which the experiment's aggregator combines.
+
+        Returns:
+            A vector or a model, as ``own`` is.
+        """
+        whole = isinstance(own, Model)
+        if not (whole and len(own.buffers)):
+            own, inbox = own.parameters if whole else own, _parameters(inbox)
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
         aggregator = self._setup.aggregator if aggregate else None
-        mix = Mix(own, inbox, weights, self_weight, stands_in, self._index_sets, aggregator)
-        return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
+        mix = Mix(own, inbox, weights, self_weight, stands_in, aggregator)
+        mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
+        return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
     async def mix(
         self,
@@ -197,16 +203,17 @@ class Node:
         """Read the parameters, combine them with the inbox by the experiment's aggregator (the weighted mean, unless it
         names another one) and write the result, indivisibly.
 
-        An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only. ``missing`` and
-        ``self_weight`` are as for :meth:`combine`.
+        An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
+        :meth:`combine`.
         """
+        whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
+        if not whole:
+            inbox = _parameters(inbox)
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
-        whole = any(isinstance(payload, Model) for payload in inbox.values())
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            aggregator = self._setup.aggregator
-            return Mix(own, inbox, weights, self_weight, stands_in, self._index_sets, aggregator)
+            return Mix(own, inbox, weights, self_weight, stands_in, self._setup.aggregator)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -221,7 +228,7 @@ class Node:
     ) -> dict[str, float]:
         """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
         evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
-        a third of the steps that as many samples are), unlike the evaluation that the engine records.
+        a third of a step for every batch of samples), unlike the evaluation that the engine records.
 
         Raises:
             ValueError: for a name that is no evaluation set.
@@ -236,7 +243,7 @@ class Node:
         if v is None or isinstance(v, Model):
             return v or self.model
         self._check_vector(v, "model", self._setup.layout.size)
-        # The caller may go on to write its own vector; the store's vectors nobody writes.
+        # The caller may write its own vector later; nobody writes the store's vectors.
         return Model(self._host.store(v), self.buffers)
 
     # --- talking
@@ -245,48 +252,76 @@ class Node:
         """Every rank that this node may send to, ascending: all the others."""
         return tuple(rank for rank in range(self.size) if rank != self.rank)
 
-    def send(self, to: int, payload: Payload, tag: Tag) -> Sending:
-        """Queue a message, first in first out per node; what the payload holds is fixed at the call.
+    def send(self, to: int, payload: Payload, tag: Tag, *, exact: bool = False) -> Sending:
+        """Queue a message, first in first out per node; the payload is fixed at the call.
 
-        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged;
-        its ``cancel()`` takes the message back. To a peer known dead it returns at once and the message is
-        counted as lost.
+        Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; ``done()``
+        says whether it is; ``cancel()`` takes the message back. To a peer known dead it returns at once and the message
+        is counted as lost.
+
+        Args:
+            to: the receiver's rank.
+            payload: what is sent. The experiment's codec encodes every :class:`Model` in it, and nothing else: send
+                ``node.model``, or mark a vector of your own as ``Model(vector)``.
+            tag: what it is about.
+            exact: leave models as they are, for what is no model but a difference or a sum of models.
 
         Raises:
             ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
             TypeError: for a payload or tag that can't travel.
         """
-        self._check_peer(to)
-        name = self._own_tag(tag)
-        for wrapper in self._setup.wrappers:
-            payload = wrapper.outgoing(self, to, payload, name)
-        return self._host.send((to,), freeze(payload, self._host.is_stored), name)[0]
+        return self.broadcast((to,), payload, tag, exact=exact)[0]
 
-    def broadcast(self, to: Iterable[int], payload: Payload, tag: Tag) -> list[Sending]:
-        """``send`` the same payload to several ranks, in ascending order."""
+    def broadcast(
+        self, to: Iterable[int], payload: Payload, tag: Tag, *, exact: bool = False
+    ) -> list[Sending]:
+        """``send`` the same payload to several ranks, in ascending order. It is encoded once."""
         ranks = sorted(to)
-        if self._setup.wrappers:  # each receiver may get something else
-            return [self.send(rank, payload, tag) for rank in ranks]
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
-            for rank in ranks:
-                self._check_peer(rank)
-        # (Its own parameters, by far the most frequent payload, lie in the store.)
-        frozen = payload if payload is self._own.parameters.vector else freeze(payload, self._host.is_stored)
-        return self._host.send(ranks, frozen, self._own_tag(tag))
-
-    def _own_tag(self, tag: Tag) -> tuple[str | int, ...]:
+            self._refuse_ranks(ranks)
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
             raise ValueError(
-                f"tag {tag!r}: {SAMPLER!r} is for the peer sampler; accepted: any other first part"
+                f"tag {tag!r}: {SAMPLER!r} belongs to the peer sampler; accepted: any other first part"
             )
-        return name
+        runtime, own = self._runtime, self._own.parameters.vector
+        if not ranks:
+            return []
+        if runtime.coder is not None and not exact:
+            payload = runtime.coder.encode(payload)
+        # (The node's own parameters, by far the most frequent payload, are in the store.)
+        if payload is not own and not (
+            type(payload) is Model and payload.parameters is own and not self._has_buffers
+        ):
+            payload = freeze(payload, self._host.is_stored)
+        if runtime.outgoing:
+            return self._send_wrapped(ranks, payload, name)
+        return self._host.send(ranks, payload, name)
 
-    def _check_peer(self, rank: int) -> None:
-        if rank == self.rank or not 0 <= rank < self.size:
-            raise ValueError(
-                f"node {self.rank}: send to rank {rank}; accepted: 0 to {self.size - 1} but itself"
-            )
+    def _send_wrapped(
+        self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]
+    ) -> list[Sending]:
+        """Let wrappers change the payload for each receiver. Neighbouring ranks that get the same object share it."""
+        groups: list[tuple[list[int], Payload]] = []
+        for rank in ranks:
+            changed = payload
+            for wrapper in self._runtime.outgoing:
+                changed = wrapper.outgoing(self, rank, changed, name)
+            if groups and groups[-1][1] is changed:
+                groups[-1][0].append(rank)
+            else:
+                groups.append(([rank], changed))
+        sendings: list[Sending] = []
+        for group, changed in groups:
+            frozen = changed if changed is payload else freeze(changed, self._host.is_stored)
+            sendings += self._host.send(group, frozen, name)
+        return sendings
+
+    def _refuse_ranks(self, ranks: Sequence[int]) -> NoReturn:
+        wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
+        raise ValueError(
+            f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
+        )
 
     async def receive(
         self,
@@ -302,8 +337,8 @@ class Node:
             tag: a tag or the beginning of one; None is any.
             source: the sender; None is anyone.
             timeout: seconds to wait at most; a message delivered at that very instant still counts.
-            keep_as: leave the message here for another task, under this tag in place of its own: as far as ages and
-                counters go, it is taken by who takes it then.
+            keep_as: leave the message in the mailbox for another task, under this tag instead of its own. Ages and
+                counters include it when that task takes it.
 
         Raises:
             TimeoutError: if none came in time.
@@ -325,7 +360,7 @@ class Node:
         Args:
             tag: a tag or the beginning of one; None is any.
             source: the sender; None is anyone.
-            newest: give only the newest of each sender and (whole) tag; the ones before it are counted as superseded.
+            newest: give only the newest of each sender and (whole) tag; older ones are counted as superseded.
         """
         return self._reception.drain(() if tag is None else as_tag(tag), source, newest=newest)
 
@@ -335,14 +370,14 @@ class Node:
         """Collect one message under a tag from each of some peers.
 
         Args:
-            peers: whom to wait for.
+            peers: the ranks to wait for.
             tag: the tag, or the beginning of it.
             at_least: go on as soon as this many are here (with all that are here by then).
             timeout: seconds after which to go on with what is here; None is the experiment's
                 ``gather.timeout_s``.
 
         Returns:
-            Rank -> payload in rank order; ``.missing`` names who did not send. What they send later under
+            Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
             this tag is counted and dropped.
 
         Raises:
@@ -350,6 +385,62 @@ class Node:
         """
         timeout = self._setup.gather_timeout_s if timeout is None else timeout
         return await self._reception.gather(set(peers), as_tag(tag), at_least, timeout)
+
+    # --- questions and answers
+
+    async def ask(
+        self,
+        peer: int,
+        payload: Payload,
+        tag: Tag,
+        timeout: float | None = None,
+        *,
+        keep_s: float | None = None,
+        exact: bool = False,
+    ) -> Payload:
+        """Send a question to a peer that answers such questions (:meth:`answer`), and wait for its answer.
+
+        The answer to a question (tag, ...) has the tag ("answer", ...): what follows the question's first part, such as
+        the round, tells apart the questions that are open between two nodes.
+
+        Args:
+            peer: the rank that is asked.
+            payload: the question.
+            tag: what it is about.
+            timeout: seconds to wait at most; None is for ever.
+            keep_s: how long after the question its answer is still wanted. One that comes after ``timeout`` is kept
+                for :meth:`drain_answers` and :meth:`next_answer`. None: it is counted as late and dropped.
+            exact: as for :meth:`send`.
+
+        Returns:
+            The answer's payload.
+
+        Raises:
+            TimeoutError: if no answer came in time.
+            PeerLost: if the peer is dead.
+            ValueError: if a question of the same tag to the same peer is open.
+        """
+        return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
+
+    def answer(
+        self, tag: Tag, handler: Callable[[Message], Payload], *, exact: bool = False
+    ) -> asyncio.Task[None]:
+        """Answer every question whose tag begins with ``tag``, in a task of this node, as long as the run lasts.
+
+        Args:
+            tag: a tag or the beginning of one.
+            handler: gives the answer to a question. Nothing else of the node runs meanwhile.
+            exact: as for :meth:`send`.
+        """
+        return self.spawn(self._questions.serve(as_tag(tag), handler, exact))
+
+    def drain_answers(self) -> list[Payload]:
+        """The answers that came too late for their :meth:`ask` and are here now, oldest first; never waits."""
+        return self._questions.drain()
+
+    async def next_answer(self) -> Payload | None:
+        """Wait for the answer to the oldest question that is still open; None when no answer is wanted any more."""
+        return await self._questions.next()
 
     # --- the graph
 
@@ -431,16 +522,9 @@ class Node:
         return self._host.secret(n)
 
     def store(self, v: Float[Tensor, " params"]) -> Float[Tensor, " params"]:
-        """An immutable copy of a vector [P]. It and its slices are sent without being copied again, however often."""
+        """An immutable copy of a vector [P]. It and its slices are sent without another copy, however often."""
         self._check_vector(v, "store", self._setup.layout.size)
         return self._host.store(v)
-
-    def index_set(self, name: str, indices: Int[Tensor, " k"]) -> None:
-        """Register coordinates under a name, so that a :class:`Part` can name them instead of carrying them.
-
-        Sender and receiver must register the same.
-        """
-        self._index_sets[name] = indices.detach().to(torch.int64, copy=True)
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row.
@@ -453,8 +537,8 @@ class Node:
                 raise TypeError(
                     f"node.record: {name}: got a {type(value).__name__}; accepted: numbers, text, None, lists, mappings"
                 )
-            # NumPy's and torch's scalars are recorded as the Python numbers that they stand for.
-            self.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
+            # NumPy's and torch's scalars are recorded as Python numbers.
+            self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
     def rounds(self) -> _Rounds:
         """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are
@@ -475,7 +559,7 @@ class Node:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes and messages so far: as they are now, what is leaving counted as far as it is gone."""
+        """Bytes and messages so far; of a message that is leaving, the part that is gone."""
         return self._host.traffic
 
     @property
@@ -484,159 +568,20 @@ class Node:
         return self._host.finished(self.round)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something beside: a task owned by this node, awaitable and cancellable.
+        """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable.
 
         It starts when the spawning task next waits. It ends with the node at the latest: when ``run`` of
-        every node has returned, tasks that are still there are cancelled. An exception in it, awaited or not,
-        fails the node.
+        every node has returned, tasks that are still there are cancelled. An exception in it, awaited or
+        not, fails the node.
         """
-        return self._life.spawn(coroutine)
+        return self._runtime.tasks.spawn(coroutine)
 
-    # --- for engines
 
-    def _deliver_wrapped(self, message: Message) -> None:
-        changed: Message | None = message
-        try:
-            for wrapper in reversed(self._setup.wrappers):
-                if changed is not None:
-                    changed = wrapper.incoming(self, changed)
-        except Exception as error:  # noqa: BLE001 - an author's wrapper may raise anything
-            self.fail(error)
-            return
-        if changed is not None:
-            self._reception.mailbox.deliver(changed)
-
-    def _deliver_sorted(self, message: Message) -> None:
-        if self._sampler is not None and message.tag[:1] == (SAMPLER,):
-            self._sampler.deliver(message)
-            return
-        try:
-            if self.companion is not None and self.companion.takes(message):
-                return
-        except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
-            self.fail(error)
-            return
-        self._receive_own(message)
-
-    def peer_lost(self) -> None:
-        """For engines: ``host.lost`` has grown."""
-        self._reception.mailbox.wake_all()
-        if self.companion is not None:
-            self.companion.peer_lost()
-
-    def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
-        """For engines: a peer that was away is back; ``host.lost`` has it no more.
-
-        Args:
-            rank: the peer.
-            first: the round from which on it takes part; in those before nobody waits for it.
-            anew: whether it was started again, so that nothing that it owed will come.
-        """
-        self._reception.found(rank, first, anew=anew)
-
-    def first_of(self, rank: int) -> int:
-        """For engines: the round from which on a peer takes part, as far as was said (:meth:`peer_found`)."""
-        return self._reception.first.get(rank, 0)
-
-    def rejoin(self, first: int) -> None:
-        """For engines: the node was taken for dead, or was; it takes part again from a round on. In the rounds before, if
-        it is in one, it waits for nobody, since what the others sent meanwhile is lost."""
-        self._reception.rejoin(first)
-
-    def catch_up(self) -> None:
-        """Go on with the round from which on this node takes part again, if it is in one before."""
-        first = self._reception.first.get(self.rank, 0)
-        if first > self.round:
-            self.round = first
-            if self._setup.optimizer.schedule is not None:
-                self.lr = self._setup.optimizer.lr_at(self.round)
-
-    def waiting(self) -> list[str]:
-        """What this node's tasks wait for, in words."""
-        return self._reception.mailbox.waiting()
-
-    def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """For engines: whether a task is one of this node's."""
-        return self._life.owns(task)
-
-    def fail(self, error: BaseException) -> None:
-        """For engines: something of this node has failed; only the first failure counts."""
-        self._life.fail(error)
-
-    async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """For engines: run the node's protocol until it returns; its first failure, in any of its tasks, is
-        raised.
-
-        Tasks that the protocol spawned go on until :meth:`end`.
-        """
-        beside = () if self._sampler is None else (self._sampler.run(),)
-        await self._life.live(protocol, *beside)
-
-    async def failure(self) -> BaseException:
-        """For engines: wait for a task of this node to fail, after its protocol has returned."""
-        return await self._life.failure()
-
-    async def end(self) -> None:
-        """For engines: cancel every task of this node and wait until it has ended."""
-        await self._life.end()
-
-    def checkpoint(self, **engine: Payload) -> Checkpoint:
-        """For engines: all that this node needs to go on from here, at a round's end. Its vectors are shared, not copied,
-        but for tensors in ``state`` that are not in the store, which the algorithm may write.
-
-        Args:
-            engine: what the engine keeps of the node beside.
-
-        Raises:
-            TypeError, ValueError: for something in ``state`` that is no payload.
-        """
-        try:
-            state = freeze(self.state, self._host.is_stored)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"node.state: {error}") from None
-        node = {
-            "step": self.step,
-            "lr": self.lr,
-            "reset": self._own.reset,
-            "index_sets": dict(self._index_sets),  # whose tensors are this node's own
-            "columns": dict(self.columns),
-            "losses": list(self.losses),
-            **self._reception.saved(),
-        }
-        return Checkpoint(
-            rank=self.rank,
-            round=self.round,
-            time_s=self.now(),
-            model=self._own.snapshot(),
-            optimizer=self._own.state,
-            state=state,
-            node=node,
-            unread=self._reception.mailbox.unread(),
-            engine=engine,
-        )
-
-    def restore(self, saved: Checkpoint) -> None:
-        """For engines, before :meth:`live`: be the node that was saved. What was on its way to it is the engine's to deliver.
-
-        Raises:
-            BadInput: for the checkpoint of another node, or of another model.
-        """
-        layout = self._setup.layout
-        shapes = [tuple(vector.shape) for vector in saved.model]
-        if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
-            raise BadInput(
-                f"checkpoint: of node {saved.rank}, with {shapes[0]} parameters and {shapes[1]} buffers; accepted: of node"
-                f" {self.rank}, with ({layout.size},) and ({layout.buffer_size},)"
-            )
-        node = saved.node
-        self.round, self.step, self.lr = saved.round, node["step"], node["lr"]
-        self.model = saved.model
-        self._own.state = None if saved.optimizer is None else dict(saved.optimizer)
-        self._own.reset = node["reset"]
-        self.state = freeze(dict(saved.state), lambda tensor: True)
-        self._index_sets = dict(node["index_sets"])
-        self.columns, self.losses = dict(node["columns"]), list(node["losses"])
-        self._reception.restore(saved.unread, node)
+def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
+    """An inbox with the parameters of its models."""
+    return {
+        rank: payload.parameters if type(payload) is Model else payload for rank, payload in inbox.items()
+    }
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -659,11 +604,13 @@ class _Rounds:
         raise TypeError("node.rounds() without async; accepted: async for r in node.rounds()")
 
     async def __anext__(self) -> int:
+        node, runtime = self._node, self._node._runtime
         if self._current is not None:
-            await self._node.end_round(self._current)
-        if self._node._reception.first:
-            self._node.catch_up()
-        if self._node.finished:
+            await node.end_round(self._current)
+        runtime.catch_up()
+        if node.finished:
             raise StopAsyncIteration
-        self._current = self._node.round
+        self._current = node.round
+        for wrapper in runtime.before_round:
+            await wrapper.before_round(node, self._current)
         return self._current

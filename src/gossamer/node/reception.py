@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from gossamer.codecs.codec import Coder
 from gossamer.errors import GossamerError
 from gossamer.messages.mailbox import Ages, Inbox, Mailbox, Prefix, Waiter
 from gossamer.messages.tags import Message
@@ -29,6 +30,7 @@ class Reception:
         mailbox: where messages are that nobody has taken.
         ages: how old they were when they were taken.
         first: the round in which a node that was away takes part again, by rank; this one may be among them.
+        coder: decodes the models in messages, if the experiment has a codec.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Reception:
         self.mailbox = Mailbox(self._drop)
         self.ages = Ages()
         self.first: dict[int, int] = {}
+        self.coder: Coder | None = None
 
     # --- taking messages
 
@@ -60,25 +63,30 @@ class Reception:
                 if source in self._host.lost:
                     raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
                 await waiter.wait()
+            opened = self._opened(message)
             if keep_as is None:
                 self._took((message,))
             else:
-                self.mailbox.deliver(replace(message, tag=keep_as))
-            return _intact(message)
+                self.mailbox.deliver(replace(opened, tag=keep_as))
+            return opened
         finally:
             self.mailbox.unwatch(waiter)
             if timer is not None:
                 timer.cancel()
 
-    def drain(self, prefix: Prefix, source: int | None, *, newest: bool) -> list[Message]:
-        """Take every message that fits; see :meth:`Node.drain`."""
-        taken = self.mailbox.take_all(prefix, None if source is None else {source})
+    def drain(
+        self, prefix: Prefix, source: int | None, *, newest: bool, but: Container[tuple[int, Prefix]] = ()
+    ) -> list[Message]:
+        """Take every message that fits, except those of some (source, tag); see :meth:`Node.drain`."""
+        taken = self.mailbox.take_all(prefix, None if source is None else {source}, but)
+        if self.coder is not None:  # superseded ones too: a codec may need to see each message of a sender
+            taken = [self._opened(message) for message in taken]
         if newest:
             last = {(message.source, message.tag): message for message in taken}
             self._host.counters.messages_superseded += len(taken) - len(last)
             taken = [message for message in taken if last[message.source, message.tag] is message]
         self._took(taken)
-        return [_intact(message) for message in taken]
+        return taken if self.coder is not None else [self._opened(message) for message in taken]
 
     async def gather(
         self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
@@ -111,10 +119,23 @@ class Reception:
             missing = wanted - taken.keys()
             self.mailbox.close(prefix, missing)
         self._took(taken.values())
-        for message in taken.values():
-            if not message.unchanged():
-                _intact(message)
+        for rank, message in taken.items():
+            if self.coder is not None or not message.unchanged():
+                taken[rank] = self._opened(message)
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _opened(self, message: Message) -> Message:
+        """A message whose models are decoded.
+
+        Raises:
+            RuntimeError: if a vector in it was modified in place.
+        """
+        if not message.unchanged():
+            raise RuntimeError(
+                f"message {message.tag} from node {message.source} was modified in place by another of its"
+                " receivers or its sender; what is in a message is immutable: compute a new vector"
+            )
+        return message if self.coder is None else self.coder.decode(message)
 
     def _took(self, messages: Collection[Message]) -> None:
         self._host.counters.messages_taken += len(messages)
@@ -160,12 +181,3 @@ class Reception:
         late = [(source, tuple(prefix), count) for source, prefix, count in saved["late"]]
         self.mailbox.restore(unread, late)
         self.ages.restore(saved["ages"])
-
-
-def _intact(message: Message) -> Message:
-    if not message.unchanged():
-        raise RuntimeError(
-            f"message {message.tag} from node {message.source} was modified in place by another of its"
-            " receivers or its sender; what is in a message is immutable: compute a new vector"
-        )
-    return message

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from jaxtyping import Int
 
+from gossamer.codecs.codec import Codec
 from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.mixing import Missing
 from gossamer.learning.optimizer import Optimizer
@@ -19,7 +20,7 @@ from gossamer.node.wrapper import NodeWrapper
 from gossamer.topology import TopologySchedule
 
 if TYPE_CHECKING:
-    from gossamer.node.node import Node
+    from gossamer.node.runtime import NodeRuntime
 
 
 class Companion(Protocol):
@@ -30,6 +31,23 @@ class Companion(Protocol):
 
     def peer_lost(self) -> None:
         """``host.lost`` has grown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The rest of an experiment, as an algorithm's ``check`` sees it.
+
+    Args:
+        nodes: number of nodes.
+        topology: who may talk to whom.
+        optimizer: takes local steps.
+        codec: encodes models; None sends them as they are.
+    """
+
+    nodes: int
+    topology: TopologySchedule
+    optimizer: Optimizer
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +73,7 @@ class NodeSetup:
             :meth:`gossamer.node.Node.combine`.
         aggregator: what :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean.
         wrappers: change what the node sends or receives, outermost last.
+        codec: encodes the models that the node sends; None sends them as they are.
         companion: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
     """
 
@@ -74,4 +93,5 @@ class NodeSetup:
     missing: Missing = "own"
     aggregator: Aggregator | None = None
     wrappers: Sequence[NodeWrapper] = ()
-    companion: Callable[[Node, Host], Companion] | None = None
+    codec: Codec | None = None
+    companion: Callable[[NodeRuntime, Host], Companion] | None = None

@@ -13,7 +13,7 @@ import torch
 
 from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
@@ -156,7 +156,7 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 
 def node_row(
-    node: Node,
+    node: NodeRuntime,
     moment: Moment,
     traffic: Traffic,
     time_s: float,
@@ -171,7 +171,7 @@ def node_row(
     return {
         "node": node.rank,
         "round": node.round,
-        "step": node.step,
+        "step": node.node.step,
         "time_s": time_s,
         "wall_s": wall_s,
         "moment": moment_text(moment),

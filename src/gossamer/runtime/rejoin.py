@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
-from gossamer.node import Node
+from gossamer.node import Node, NodeRuntime
 from gossamer.node.host import Host
 
 _TAG = "gossamer/newcomer"
@@ -63,7 +63,7 @@ class Hospitality:
         asks: whom the node asks for the model that it is to begin with, and since when; None where it doesn't.
     """
 
-    def __init__(self, node: Node, host: Host) -> None:
+    def __init__(self, node: NodeRuntime, host: Host) -> None:
         self._node, self._host = node, host
         self.asks: tuple[int, float] | None = None
         self._asked = 0
@@ -83,7 +83,7 @@ class Hospitality:
         node = self._node
         match tag[1:]:
             case "ask", int(number):
-                self._answer(source, node.model if len(node.buffers) else node.parameters, "give", number)
+                self._answer(source, node.model, "give", number)
             case "give", int():
                 question = self._questions.get(source)
                 if question is not None and question.open and question.expects == tag:
@@ -138,7 +138,7 @@ class Hospitality:
             self._questions[rank].close(self._questions[rank].answer)
 
 
-def _hospitality(node: Node) -> Hospitality:
+def _hospitality(node: NodeRuntime) -> Hospitality:
     assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
     return node.companion
 
@@ -157,7 +157,7 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
 
 async def newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]],
-    node: Node,
+    node: NodeRuntime,
     timeout_s: float | None,
 ) -> None:
     """The protocol of a node that comes later.
@@ -169,29 +169,27 @@ async def newcomer(
     """
     if timeout_s is not None:
         await _begin_as_neighbor(node, timeout_s)
-    await run(node)
+    await run(node.node)
 
 
-async def _begin_as_neighbor(node: Node, timeout_s: float) -> None:
+async def _begin_as_neighbor(node: NodeRuntime, timeout_s: float) -> None:
     """Take over the model of the first neighbour that gives one that fits; without one the node keeps its own."""
     hospitality = _hospitality(node)
-    for peer in await node.neighbors(direction="in" if node.view is None else "out"):
+    for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
         question = hospitality.question(peer, "give")
-        hospitality.asks = peer, node.now()
+        hospitality.asks = peer, node.node.now()
         await hospitality.ask(question, "ask", None, timeout_s)
         hospitality.asks = None
         given = question.answer
         question.close()
-        if _fits(given, node.model if len(node.buffers) else node.parameters):
-            if isinstance(given, Model):
-                node.model = given
-            else:
-                node.parameters = given
+        if _fits(given, node.model):
+            node.node.model = given
             return
 
 
-def _fits(given: Any, own: Model | Tensor) -> bool:
-    """Whether this may stand in the place of a node's own model, as far as shapes say."""
-    if isinstance(own, Model):
-        return isinstance(given, Model) and all(map(_fits, given, own))
-    return isinstance(given, Tensor) and (given.shape, given.dtype) == (own.shape, own.dtype)
+def _fits(given: Any, own: Model) -> bool:
+    """Whether this may replace a node's own model, as far as shapes say."""
+    return isinstance(given, Model) and all(
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        for one, other in zip(given, own, strict=True)
+    )

@@ -23,7 +23,7 @@ from gossamer.learning import Mean
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Network
-from gossamer.node import NodeSetup
+from gossamer.node import NodeSetup, Setting
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.runtime.rejoin import Hospitality
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -93,6 +93,7 @@ class Setup:
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
             wrappers=experiment.wrappers,
+            codec=experiment.codec,
             companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
@@ -133,6 +134,8 @@ def prepare(experiment: Experiment) -> Setup:
     _check_network(experiment, network)
     _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
+    if not holders:
+        raise BadInput(f"nodes: {nodes} for {algorithm.name_of()}, of which none holds data; accepted: more")
     task = load_task(experiment.task, experiment.data_root, seed)
     layout = _layout(task.model)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
@@ -151,7 +154,8 @@ def prepare(experiment: Experiment) -> Setup:
             f" {listed(bearing)})"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
-    algorithm.check(topology, experiment.optimizer)
+    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
+    _check_codec(experiment, topology, network, faults)
     _check_aggregator(experiment, topology)
     task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     _check_metric(experiment, task)
@@ -274,6 +278,36 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
             f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
             " node, or other parameters"
         )
+
+
+def _check_codec(
+    experiment: Experiment, topology: TopologySchedule, network: Network, faults: FaultSchedule
+) -> None:
+    """Refuse a codec that has nothing to encode, or whose needs are not met."""
+    codec, algorithm = experiment.codec, experiment.algorithm
+    if codec is None:
+        return
+    name = algorithm.name_of()
+    if not algorithm.sends_models():
+        raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
+    for part in codec.parts():
+        if part.needs_static_graph and not topology.static:
+            raise BadInput(
+                f"topology: one that changes, with codec {part.name_of()}; accepted: one that does not"
+            )
+        if not part.needs_every_message:
+            continue
+        restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
+        for lossy, found in (
+            (network.loses(experiment.nodes, experiment.seed), "a network or faults that lose messages"),
+            (faults.affected or restarts, "nodes that are away"),
+            (experiment.gather.timeout_s is not None, "gather.timeout_s, after which messages are dropped"),
+            (algorithm.takes_back(), f"{name}, which takes messages back"),
+        ):
+            if lossy:
+                raise BadInput(
+                    f"codec: {part.name_of()}, which needs every message, with {found}; accepted: none of this"
+                )
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TextIO
 
 from gossamer.errors import GossamerError
-from gossamer.node import Node
+from gossamer.node import Node, NodeRuntime
 
 _UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
 
 
 @contextmanager
-def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
+def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
     """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` that was never awaited.
 
     Args:
@@ -44,7 +44,7 @@ def unawaited_calls_fail(nodes: Sequence[Node]) -> Iterator[None]:
         yield
 
 
-def _current(nodes: Sequence[Node]) -> Node | None:
+def _current(nodes: Sequence[NodeRuntime]) -> NodeRuntime | None:
     """The node whose task runs now in this thread."""
     try:
         task = asyncio.current_task()

@@ -42,7 +42,7 @@ class Scene:
 
             weights = dict.fromkeys(inbox, 0.2)
             await self.mixing.submit(
-                node, lambda: Mix(self.held[node], inbox, weights, None, "own", {}), commit, read=read
+                node, lambda: Mix(self.held[node], inbox, weights, None, "own"), commit, read=read
             )
 
         self.loop.run_until_complete(step())
@@ -82,8 +82,8 @@ def test_owed_sums_are_those_of_a_loop_that_owes_nothing(
             clone: dict[int, Any] = {other: expected[other].clone() for other in others}
             if kind == "part" and others:
                 first = min(others)
-                inbox[first] = Part(inbox[first][10:30], 10, P)
-                clone[first] = Part(clone[first][10:30], 10, P)
+                inbox[first] = Part(inbox[first][10:30], torch.arange(10, 30), P)
+                clone[first] = Part(clone[first][10:30], torch.arange(10, 30), P)
             scene.mix(node, inbox, read=kind == "mix and read")
             expected[node] = combine(expected[node], clone, dict.fromkeys(clone, 0.2))
         for node in range(5):
@@ -120,7 +120,7 @@ def test_what_its_author_does_with_an_inbox_afterwards_does_not_matter() -> None
         def commit(mixed: torch.Tensor) -> None:
             scene.held[0] = mixed
 
-        mix = Mix(scene.held[0], inbox, weights, None, "own", {})
+        mix = Mix(scene.held[0], inbox, weights, None, "own")
         await scene.mixing.submit(0, lambda: mix, commit, read=False)
         inbox.clear()
         weights.clear()
@@ -134,7 +134,7 @@ def test_what_is_read_at_once_is_there_when_it_is_awaited() -> None:
     scene = Scene(2)
 
     async def step() -> torch.Tensor:
-        mix = Mix(scene.held[0], {1: scene.held[1]}, {1: 0.5}, None, "own", {})
+        mix = Mix(scene.held[0], {1: scene.held[1]}, {1: 0.5}, None, "own")
         mixed: torch.Tensor = await scene.mixing.submit(0, lambda: mix, lambda mixed: mixed, read=True)
         return mixed.clone()
 
@@ -148,7 +148,7 @@ def test_mixing_steps_that_were_cancelled_are_not_carried_out() -> None:
 
     async def step() -> None:
         before = scene.held[0]
-        mix = Mix(before, {1: scene.held[1]}, {1: 0.5}, None, "own", {})
+        mix = Mix(before, {1: scene.held[1]}, {1: 0.5}, None, "own")
 
         def commit(mixed: torch.Tensor) -> None:
             scene.held[0] = mixed

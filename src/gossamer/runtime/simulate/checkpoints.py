@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from gossamer.messages.tags import Message
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Arrival, Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
@@ -127,7 +127,7 @@ class SimCheckpoints:
         recorder: SimRecorder,
         folder: RunFolder,
         cut: Cut | None,
-        nodes: Sequence[Node],
+        nodes: Sequence[NodeRuntime],
         hosts: Mapping[int, SimHost],
         place: Callable[[Tensor], Tensor],
     ) -> None:
@@ -162,7 +162,7 @@ class SimCheckpoints:
             for each in saved:
                 self._save(each)
 
-    def _resume(self, saved: Sequence[Checkpoint], nodes: Sequence[Node]) -> list[int]:
+    def _resume(self, saved: Sequence[Checkpoint], nodes: Sequence[NodeRuntime]) -> list[int]:
         """Restore every node; gives the instants at which they go on."""
         clock, links = self._context.clock, self._context.links
         starts_ns = [to_ns(each.time_s) for each in saved]
@@ -180,7 +180,7 @@ class SimCheckpoints:
                 links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), starts_ns[rank]))
         return starts_ns
 
-    def round_ended(self, node: Node) -> None:
+    def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round."""
         rank = node.rank
         engine = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
@@ -46,10 +46,10 @@ class FaultRunner:
     def __init__(
         self,
         context: SimContext,
-        nodes: Sequence[Node],
+        nodes: Sequence[NodeRuntime],
         tasks: NodeTasks,
         recorder: SimRecorder,
-        start: Callable[[int, Checkpoint | None, bool], Node],
+        start: Callable[[int, Checkpoint | None, bool], NodeRuntime],
         log: EventLog,
     ) -> None:
         setup, experiment = context.setup, context.setup.experiment
@@ -180,7 +180,7 @@ class FaultRunner:
                 self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
                 self._carry_out_due(now_s)
 
-    def save(self, node: Node) -> None:
+    def save(self, node: NodeRuntime) -> None:
         """Save a node that has completed a round, if that is due."""
         due = self._setup.experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
@@ -260,7 +260,7 @@ class FaultRunner:
         self._log.append(rank, "thawed", text)
         host.thaw()
 
-    def _meet(self, node: Node, least: int, *, restarted: bool) -> int:
+    def _meet(self, node: NodeRuntime, least: int, *, restarted: bool) -> int:
         """Let a node that was away go on in the round that most others are in, so that no two nodes wait for messages that
         were sent while one was away. Gives that round.
 

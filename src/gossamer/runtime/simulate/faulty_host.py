@@ -140,5 +140,8 @@ class _HeldSending(Sending):
         yield from self._sending.__await__()
         yield from self._host.wait_until_thawed().__await__()
 
+    def done(self) -> bool:
+        return self._sending.done() and not self._host.frozen
+
     def cancel(self) -> bool:
         return self._sending.cancel()

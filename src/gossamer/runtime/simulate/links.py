@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.messages import encode, framed_bytes, wire_bytes
-from gossamer.messages.tags import WINDOW, Message, Payload, Sending, Traffic
+from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.runtime.simulate.clock import Clock, Order, to_ns
 from gossamer.runtime.simulate.transfer import Sent, Transfer, check_unchanged, own_copy
@@ -113,16 +113,18 @@ class Links(ABC):
         self, payload: Payload, tag: tuple[str | int, ...]
     ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
         """Bytes on the wire, and the tensors with their versions, which must not change any more."""
-        if type(payload) is not Tensor or not payload.is_contiguous():
+        # A model without buffers takes as many bytes as its vector.
+        vector = payload.parameters if type(payload) is Model and not payload.buffers.shape[0] else payload
+        if type(vector) is not Tensor or not vector.is_contiguous():
             encoded = encode(payload)
             return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
-        kind = (tag, payload.dtype, payload.shape)
+        kind = (tag, vector.dtype, vector.shape)
         size = self._known_sizes.get(kind)
         if size is None:
             if len(self._known_sizes) > MAX_KNOWN_SIZES:
                 self._known_sizes.clear()
             size = self._known_sizes[kind] = wire_bytes(tag, encode(payload))
-        return size, ((payload, payload._version),)
+        return size, ((vector, vector._version),)
 
     def _send_numbered(self, flights: InFlight, message: Message, to: int, size: int) -> Sending:
         message = flights.numbered(message, to)

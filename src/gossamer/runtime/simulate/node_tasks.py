@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from gossamer.errors import RunFailed
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.runtime.outcome import describe_failure
 
 
@@ -30,7 +30,7 @@ class NodeTasks:
         self,
         loop: asyncio.AbstractEventLoop,
         size: int,
-        nodes: Sequence[Node],
+        nodes: Sequence[NodeRuntime],
         returned: Callable[[int], None],
     ) -> None:
         self._loop, self._nodes, self._returned = loop, nodes, returned
@@ -39,13 +39,13 @@ class NodeTasks:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
-    def begin(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a node's protocol when the events of this instant are done."""
         self.running.add(node.rank)
         task = self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
         task.add_done_callback(self._done)
 
-    async def _run(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
         try:
             await node.live(protocol())

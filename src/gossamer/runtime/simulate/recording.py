@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.learning.evaluate import Found
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Model
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 from gossamer.runtime.barrier import Moment
@@ -52,7 +52,7 @@ class SimRecorder:
         context: SimContext,
         metrics: Segment,
         graphs: Segment,
-        present: Callable[[], Sequence[Node]],
+        present: Callable[[], Sequence[NodeRuntime]],
         reached: Callable[[], None],
     ) -> None:
         setup, nodes = context.setup, context.setup.experiment.nodes
@@ -91,12 +91,12 @@ class SimRecorder:
         if (every_s := self._setup.experiment.evaluation.every_s) is not None:
             self._schedule_tick(math.ceil(self._clock.now() / every_s), every_s)
 
-    def round_ended(self, node: Node) -> None:
+    def round_ended(self, node: NodeRuntime) -> None:
         """Record a node that has completed a round, if that is due."""
         if is_due(self._setup, node.round):
             self._record(node, node.round)
 
-    def node_ended(self, node: Node) -> None:
+    def node_ended(self, node: NodeRuntime) -> None:
         """Record a node as it leaves, unless it was recorded in the same round."""
         if not is_due(self._setup, node.round):
             self._record(node, "end")
@@ -145,12 +145,12 @@ class SimRecorder:
         """How a node spent its time until its last row."""
         return self._usage[rank]
 
-    def _record(self, node: Node, moment: Moment) -> None:
+    def _record(self, node: NodeRuntime, moment: Moment) -> None:
         rank = node.rank
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
             return  # it has no part in the algorithm
         self._graph_log.completed(node.round)
-        if (view := node.view) is not None:
+        if (view := node.node.view) is not None:
             self._view_log.add(moment, rank, node.round, view)
         model = model_of(node)
         if not self._pending:
@@ -194,7 +194,7 @@ class SimRecorder:
             self._reached()
 
 
-def model_of(node: Node) -> Model:
+def model_of(node: NodeRuntime) -> Model:
     """A node's model.
 
     Raises:

@@ -19,7 +19,7 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Message, Model
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
@@ -87,7 +87,7 @@ class Simulation:
         rows = Rows(setup.layout.size, self._device)
         self._workers = Workers(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
-        self.nodes: list[Node] = []
+        self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if network.sharing == "fifo" else FairLinks)(
             clock,
             network,
@@ -208,7 +208,7 @@ class Simulation:
         if starts_ns is None:
             self._recorder.begin()
         for node in self._present():
-            begin = partial(self._tasks.begin, node, partial(experiment.algorithm.run, node))
+            begin = partial(self._tasks.begin, node, partial(experiment.algorithm.run, node.node))
             if starts_ns is None:
                 self._save(node)
                 begin()
@@ -238,7 +238,7 @@ class Simulation:
 
     # --- nodes
 
-    def _new_node(self, rank: int) -> Node:
+    def _new_node(self, rank: int) -> NodeRuntime:
         """A node at its start."""
         experiment = self._setup.experiment
         initial = self._common or self._setup.initial(rank)
@@ -255,9 +255,9 @@ class Simulation:
         if rank in self._hosts:  # an earlier incarnation
             host.secrets = self._hosts[rank].secrets
         self._hosts[rank] = host
-        return Node(self._setup.node(rank, initial), host)
+        return NodeRuntime(self._setup.node(rank, initial), host)
 
-    def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> Node:
+    def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
         """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model. Its
         tasks begin when the events of this instant are done."""
         node = self.nodes[rank] = self._new_node(rank)
@@ -268,15 +268,15 @@ class Simulation:
         self._tasks.begin(node, partial(newcomer, algorithm.run, node, timeout_s))
         return node
 
-    def _present(self) -> list[Node]:
+    def _present(self) -> list[NodeRuntime]:
         """The nodes that take part at present."""
         return self.nodes if self._faults is None else [self.nodes[rank] for rank in sorted(self._faults.up)]
 
-    def _last_model(self, node: Node) -> Model:
+    def _last_model(self, node: NodeRuntime) -> Model:
         """A node's final model, or NaN if the node is gone and its model with it."""
         if self._faults is None or node.rank in self._faults.up | self._faults.left:
             return model_of(node)
-        return Model(*(torch.full_like(part, math.nan) for part in (node.parameters, node.buffers)))
+        return Model(*(torch.full_like(part, math.nan) for part in node.model))
 
     def _place(self, tensor: Tensor) -> Tensor:
         """Put a tensor that was read from a file where the simulation keeps it."""
@@ -304,7 +304,7 @@ class Simulation:
         if self._faults is not None:
             self._faults.round_ended(rank)
 
-    def _save(self, node: Node) -> None:
+    def _save(self, node: NodeRuntime) -> None:
         if self._faults is not None:
             self._faults.save(node)
         elif self._checkpoints is not None:

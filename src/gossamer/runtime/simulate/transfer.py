@@ -61,14 +61,18 @@ class Transfer(Sending):
     def __await__(self) -> Generator[Any, None, None]:
         """Wait until the message is accepted: at most one window is unacknowledged, or it was cancelled. A message that
         the network loses is accepted when it has left."""
-        accepted_ns = self.accepted_ns
-        if self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns):
+        if self.done():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters = [*(self.waiters or ()), future]
-        if accepted_ns is not None:
-            self.accept_at(accepted_ns)
+        if self.accepted_ns is not None:
+            self.accept_at(self.accepted_ns)
         yield from future
+
+    def done(self) -> bool:
+        return self.cancelled or (
+            self.accepted_ns is not None and self.accepted_ns <= self.links.clock.now_ns
+        )
 
     def cancel(self) -> bool:
         return self.links.cancel(self)
@@ -105,6 +109,9 @@ class Sent(Sending):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
             yield from future
+
+    def done(self) -> bool:
+        return self._accepted_ns <= self._clock.now_ns
 
     def cancel(self) -> bool:
         return False

@@ -30,7 +30,7 @@ from gossamer.messages import (
     reading,
 )
 from gossamer.messages.reading import Reader
-from gossamer.messages.tags import Model, Part
+from gossamer.messages.tags import Coded, Model, Part
 from gossamer.runtime.processes.transport import decoder as module
 from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.decoder import Decoder
@@ -94,7 +94,7 @@ HONEST: list[object] = [
     torch.arange(70, dtype=torch.float32),
     [torch.zeros(3, 2), torch.ones(0, 5, dtype=torch.bfloat16), torch.tensor(True)],
     Model(torch.ones(9), torch.zeros(2)),
-    {"part": Part(torch.ones(3), torch.tensor([1, 4, 6]), 9), "other": Part(torch.ones(2), "set", 5)},
+    {"part": Part(torch.ones(3), torch.tensor([1, 4, 6]), 9), "other": Model(Coded([torch.ones(2), 7]))},
     torch.zeros(CHUNK_BYTES // 4 * 2 + 3),
 ]
 # (Made beforehand: strategies may not call what checks its types at random.)

@@ -12,7 +12,7 @@ from typing import Any
 from gossamer.config import Experiment
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message, Traffic
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.runtime.processes.node_process.context import NodeContext
@@ -40,7 +40,7 @@ class NodeCheckpoints:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeRuntime,
         experiment: Experiment,
         context: NodeContext,
         now: Callable[[], float],

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.runtime.events import begins
 from gossamer.runtime.processes.channel import AsyncChannel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
@@ -109,7 +109,7 @@ class NodeProcess:
         self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         rounds = experiment.stop.rounds
         self._host = NodeHost(stage.rows, self._clock, self._computing, rounds, self._end_round)
-        self._node = Node(setup.node(rank, stage.initial(rank)), self._host)
+        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
         self._usage = Usage()
         self._said = 0.0
         self._checkpoints: NodeCheckpoints | None = None
@@ -301,7 +301,7 @@ class NodeProcess:
     async def _life(self) -> None:
         run, arrival = self._setup.experiment.algorithm.run, self._arrival
         if arrival is None:
-            await self._node.live(run(self._node))
+            await self._node.live(run(self._node.node))
         else:
             asks = self._setup.experiment.failures.detection_s if arrival.start_from == "neighbor" else None
             await self._node.live(newcomer(run, self._node, asks))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.node import Node
+from gossamer.node import NodeRuntime
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.processes.node_process.clock import Clock
 from gossamer.runtime.processes.node_process.computing import Computing
@@ -38,7 +38,7 @@ class Recording:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeRuntime,
         setup: Setup,
         models: SharedModels,
         clock: Clock,
@@ -58,7 +58,7 @@ class Recording:
     async def record(self, moment: Moment) -> None:
         """Evaluate a snapshot, off the node's clock, and report it."""
         node, setup = self._node, self._setup
-        if node.rank not in setup.outcome_ranks and node.round == 0 and node.samples == 0:
+        if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # it has no part in the algorithm
         model, time_s = node.model, self._clock.now()
         links = (None, None) if self._shaper is None else self._shaper.carried_seconds()
@@ -74,7 +74,7 @@ class Recording:
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
-        if (view := node.view) is not None:
+        if (view := node.node.view) is not None:
             self._tell(View(moment, node.round, list(view)))
         self._tell(Row(moment, row, slot))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gossamer.config import Checkpoints
 from gossamer.errors import BadInput
-from gossamer.node import Node, checkpoint
+from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder, atomic
 from gossamer.runtime.processes.protocol import Event, FromNode, RestartSaved
@@ -26,7 +26,7 @@ class RestartFile:
     def __init__(
         self,
         folder: RunFolder,
-        node: Node,
+        node: NodeRuntime,
         asked: Checkpoints,
         now: Callable[[], float],
         tell: Callable[[FromNode], None],

@@ -117,10 +117,10 @@ class Outgoing(Connection):
 
     def _accept(self) -> None:
         acknowledged = self.written - self.unacknowledged
-        while self._expected and self._expected[0].sending.accepted:
+        while self._expected and self._expected[0].sending.done():
             self._expected.popleft()
         for expected in self._expected:
-            if expected.timed or expected.sending.accepted:  # (what was cancelled is never acknowledged)
+            if expected.timed or expected.sending.done():  # (what was cancelled is never acknowledged)
                 continue
             if acknowledged < expected.acknowledged:
                 break

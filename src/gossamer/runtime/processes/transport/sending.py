@@ -61,6 +61,9 @@ class OwnSending(Sending):
         # Shielded: who waits may be cancelled, and others wait for the same message.
         return asyncio.shield(self._done).__await__()
 
+    def done(self) -> bool:
+        return self._done.done()
+
     def cancel(self) -> bool:
         return self._take_back(self)
 
@@ -69,11 +72,6 @@ class OwnSending(Sending):
         return all(
             buffer._version == version for buffer, version in zip(self.buffers, self.versions, strict=False)
         )
-
-    @property
-    def accepted(self) -> bool:
-        """Whether nobody has to wait for it (any more)."""
-        return self._done.done()
 
     def accept(self) -> None:
         """Let go of who waits."""

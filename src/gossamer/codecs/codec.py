@@ -1,0 +1,275 @@
+"""Codec: what a node makes of a model before it is sent, and of what others have made of theirs.
+
+An algorithm sends models (:class:`~gossamer.messages.tags.Model`), and the experiment's codec encodes the flat parameter
+vector of each, once for all receivers. Buffers travel as they are. Codecs work above wrappers: these see what is encoded.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from gossamer.config.registry import Component, build, register
+from gossamer.errors import BadInput
+from gossamer.messages.tags import Coded, Message, Model, Part, Payload
+
+if TYPE_CHECKING:
+    from gossamer.node import Node
+
+STATE = "~codec"
+"""Where a node's state has what its codecs remember, by their names."""
+
+
+class Codec(Component):
+    """Base of codecs: encodes a vector for the wire and decodes it again.
+
+    A codec is frozen, and all nodes of a simulation share it. What it must remember of a node is in :meth:`memory`.
+
+    Attributes:
+        needs_static_graph: whether the topology must not change.
+        needs_every_message: whether every message must arrive: none lost, taken back or too late.
+        sparse: whether it decodes to a :class:`Part`; then it comes first in a chain.
+        final: whether the values that it gives are no floats any more; then it comes last in a chain.
+        decodes_alike: whether ``decode`` gives every receiver of a payload the same, as is the default: then it is called
+            once for all receivers within one process.
+    """
+
+    needs_static_graph: ClassVar[bool] = False
+    needs_every_message: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
+    final: ClassVar[bool] = False
+    decodes_alike: ClassVar[bool] = True
+    _state_goes_to: ClassVar[str] = "self.memory(node), which checkpoints keep"
+
+    @property
+    def common_support(self) -> bool:
+        """Whether all nodes encode the same coordinates in a round, so that their values can be summed as they are."""
+        return not self.sparse
+
+    def parts(self) -> tuple[Codec, ...]:
+        """The codecs of a chain; of any other codec, itself."""
+        return (self,)
+
+    def begin(self, node: Node) -> None:
+        """Called with each node before its protocol starts; its parameters are the initial ones."""
+
+    @abstractmethod
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        """What is sent in place of a vector; called once, however many receivers it has.
+
+        Args:
+            node: the sender.
+            vector: its parameters [P], or the values [n] that the codec before in a chain gives. It must not be written.
+            round: the round that the sender is in.
+
+        Returns:
+            The values, a tensor, followed by whatever else decoding needs. The next codec of a chain encodes the values.
+            ``[vector]`` itself travels as if there were no codec.
+        """
+
+    @abstractmethod
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        """The vector that a payload of :meth:`encode` stands for, or the part of it that was sent.
+
+        Args:
+            node: the receiver.
+            source: the sender.
+            payload: what came in, from a peer that may be faulty.
+            own: gives the receiver's own parameters, where decoding depends on them.
+
+        Raises:
+            ValueError, TypeError: for a payload that the codec doesn't make.
+        """
+
+    def memory(self, node: Node) -> dict[str, Payload]:
+        """What this codec remembers of a node. It is saved with the node, so its values are payloads."""
+        memory: dict[str, Payload] = node.state.setdefault(STATE, {}).setdefault(self.name_of(), {})
+        return memory
+
+
+@register("codec", "identity")
+class Identity(Codec):
+    """Sends models as they are, which costs nothing but the calls: to measure what others cost."""
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        return [vector]
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        return vector_in(payload[0], torch.float32)
+
+
+def _codecs(value: Any, info: Any) -> Any:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("a list of codecs")
+    codecs = [build("codec", item, info.context, f"codec[{place}]") for place, item in enumerate(value)]
+    for place, codec in enumerate(codecs):
+        if isinstance(codec, Codec) and codec.sparse and place > 0:
+            raise BadInput(
+                f"codec[{place}]: {codec.name_of()} after another codec; accepted: in the first place"
+            )
+        if isinstance(codec, Codec) and codec.final and place < len(codecs) - 1:
+            raise BadInput(
+                f"codec[{place}]: {codec.name_of()} before another codec; accepted: in the last place"
+            )
+    return tuple(codecs)
+
+
+@register("codec", "chain")
+class Chain(Codec):
+    """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
+
+    Args:
+        codecs: the first one encodes the model, each other one the values that the one before gives.
+    """
+
+    codecs: Annotated[tuple[Codec, ...], BeforeValidator(_codecs)]
+
+    @property
+    def common_support(self) -> bool:
+        return all(codec.common_support for codec in self.codecs)
+
+    def parts(self) -> tuple[Codec, ...]:
+        return self.codecs
+
+    def spec(self) -> Any:
+        return [codec.spec() for codec in self.codecs]
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        whole = inner = self.codecs[0].encode(node, vector, round)
+        for codec in self.codecs[1:]:
+            encoded = codec.encode(node, inner[0], round)
+            inner[0], inner = encoded, encoded
+        return whole
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        layers = [payload]
+        for _ in self.codecs[1:]:
+            layers.append(layers[-1][0])
+        found: Tensor | Part = self.codecs[-1].decode(node, source, layers[-1], own)
+        for codec, layer in zip(self.codecs[-2::-1], layers[-2::-1], strict=True):
+            found = codec.decode(node, source, [found, *layer[1:]], own)
+        return found
+
+
+def vector_in(item: Payload, dtype: torch.dtype) -> Tensor:
+    """An item of a payload as a vector.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not isinstance(item, Tensor) or item.dim() != 1 or item.dtype is not dtype:
+        found = f"{item.dtype} {tuple(item.shape)}" if isinstance(item, Tensor) else type(item).__name__
+        raise ValueError(f"a codec's payload with {found}; accepted: a vector of {dtype}")
+    return item
+
+
+def parameter_count(node: Node) -> int:
+    """P, the length of a node's parameter vector."""
+    return node.layout[-1].start + math.prod(node.layout[-1].shape) if node.layout else 0
+
+
+class Coder:
+    """One node's use of the experiment's codec: finds the models in payloads.
+
+    Args:
+        codec: the experiment's.
+        node: the node.
+    """
+
+    def __init__(self, codec: Codec, node: Node) -> None:
+        self._codec, self._node = codec, node
+        self._alike = all(part.decodes_alike for part in codec.parts())
+        self._last: tuple[Tensor, int, int, Coded] | None = None
+        for part in codec.parts():
+            part.begin(node)
+
+    # --- out
+
+    def encode(self, payload: Payload) -> Payload:
+        """A payload with its models encoded. A model that is sent again in the same round is not encoded again.
+
+        Raises:
+            ValueError: for the node's parameters as the whole payload, which an author meant to be a model.
+        """
+        if isinstance(payload, Model):
+            return self._encode(payload)
+        if isinstance(payload, dict):
+            return {key: self.encode(item) for key, item in payload.items()}
+        if isinstance(payload, list | tuple):
+            return [self.encode(item) for item in payload]
+        if isinstance(payload, Tensor) and payload is self._node.parameters:
+            raise ValueError(
+                "node.parameters is sent, which no codec encodes; accepted with codec: node.model, or exact=True"
+            )
+        return payload
+
+    def _encode(self, model: Model) -> Model:
+        vector, round = model.parameters, self._node.round
+        if type(vector) is not Tensor:  # a part that came in
+            return model
+        if (last := self._last) is not None and last[0] is vector and last[1:3] == (vector._version, round):
+            return Model(last[3], model.buffers)  # type: ignore[arg-type]
+        payload = self._codec.encode(self._node, vector, round)
+        if payload[0] is vector and len(payload) == 1:
+            return model
+        coded = Coded(payload)
+        self._last = vector, vector._version, round, coded
+        return Model(coded, model.buffers)  # type: ignore[arg-type]
+
+    # --- in
+
+    def decode(self, message: Message) -> Message:
+        """A message with its models decoded.
+
+        Raises:
+            ValueError: for a payload that the codec does not make.
+        """
+        payload = self._decode(message.source, message.payload)
+        return message if payload is message.payload else replace(message, payload=payload)
+
+    def _decode(self, source: int, payload: Payload) -> Payload:
+        if isinstance(payload, Model):
+            coded: Any = payload.parameters
+            return Model(self._vector(source, coded), payload.buffers) if type(coded) is Coded else payload
+        items: Any
+        if isinstance(payload, dict):
+            items = {key: self._decode(source, item) for key, item in payload.items()}
+            same = all(items[key] is item for key, item in payload.items())
+        elif isinstance(payload, list):
+            items = [self._decode(source, item) for item in payload]
+            same = all(new is item for new, item in zip(items, payload, strict=True))
+        else:
+            return payload
+        return payload if same else items
+
+    def _vector(self, source: int, coded: Coded) -> Any:
+        if coded.decoded:
+            return coded.decoded[0]
+        node, size = self._node, parameter_count(self._node)
+        try:
+            found = self._codec.decode(node, source, coded.payload, lambda: node.parameters)
+            if (found.size if isinstance(found, Part) else len(found)) != size:
+                raise ValueError("a vector of another length")
+        except (ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
+            ) from error
+        if isinstance(found, Tensor):
+            found = node.store(found)
+        if self._alike:
+            coded.decoded.append(found)
+        return found

@@ -1,0 +1,318 @@
+"""NodeRuntime: one node as its engine sees it. It runs the node's tasks, delivers its messages and saves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from gossamer.codecs.codec import Coder
+from gossamer.errors import BadInput, GossamerError
+from gossamer.messages import freeze
+from gossamer.messages.tags import Message, Model, Payload
+from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.host import Host
+from gossamer.node.model import Learner, OwnModel
+from gossamer.node.node import Node
+from gossamer.node.reception import Reception
+from gossamer.node.setup import NodeSetup
+from gossamer.node.wrapper import NodeWrapper
+from gossamer.topology.sampler import TAG as SAMPLER
+
+T = TypeVar("T")
+
+
+class NodeRuntime:
+    """One node with everything that its engine calls; its algorithm gets only :attr:`node`.
+
+    Args:
+        setup: what the node is made of.
+        host: its side of the engine.
+
+    Attributes:
+        node: the node as its algorithm sees it.
+        columns: values for the node's next recorded row.
+        losses: mean losses of the steps since the last row.
+        ages: how old messages were when the node took them.
+        tasks: the node's tasks.
+        companion: takes the engine's own messages, if anything does.
+        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure.
+    """
+
+    def __init__(self, setup: NodeSetup, host: Host) -> None:
+        self.setup, self.host = setup, host
+        self.columns: dict[str, Any] = {}
+        self.losses: list[float] = []
+        self.own = OwnModel(setup.rank, setup.initial, setup.optimizer, host)
+        self.learner = Learner(setup, host, self.own, lambda loss: self.losses.append(loss))
+        self.reception = Reception(setup.rank, host, lambda: self.node.round, setup.lost_peer)
+        self.ages = self.reception.ages
+        self.tasks = Tasks(self.reception.mailbox.retire)
+        self.outgoing = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "outgoing")]
+        self.before_round = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "before_round")]
+        self._incoming = [wrapper for wrapper in reversed(setup.wrappers) if _overrides(wrapper, "incoming")]
+        self.node = Node(self)
+        self.coder = None if setup.codec is None else Coder(setup.codec, self.node)
+        self.reception.coder = self.coder
+        self._sampler = self.node._sampler
+        self._receive_own = self._deliver_wrapped if self._incoming else self.reception.mailbox.deliver
+        self.companion = None if setup.companion is None else setup.companion(self, host)
+        plain = self._sampler is None and self.companion is None
+        self.deliver = self._receive_own if plain else self._deliver_sorted
+
+    @property
+    def rank(self) -> int:
+        """The node's number."""
+        return self.setup.rank
+
+    @property
+    def round(self) -> int:
+        """Rounds completed."""
+        return self.node.round
+
+    @property
+    def model(self) -> Model:
+        """The node's parameters and buffers."""
+        return self.node.model
+
+    # --- messages
+
+    def _deliver_wrapped(self, message: Message) -> None:
+        changed: Message | None = message
+        try:
+            for wrapper in self._incoming:
+                if changed is not None:
+                    changed = wrapper.incoming(self.node, changed)
+        except Exception as error:  # noqa: BLE001 - an author's wrapper may raise anything
+            self.fail(error)
+            return
+        if changed is not None:
+            self.reception.mailbox.deliver(changed)
+
+    def _deliver_sorted(self, message: Message) -> None:
+        if self._sampler is not None and message.tag[:1] == (SAMPLER,):
+            self._sampler.deliver(message)
+            return
+        try:
+            if self.companion is not None and self.companion.takes(message):
+                return
+        except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
+            self.fail(error)
+            return
+        self._receive_own(message)
+
+    def waiting(self) -> list[str]:
+        """What this node's tasks wait for, in words."""
+        return self.reception.mailbox.waiting()
+
+    # --- nodes that are away
+
+    def peer_lost(self) -> None:
+        """``host.lost`` has grown."""
+        self.reception.mailbox.wake_all()
+        if self.companion is not None:
+            self.companion.peer_lost()
+
+    def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
+        """A peer that was away is back; ``host.lost`` no longer has it.
+
+        Args:
+            rank: the peer.
+            first: the first round in which it takes part; in earlier ones nobody waits for it.
+            anew: whether it was restarted, so that nothing that it owed will come.
+        """
+        self.reception.found(rank, first, anew=anew)
+
+    def first_of(self, rank: int) -> int:
+        """The first round in which a peer takes part, as far as :meth:`peer_found` has said."""
+        return self.reception.first.get(rank, 0)
+
+    def rejoin(self, first: int) -> None:
+        """The node itself was away, or its peers thought so; it takes part again from a round on. In earlier rounds it
+        waits for nobody, since what the others sent meanwhile is lost."""
+        self.reception.rejoin(first)
+
+    def catch_up(self) -> None:
+        """Continue with the first round in which this node takes part again, if it is in an earlier one."""
+        if not self.reception.first:
+            return
+        node, first = self.node, self.reception.first.get(self.rank, 0)
+        if first > node.round:
+            node.round = first
+            if self.setup.optimizer.schedule is not None:
+                node.lr = self.setup.optimizer.lr_at(node.round)
+
+    # --- tasks
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task of this node."""
+        return self.tasks.spawn(coroutine)
+
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one of this node's."""
+        return self.tasks.owns(task)
+
+    def fail(self, error: BaseException) -> None:
+        """Something of this node has failed; only the first failure counts."""
+        self.tasks.fail(error)
+
+    async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
+        """Run the node's protocol until it returns; the first failure in any of its tasks is raised.
+
+        Tasks that the protocol spawned go on until :meth:`end`.
+        """
+        background = () if self._sampler is None else (self._sampler.run(),)
+        await self.tasks.run(protocol, *background)
+
+    async def failure(self) -> BaseException:
+        """Wait for a task of this node to fail, after its protocol has returned."""
+        return await self.tasks.failure()
+
+    async def end(self) -> None:
+        """Cancel every task of this node and wait until it has ended."""
+        await self.tasks.end()
+
+    # --- checkpoints
+
+    def checkpoint(self, **engine: Payload) -> Checkpoint:
+        """Everything that this node needs to continue from here, at a round's end. Its vectors are shared, not copied,
+        except tensors in ``state`` that are not in the store, which the algorithm may write.
+
+        Args:
+            engine: what the engine keeps of the node.
+
+        Raises:
+            TypeError, ValueError: for something in ``state`` that is no payload.
+        """
+        node = self.node
+        try:
+            state = freeze(node.state, self.host.is_stored)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"node.state: {error}") from None
+        saved = {
+            "step": node.step,
+            "lr": node.lr,
+            "reset": self.own.reset,
+            "columns": dict(self.columns),
+            "losses": list(self.losses),
+            **self.reception.saved(),
+        }
+        return Checkpoint(
+            rank=self.rank,
+            round=node.round,
+            time_s=node.now(),
+            model=self.own.snapshot(),
+            optimizer=self.own.state,
+            state=state,
+            node=saved,
+            unread=self.reception.mailbox.unread(),
+            engine=engine,
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Become the node that was saved, before :meth:`live`. Messages that were on their way to it are the engine's to
+        deliver.
+
+        Raises:
+            BadInput: for the checkpoint of another node, or of another model.
+        """
+        node, layout = self.node, self.setup.layout
+        shapes = [tuple(vector.shape) for vector in saved.model]
+        if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
+            raise BadInput(
+                f"checkpoint: of node {saved.rank}, with {shapes[0]} parameters and {shapes[1]} buffers; accepted: of node"
+                f" {self.rank}, with ({layout.size},) and ({layout.buffer_size},)"
+            )
+        node.round, node.step, node.lr = saved.round, saved.node["step"], saved.node["lr"]
+        node.model = saved.model
+        self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
+        self.own.reset = saved.node["reset"]
+        node.state = freeze(dict(saved.state), lambda tensor: True)
+        self.columns, self.losses = dict(saved.node["columns"]), list(saved.node["losses"])
+        self.reception.restore(saved.unread, saved.node)
+
+
+def _overrides(wrapper: NodeWrapper, method: str) -> bool:
+    """Whether a wrapper has a method of its own, which has to be called."""
+    return getattr(type(wrapper), method) is not getattr(NodeWrapper, method)
+
+
+class Tasks:
+    """The tasks of one node, from the start of its protocol until the last of them has ended. The first failure in any of
+    them is the node's.
+
+    Args:
+        retire: called when the protocol has returned and none of its tasks is left; perhaps more than once.
+    """
+
+    def __init__(self, retire: Any) -> None:
+        self._retire = retire
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
+        self._failure: asyncio.Future[BaseException] | None = None
+        self._failed: BaseException | None = None
+        self._over = False
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task of the node."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._retire_if_over()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task is one of the node's."""
+        return task in self._tasks
+
+    def fail(self, error: BaseException) -> None:
+        """Something of this node has failed; only the first failure counts."""
+        if self._failed is None:
+            self._failed = error
+            if self._failure is not None and not self._failure.done():
+                self._failure.set_result(error)
+
+    async def run(self, protocol: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
+        """Run the node's protocol until it returns; the node's first failure is raised.
+
+        Args:
+            protocol: what the node does.
+            background: what runs as long as the node exists, whatever its protocol does.
+        """
+        self._failure = asyncio.get_running_loop().create_future()
+        if self._failed is not None:  # by a message that came before the start
+            self._failure.set_result(self._failed)
+        self._background.update(map(self.spawn, background))
+        main = self.spawn(protocol)
+        await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            raise self._failure.result()
+        if main.cancelled():
+            raise GossamerError("CancelledError: it awaited a task that was cancelled")
+        main.result()
+        self._over = True
+        self._retire_if_over()
+
+    def _retire_if_over(self) -> None:
+        if self._over and self._tasks <= self._background:
+            self._retire()
+
+    async def failure(self) -> BaseException:
+        """Wait for a task of this node to fail, after its protocol has returned."""
+        assert self._failure is not None, "run() comes first"
+        return await self._failure
+
+    async def end(self) -> None:
+        """Cancel every task and wait until it has ended."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            # Done callbacks run after wait() returns; a task is forgotten here in any case.
+            self._tasks.difference_update(tasks)

@@ -1,0 +1,420 @@
+"""Codecs: what each makes of a vector, against NumPy; both engines; bytes; resumed runs; what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gossamer
+from gossamer import BadInput, Experiment, Message, Model, Node, NodeWrapper, Run, RunFailed
+from gossamer.codecs import Chain, Codec, Float16, Identity, Quantize, RandomK, TopK
+from gossamer.messages import wire_bytes
+from gossamer.messages.tags import Coded, Part, Payload
+from gossamer.randomness import generator
+from scenario import FEATURES, experiment, play
+
+CODECS: dict[str, Any] = {
+    "identity": "identity",
+    "top-k": {"name": "top-k", "fraction": 0.4},
+    "top-k, forgetful": {"name": "top-k", "fraction": 0.4, "accumulate": False},
+    "random-k": {"name": "random-k", "fraction": 0.3},
+    "random-k, common": {"name": "random-k", "fraction": 0.3, "support": "common"},
+    "float16": "float16",
+    "quantize": {"name": "quantize", "bits": 5},
+    "chain": [{"name": "top-k", "fraction": 0.5}, "identity", {"name": "quantize", "bits": 4}],
+}
+EVERY = pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
+P = 9
+
+
+def described(codec: Any, rounds: int = 5, **more: Any) -> Experiment:
+    """D-PSGD on least squares with nine parameters."""
+    return Experiment.of(
+        {
+            "nodes": 4,
+            "task": {"name": "least-squares", "features": P, "samples": 40, "test_samples": 5},
+            "topology": "ring",
+            "initial": "independent",
+            "algorithm": "d-psgd",
+            "codec": codec,
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "batch_size": "full",
+            "evaluation": {"every_rounds": rounds},
+            "stop": {"rounds": rounds},
+            "engine": {"name": "simulate", "trainer": "sequential"},
+            **more,
+        }
+    )
+
+
+def bits(run: Run) -> Tensor:
+    assert run.parameters is not None
+    return run.parameters
+
+
+def total(run: Run, column: str) -> int:
+    last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == run.metrics["round"].max())
+    return int(last[column].sum())
+
+
+# --- one vector
+
+
+def through(codec: Codec, vectors: list[Tensor], out: Path, nodes: int = 2) -> list[list[tuple[Any, Any]]]:
+    """For each node and vector: what its codec makes of it (at node 0), and what that is decoded to (at node 1)."""
+
+    async def script(node: Node) -> Any:
+        seen = []
+        for r, vector in enumerate(vectors):
+            payload = codec.encode(node, vector, r)
+            seen.append((payload, codec.decode(node, node.rank, payload, lambda: node.parameters)))
+        return seen
+
+    values = play(out, script, nodes, codec=codec).values
+    return [values[rank] for rank in range(nodes)]
+
+
+def vectors(count: int) -> list[Tensor]:
+    return list(torch.from_numpy(np.random.default_rng(3).normal(size=(count, FEATURES)).astype(np.float32)))
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path, accumulate: bool) -> None:
+    codec = TopK(fraction=0.34, accumulate=accumulate)
+    given = vectors(6)
+    [seen, _] = through(codec, given, tmp_path)
+    start = bits(play(tmp_path / "start", _nothing, 2).run)[0].numpy()
+    last = start.copy()
+    for vector, (payload, part) in zip(given, seen, strict=True):
+        x = vector.numpy()
+        [expected] = np.argsort(-np.abs(x - last))[:1]
+        assert payload[1].tolist() == part.where.tolist() == [expected]
+        assert payload[1].dtype is torch.int32
+        assert part.values.tolist() == [x[expected]]
+        assert part.size == FEATURES
+        last = np.where(np.arange(FEATURES) == expected, x, last) if accumulate else x
+
+
+async def _nothing(node: Node) -> None:
+    pass
+
+
+@pytest.mark.parametrize("support", ["own", "common"])
+def test_random_k_draws_by_the_key_and_sends_no_index(tmp_path: Path, support: Any) -> None:
+    codec = RandomK(fraction=0.67, support=support)
+    given = vectors(8)
+    seen = through(codec, given, tmp_path)
+    drawn = [[part.where.tolist() for _, part in of_node] for of_node in seen]
+    assert (drawn[0] == drawn[1]) == (support == "common") == codec.common_support
+    assert len({tuple(where) for where in drawn[0]}) > 1
+    for vector, (payload, part) in zip(given, seen[0], strict=True):
+        values, seed = payload
+        where = np.sort(np.random.default_rng(seed).choice(FEATURES, 2, replace=False, shuffle=False))
+        assert part.where.tolist() == where.tolist()
+        assert part.values.tolist() == values.tolist() == vector[torch.from_numpy(where)].tolist()
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_float16_is_numpys_within_its_range(values: list[float]) -> None:
+    x = np.array(values, dtype=np.float32)
+    codec: Any = Float16()
+    got = codec.decode(None, 0, codec.encode(None, torch.from_numpy(x), 0), None).numpy()
+    np.testing.assert_array_equal(got, np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("codec_bits", [2, 3, 8, 16])
+def test_quantize_rounds_by_keyed_chance(tmp_path: Path, codec_bits: int) -> None:
+    codec = Quantize(bits=codec_bits)
+    given = [*vectors(20), torch.zeros(FEATURES), torch.tensor([1e38, -3e38, 0.0])]
+    levels = 2 ** (codec_bits - 1) - 1
+    [seen, _] = through(codec, given, tmp_path)
+    for r, (vector, (payload, got)) in enumerate(zip(given, seen, strict=True)):
+        x = vector.numpy()
+        m = np.abs(x).max()
+        u = generator(1, "algorithm/~codec/quantize", 0, r).random(FEATURES, dtype=np.float32)
+        q = np.floor(levels * (x / m if m else x) + u).clip(-levels, levels)
+        np.testing.assert_allclose(got.numpy(), m * (q / levels), rtol=1e-6)
+        assert payload[0].numel() == math.ceil(FEATURES * codec_bits / 8)
+
+
+def test_quantizing_is_unbiased_and_a_vector_that_is_not_finite_stays_so(tmp_path: Path) -> None:
+    vector = torch.tensor([0.3, -0.71, 1.0])
+    [seen, _] = through(Quantize(bits=2), [vector] * 2000, tmp_path)
+    mean = torch.stack([got for _, got in seen]).mean(0)
+    torch.testing.assert_close(mean, vector, atol=0.05, rtol=0)
+    [[(_, got)], _] = through(Quantize(bits=4), [torch.tensor([1.0, math.inf, 0.0])], tmp_path / "inf")
+    assert got.isnan().all()
+
+
+def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) -> None:
+    chain = Chain(codecs=[{"name": "top-k", "fraction": 0.67}, "identity", "float16"])  # type: ignore[arg-type]
+    given = [torch.tensor([10.0, 0.1, -20.0])]
+    [[(payload, part)], _] = through(chain, given, tmp_path)
+    assert isinstance(part, Part)
+    assert part.where.tolist() == [0, 2]
+    assert part.values.tolist() == [10.0, -20.0]
+    assert part.values.dtype is torch.float32
+    [[[half]], indices] = payload  # a list within a list for each codec
+    assert half.dtype is torch.float16
+    assert indices.tolist() == [0, 2]
+
+
+# --- runs
+
+
+@EVERY
+def test_both_engines_end_with_the_same_bits_and_bytes(codec: Any, tmp_path: Path) -> None:
+    simulated = gossamer.run(described(codec), tmp_path / "simulated")
+    real = gossamer.run(described(codec, engine="processes"), tmp_path / "real")
+    assert torch.equal(bits(simulated), bits(real))
+    assert total(simulated, "bytes_sent") == total(real, "bytes_sent") == total(real, "bytes_received")
+
+
+@EVERY
+def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
+    whole = gossamer.run(described(codec, 6), tmp_path / "whole")
+    cut = gossamer.run(described(codec, 3, checkpoint={"every_rounds": 3}), tmp_path / "cut")
+    resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
+    assert torch.equal(bits(whole), bits(resumed))
+
+
+def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
+    plain = gossamer.run(described(None), tmp_path / "plain")
+    identity = gossamer.run(described("identity"), tmp_path / "identity")
+    assert torch.equal(bits(plain), bits(identity))
+    assert total(plain, "bytes_sent") == total(identity, "bytes_sent")
+
+
+def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
+    run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
+    payload = Model(Coded([torch.zeros(3), torch.zeros(3, dtype=torch.int32)]))  # type: ignore[arg-type]
+    assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
+
+
+def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
+    """Two nodes that don't learn: the coordinate that moved most is averaged, the other ones stay."""
+
+    async def script(node: Node) -> Any:
+        node.parameters = torch.tensor([[0.0, 8.0, 1.0], [4.0, 0.0, 1.0]][node.rank]) + node.parameters
+        before = node.parameters
+        other = 1 - node.rank
+        node.send(other, {"model": node.model, "n": node.rank}, "m")
+        message = await node.receive("m")
+        await node.mix({other: message.payload["model"]}, {other: 0.5})
+        return before, message.payload, node.parameters
+
+    values = play(tmp_path, script, 2, codec={"name": "top-k", "fraction": 0.34}).values
+    for rank, coordinate in ((0, 0), (1, 1)):  # what the other one sends
+        before, payload, after = values[rank]
+        theirs = values[1 - rank][0]
+        assert isinstance(payload["model"].parameters, Part)
+        assert payload["n"] == 1 - rank
+        expected = before.clone()
+        expected[coordinate] = (before[coordinate] + theirs[coordinate]) / 2
+        torch.testing.assert_close(after, expected)
+        torch.testing.assert_close(
+            payload["model"].over(Model(before)).parameters[coordinate], theirs[coordinate]
+        )
+
+
+class Counting(Codec):
+    """Counts its calls, and doubles what it sends."""
+
+    number: int
+    needs_static_graph: ClassVar[bool] = True
+
+    def encode(self, node: Node, vector: Tensor, round: int) -> list[Payload]:
+        _calls[self.number].append(("encode", node.rank, round))
+        return [2 * vector]
+
+    def decode(self, node: Node, source: int, payload: list[Payload], own: Callable[[], Tensor]) -> Tensor:
+        _calls[self.number].append(("decode", source, node.round))
+        return payload[0] / 2
+
+
+_calls: dict[int, list[tuple[str, int, int]]] = {}
+
+
+class Spy(NodeWrapper):
+    """Sees what is on the wire."""
+
+    number: int
+
+    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
+        _payloads[self.number].append((node.rank, to, payload))
+        return payload
+
+    def incoming(self, node: Node, message: Message) -> Message | None:
+        _payloads[self.number].append((message.source, node.rank, message.payload))
+        return message
+
+
+_payloads: dict[int, list[tuple[int, int, Any]]] = {}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_broadcast_is_encoded_once_and_shared_by_its_receivers(tmp_path: Path, wrapped: bool) -> None:
+    number = len(_calls)
+    _calls[number], _payloads[number] = [], []
+    wrappers = [Spy(number=number)] if wrapped else []
+    run = gossamer.run(
+        described(Counting(number=number), 3, topology="complete", wrappers=wrappers), tmp_path
+    )
+    both = [(what, rank, r) for what in ("decode", "encode") for rank in range(4) for r in range(3)]
+    assert sorted(_calls[number]) == both
+    torch.testing.assert_close(
+        bits(run), bits(gossamer.run(described(None, 3, topology="complete"), tmp_path / "plain"))
+    )
+    for rank in range(4 if wrapped else 0):
+        objects = {id(payload) for source, _, payload in _payloads[number] if source == rank}
+        assert len(objects) == 3  # one a round, at its sender and at each of its three receivers
+        assert all(isinstance(p.parameters, Coded) for s, _, p in _payloads[number] if s == rank)
+
+
+def test_a_model_that_is_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -> None:
+    number = len(_calls)
+    _calls[number] = []
+
+    async def script(node: Node) -> None:
+        for to in node.peers():
+            node.send(to, node.model, "m")
+            node.send(to, node.model, "exact", exact=True)
+        node.parameters = node.parameters + 1
+        node.broadcast(node.peers(), [node.model, -node.model], "more")
+
+    play(tmp_path, script, 3, codec=Counting(number=number))
+    assert [call for call in _calls[number] if call[1] == 0] == [("encode", 0, 0)] * 3
+
+
+def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with codec: node\.model"):
+            node.broadcast(node.peers(), node.parameters, "m")
+        node.broadcast(node.peers(), node.parameters, "m", exact=True)
+
+    play(tmp_path, script, 2, codec="float16")
+
+
+ALGORITHMS: list[dict[str, Any]] = [
+    {"name": "d-psgd", "overlap": True},
+    {"name": "epidemic-local", "degree": 2},
+    {"name": "gradient-tracking"},
+    {"name": "d2"},
+    {"name": "qg-momentum"},
+    {"name": "sgp"},
+    {"name": "fedavg"},
+    {"name": "ad-psgd"},
+    {"name": "ad-psgd-artifact"},
+    {"name": "swift"},
+    {"name": "swift-artifact"},
+    {"name": "divshare", "fraction": 1.0, "recipients": 2},
+    {"name": "gossip-learning"},
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=[str(each["name"]) for each in ALGORITHMS])
+def test_it_composes_with_every_algorithm_that_sends_models(
+    algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    more = {"algorithm": algorithm, "topology": "complete", "checkpoint": {"every_rounds": 2}}
+    plain = gossamer.run(described(None, 6, **more), tmp_path / "plain")
+    for name in ("top-k", "chain"):
+        run = gossamer.run(described(CODECS[name], 6, **more), tmp_path / name.replace(" ", ""))
+        assert run.status == "done"
+        assert total(run, "bytes_sent") != total(plain, "bytes_sent")
+        assert bits(run).isfinite().all()
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("codec", "changes", "said"),
+    [
+        ("zip", {}, "codec: unknown name 'zip'"),
+        ({"name": "top-k"}, {}, r"codec\.fraction: missing"),
+        ({"name": "quantize", "bits": 1}, {}, r"codec\.bits"),
+        ([], {}, "a list of codecs"),
+        (
+            ["identity", {"name": "top-k", "fraction": 0.5}],
+            {},
+            r"codec\[1\]: top-k after another codec; accepted: in the first",
+        ),
+        (
+            ["float16", {"name": "quantize"}],
+            {},
+            r"codec\[0\]: float16 before another codec; accepted: in the last",
+        ),
+        ("float16", {"algorithm": "relay-sum"}, "codec: float16 for relay-sum, which sends no whole models"),
+        ("float16", {"algorithm": "divshare"}, "codec: float16 for divshare, which sends no whole models"),
+        ("float16", {"algorithm": "local"}, "codec: float16 for local"),
+    ],
+)
+def test_what_a_codec_can_not_serve_is_refused_before_the_run(
+    codec: Any, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        gossamer.run(described(codec, **changes), tmp_path)
+
+
+class Picky(Identity):
+    """Needs every message."""
+
+    needs_every_message: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1}}, "that lose messages"),
+        ({"gather": {"timeout_s": 1}}, "gather.timeout_s, after which"),
+        ({"algorithm": {"name": "divshare", "fraction": 1.0, "recipients": 2}}, "which takes messages back"),
+    ],
+)
+def test_what_a_codec_needs_is_checked(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        gossamer.run(described([Picky()], **changes), tmp_path)
+    assert gossamer.run(described([Picky()]), tmp_path).status == "done"
+    changing = {"name": "random-regular", "degree": 2, "every_rounds": 1}
+    with pytest.raises(BadInput, match="topology: one that changes, with codec"):
+        gossamer.run(described(Counting(number=0), topology=changing), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        [torch.zeros(2), torch.tensor([0, 7], dtype=torch.int32)],
+        [torch.zeros(2), torch.tensor([0], dtype=torch.int32)],
+        [torch.zeros(1, 1), torch.tensor([0], dtype=torch.int32)],
+        [torch.zeros(1).double(), torch.tensor([0], dtype=torch.int32)],
+        [torch.zeros(1)],
+        "text",
+    ],
+)
+def test_what_no_codec_makes_is_an_error_that_names_its_sender(payload: Any, tmp_path: Path) -> None:
+    async def script(node: Node) -> None:
+        if node.rank:
+            node.send(0, Model(Coded(payload)), "m", exact=True)  # type: ignore[arg-type]
+        else:
+            await node.receive("m")
+
+    with pytest.raises(RunFailed, match="a model from node 1 that codec top-k can't decode"):
+        play(tmp_path, script, 2, codec={"name": "top-k", "fraction": 0.5})
+
+
+def test_the_experiment_is_saved_with_its_codec() -> None:
+    for codec in CODECS.values():
+        one = described(codec)
+        again = Experiment.parse(one.to_yaml())
+        assert again.codec == one.codec
+        assert again.to_yaml() == one.to_yaml()
+    assert isinstance(experiment(_nothing).codec, type(None))
