@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench bench-processes clean help
+.PHONY: demo test test-all test-newest-torch lint bench bench-processes clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -22,6 +22,16 @@ test-all: lint   ## the slow tests too
 	$(BIN)/pytest -m "not timing" --numprocesses auto
 	$(BIN)/pytest -m timing
 
+# Recorded steps rest on torch's interpreter, which is deprecated: this says in advance when a release drops what they need.
+# (In an environment of its own; where no CPU build is at hand, pip fetches the libraries of CUDA too.)
+NEWEST := .venv-newest-torch
+test-newest-torch:   ## learning and the golden runs with the newest torch that pip finds
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --upgrade "pip>=25.1" torch
+	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/pip install --quiet --group dev --editable ".[all]" --constraint $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/pytest -m "not slow and not timing" --numprocesses auto tests/learning tests/golden tests/test_numerics.py
+
 lint: $(READY)   ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -35,7 +45,7 @@ bench-processes: $(READY)  ## the engine processes: start-up, speed, memory, tra
 	$(BIN)/python benchmarks/processes.py
 
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # pip before 25.1 can't read dependency groups, so the environment's pip is brought up first. The torch pin is asked for by
 # itself: a range would fetch a build with CUDA where a CPU build is at hand.

@@ -53,7 +53,7 @@ def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple
 
 def train(steps: int, batch: int, tuned: bool) -> None:
     """In a process of its own: print steps a second, and milliseconds of processor time a step."""
-    from gossamer.learning.memory import keep_freed_memory
+    from gossamer.learning.malloc import keep_freed_memory
     from gossamer.tasks.models import model_factory
 
     if tuned:

@@ -52,12 +52,10 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("moment", "rounds"), [("round", [5, 5]), ("tick 3", [7, 5]), ("end", [7, 5])])
-def test_a_line_is_of_all_nodes_at_one_moment_whatever_their_rounds(moment: str, rounds: list[int]) -> None:
+def test_a_line_summarizes_all_nodes_at_one_evaluation_point(moment: str, rounds: list[int]) -> None:
     said = tally({"rounds": 10})
     assert said.add(row(0, rounds[0], moment, test_accuracy=0.5)) is None
-    assert (
-        said.add(row(1, 5, "tick 4", test_accuracy=0.0)) is None
-    )  # of another one, of which there'll be a line later
+    assert said.add(row(1, 5, "tick 4", test_accuracy=0.0)) is None  # belongs to a later line
     assert said.add(row(1, rounds[1], moment, test_accuracy=0.7, train_loss=1.0)) is None
     line = said.add(row(NETWORK, 5, moment, consensus_distance=0.25))
     assert line is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gossamer import numerics
+
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
     from gossamer.api import resume, run
@@ -14,11 +16,15 @@ if TYPE_CHECKING:
     from gossamer.node import Node
     from gossamer.node.wrapper import NodeWrapper
     from gossamer.results.run import Run, load_run
+    from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.sweep import Sweep
-    from gossamer.tasks import Task
+    from gossamer.tasks import Poison, Task
 
 __version__ = "0.1.0"
+
+# Before anything imports torch: the bits of a run must not depend on memory alignment.
+numerics.set_default_mode()
 
 # Imported on first use, so that `gossamer --help` does not wait for torch.
 _HOMES = {
@@ -32,10 +38,12 @@ _HOMES = {
     "Node": "gossamer.node",
     "NodeWrapper": "gossamer.node.wrapper",
     "Part": "gossamer.messages.tags",
+    "Poison": "gossamer.tasks",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",
     "Sweep": "gossamer.sweep.sweep",
     "Task": "gossamer.tasks",
+    "Tracker": "gossamer.results.trackers",
     "load_run": "gossamer.results.run",
     "resume": "gossamer.api",
     "run": "gossamer.api",
@@ -53,10 +61,12 @@ __all__ = [
     "Node",
     "NodeWrapper",
     "Part",
+    "Poison",
     "Run",
     "RunFailed",
     "Sweep",
     "Task",
+    "Tracker",
     "load_run",
     "resume",
     "run",

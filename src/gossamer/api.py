@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
@@ -15,6 +16,7 @@ from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment, write_text
 from gossamer.results.rewind import NETWORK, rewind
 from gossamer.results.run import Run, load_run
+from gossamer.results.trackers import Trackers
 from gossamer.runtime.engine import Engine
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.recording import Observer
@@ -40,6 +42,19 @@ class Silent:
     def say(self, text: str) -> None:
         """Log it."""
         log.info(text)
+
+
+class _Tracked:
+    """An observer whose rows go to trackers too."""
+
+    def __init__(self, observer: Observer, trackers: Trackers) -> None:
+        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
+        self._observer, self._trackers = observer, trackers
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show a row, and track it."""
+        self._observer.row(row)
+        self._trackers.row(row)
 
 
 def run(
@@ -78,6 +93,7 @@ def run(
             f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
         )
     observer = observer or Silent()
+    trackers = Trackers(experiment.trackers, observer.say)
     with _engine(experiment, server, listen) as engine:
         folder = RunFolder.create(
             Path(out),
@@ -87,7 +103,7 @@ def run(
         )
         folder.write_setup(engine.description)
         with folder.locked():
-            return _carry_out(engine, experiment, folder, observer)
+            return _carry_out(engine, experiment, folder, observer, trackers)
 
 
 def resume(
@@ -150,13 +166,14 @@ def resume(
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
+        trackers = Trackers(experiment.trackers, observer.say)
         with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
             with folder.segment("events") as events:
                 events.append(_resumed(cut))
             observer.say(_goes_on(cut, experiment))
-            return _carry_out(engine, trained, folder, observer, cut)
+            return _carry_out(engine, trained, folder, observer, trackers, cut)
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
@@ -206,18 +223,30 @@ def _resumed(cut: Cut) -> dict[str, Any]:
 
 
 def _carry_out(
-    engine: Engine, experiment: Experiment, folder: RunFolder, observer: Observer, cut: Cut | None = None
+    engine: Engine,
+    experiment: Experiment,
+    folder: RunFolder,
+    observer: Observer,
+    trackers: Trackers,
+    cut: Cut | None = None,
 ) -> Run:
+    trackers.begin(experiment, folder.path)
     try:
+        if (said := numerics.warning()) is not None:
+            observer.say(said)
         with engine:  # which is over before its record is put in order: nobody writes to it any more
-            outcome = engine.run(folder, observer, cut)
+            outcome = engine.run(folder, _Tracked(observer, trackers), cut)
     except BaseException as error:
         close_after(error, folder)
+        trackers.failure(error)
         raise
     if (failure := _finish(folder, experiment, outcome)) is not None:
         failure.folder = folder.path
+        trackers.failure(failure)
         raise failure
-    return load_run(folder.path)
+    done = load_run(folder.path)
+    trackers.end(done)
+    return done
 
 
 def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
@@ -254,5 +283,6 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         peak_vectors=outcome.peak_vectors,
         private_bytes=outcome.private_bytes,
         link_shares=outcome.link_shares,
+        execution=outcome.execution,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

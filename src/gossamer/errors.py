@@ -1,23 +1,21 @@
-"""The errors that gossamer raises on purpose.
+"""The errors that gossamer raises on purpose, and how errors are worded.
 
 ::
 
     GossamerError
-    ├── BadInput     what the user gave can't be run: exit code 2, one clear line a problem
+    ├── BadInput     the input can't be used: exit code 2, one clear line for each problem
     └── RunFailed    a run started and could not be finished: exit code 1, recorded rows are kept
-        └── Deadlock     every node waits and nothing can wake one
+        └── Deadlock     every node waits and no event is left that could wake one
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
 
 
 class GossamerError(Exception):
@@ -25,10 +23,10 @@ class GossamerError(Exception):
 
 
 class BadInput(GossamerError):
-    """An experiment, file or argument that can't be used, found before work starts.
+    """An experiment, file or argument that can't be used. It is found before work starts where that is possible.
 
     Args:
-        problems: one line each, naming the field, the value and what is accepted.
+        problems: one line each with the field, the value and the accepted values.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -41,12 +39,12 @@ class RunFailed(GossamerError):
 
     Args:
         message: one line that names the cause.
-        node: rank of the node that failed, if one did.
-        round: the round that the node was in, if one did.
-        traceback: the node's traceback as text, where there is one.
+        node: the rank of the node that failed, if one did.
+        round: the round in which that node failed.
+        traceback: the node's traceback as text, if there is one.
 
     Attributes:
-        folder: where what was recorded is kept, once that is known.
+        folder: the folder of the record, once it is known.
     """
 
     folder: Path | None = None
@@ -61,56 +59,43 @@ class RunFailed(GossamerError):
 
 
 class Deadlock(RunFailed):
-    """Every node waits and no event is left that could wake one; the message names who waits for what."""
+    """Every node waits and no event is left that could wake one. The message names what each node waits for."""
 
 
 def suggest(wrong: str, accepted: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest accepted name, or nothing when none is near."""
+    """`` (did you mean 'x'?)`` for the nearest accepted name; empty when none is near."""
     near = difflib.get_close_matches(wrong, list(accepted), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Names as a sorted, comma separated list."""
     return ", ".join(sorted(names))
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: of what a file leaves empty, it says so."""
+    """A value as messages show it; the empty value of a file is "null (empty)"."""
     return "null (empty)" if value is None else repr(value)
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line: type, message, and the line of code that raised it, or what it is raised from: of the user's own,
-    where that called the rest."""
+    """An error in one line: type, message, and the innermost line of the user's own code, also of the error that it was
+    raised from. Without such a line, the innermost line of any code, unless gossamer raised the error on purpose."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
-    frame = next(
-        (each for each in (*reversed(frames), *reversed(inner)) if _is_own(each.filename)),
-        frames[-1] if frames else None,
-    )
-    # (A syntax error says by itself where it is.)
-    where = (
-        f" ({Path(frame.filename).name}, line {frame.lineno})"
-        if frame and not isinstance(error, SyntaxError)
-        else ""
-    )
-    message = " ".join(str(error).split())
+    own = [frame for frame in (*inner, *frames) if _is_own(frame.filename)]
+    where = ""
+    if not isinstance(error, SyntaxError) and (own or (frames and not isinstance(error, GossamerError))):
+        frame = own[-1] if own else frames[-1]
+        where = f" ({Path(frame.filename).name}, line {frame.lineno})"
+    message = " ".join(str(error).split())  # that of a syntax error names the line
     return f"{type(error).__name__}{': ' + message if message else ''}{where}"
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether the user's own code raised an error, not what it called."""
+    """Whether the user's own code raised an error, rather than a library that it called."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _is_own(frames[-1].filename)
-
-
-def own_frame() -> FrameType | None:
-    """The user's own code that has called what runs now, where any has: the innermost frame of it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 _NOT_OWN = tuple(
@@ -123,7 +108,7 @@ _NOT_OWN = tuple(
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file with code is the user's: no part of gossamer, of Python or of an installed library."""
-    if file.startswith("<"):  # generated code, but for what is typed at a prompt
+    """Whether a file of code is the user's, not a part of gossamer, Python or an installed library."""
+    if file.startswith("<"):  # generated code, or code that is typed at a prompt
         return file.startswith(("<stdin", "<ipython", "<python-input"))
     return not file.startswith(_NOT_OWN)

@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: a live bar on a terminal, else a plain line an evaluation."""
+"""The progress display of a run: a live bar on a terminal, elsewhere one line for each evaluation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from gossamer.runtime.recording import NETWORK, stopwatch
 if TYPE_CHECKING:
     from gossamer.config import Experiment
 
-
 SMALL = 0.001
-"""Below this, values are written in powers of ten."""
+"""Smaller values are written in powers of ten."""
 LEAST_SHARE = 0.02
-"""Of a run, from which on it's said how long the rest will take."""
+"""The remaining time is estimated from this share of the run on."""
 QUIET_S, LONGEST_QUIET_S = 10.0, 300.0
-"""Seconds without a line after which there is one that says how far the run is: twice as long after each such line, up to
-the longest."""
+"""After this many seconds without a line, one says how far the run is. Each such line doubles the time, up to the longest."""
 
 
 @contextmanager
 def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher]:
-    """An observer for a run: a bar where standard error is a terminal, lines elsewhere, the log alone when
-    quiet."""
+    """An observer that displays a run: a bar if standard error is a terminal, else lines; nothing if quiet."""
     if quiet:
         yield Watcher(experiment)
     elif sys.stderr.isatty():
@@ -39,10 +36,10 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher
 
 
 class Tally:
-    """The latest evaluation, put together from rows as they come.
+    """Collects rows into evaluations, and knows how far the run is.
 
     Args:
-        experiment: what is run.
+        experiment: the experiment that runs.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -50,69 +47,70 @@ class Tally:
         self.rounds = experiment.stop.rounds
         self.time_s = experiment.stop.time_s
         self.clock = "virtual time" if experiment.engine.name == "simulate" else "time"
-        self.wall_s = 0.0  # the record's, at that evaluation: with what a resumed run had spent before
+        self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
         self.bytes = dict.fromkeys(range(experiment.nodes), 0)
         self.values: dict[Any, dict[str, list[float]]] = {}
         self.latest = ""
         self.diverged = False
 
     def add(self, row: Mapping[str, Any]) -> str | None:
-        """Take a row; gives a line when it completes an evaluation."""
+        """Add a row; returns a line if it completes an evaluation."""
         node = row["node"]
-        # At an instant that all have in common, each is in a round of its own.
-        moment = row["round"] if row["moment"] == "round" else row["moment"]
-        values = self.values.setdefault(moment, {})
+        # At an instant that all nodes have in common, they are in different rounds.
+        evaluation = row["round"] if row["moment"] == "round" else row["moment"]
+        values = self.values.setdefault(evaluation, {})
         for name, value in row.items():
             if (name.startswith("test_") or name == "train_loss") and value is not None:
                 values.setdefault(name, []).append(float(value))
         if node != NETWORK:
             self.bytes[node] = row["bytes_sent"]
             return None
-        del self.values[moment]
+        del self.values[evaluation]
         self.latest, self.wall_s = spread(values), row["wall_s"]
-        distance = row["consensus_distance"]
         return (
             f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self.latest}"
-            f"  consensus distance {distance:.4g}  {megabytes(sum(self.bytes.values()))} sent"
+            f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"
         )
 
+    def sent(self) -> str:
+        """The bytes that all nodes have sent, in words."""
+        return megabytes(sum(self.bytes.values()))
+
     def divergence(self, row: Mapping[str, Any]) -> str | None:
-        """What there is to say of the first loss that is no number any more."""
+        """A line if this row has the run's first loss that is not finite."""
         for name in ("train_loss", "test_loss"):
             value = row.get(name)
             if not self.diverged and value is not None and not math.isfinite(value):
                 self.diverged = True
-                who = "the average model" if row["node"] == NETWORK else f"node {row['node']}"
-                return (
-                    f"{name.replace('_', ' ')} of {who} is {value} in round {row['round']}: training diverges"
-                )
+                model = "the average model" if row["node"] == NETWORK else f"node {row['node']}"
+                return f"{name.replace('_', ' ')} of {model} is {value} in round {row['round']}: training diverges"
         return None
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
-        """What is known between two evaluations, in a line.
+        """How far the run is between two evaluations, in one line.
 
         Args:
-            rounds: that all nodes together have completed.
-            time_s: by the engine's clock.
-            seconds: real ones since the run began, or went on.
+            rounds: the rounds that all nodes together have completed.
+            time_s: the engine's time.
+            seconds: real seconds since the run was started or resumed.
         """
         of = f" of {self.nodes * self.rounds:,}" if self.rounds else ""
         done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
         return f"{done}  {self.clock} {time_s:.4g} s  running for {seconds:.0f} s"
 
     def share(self, rounds: int, time_s: float) -> float:
-        """How much of the run is done, from 0 to 1, by its stop rule."""
+        """The share of the run that is done by its stop rule, from 0 to 1."""
         by_rounds = rounds / (self.nodes * self.rounds) if self.rounds else 0.0
         by_time = time_s / self.time_s if self.time_s else 0.0
         return min(max(by_rounds, by_time), 1.0)
 
     def left(self, share: float) -> str:
-        """Estimated seconds that are left, in words; none while so little is done that its start-up counts for most."""
+        """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
         return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
 
 def spread(values: Mapping[str, list[float]]) -> str:
-    """The first metric's mean and range over nodes, and the test loss where there is no other."""
+    """Mean and range over nodes of the first metric; of a loss if there is no metric."""
     names = [name for name in values if name not in ("test_loss", "train_loss")] or list(values)
     if not names:
         return ""
@@ -123,8 +121,7 @@ def spread(values: Mapping[str, list[float]]) -> str:
 
 
 def numerals(value: float, *others: float) -> list[str]:
-    """A value and others that belong to it as text, with four digits after the point; in powers of ten where the value
-    would have next to none of its digits left."""
+    """A value and related ones as text, with four digits after the point; in powers of ten if the value is small."""
     kind = ".3e" if 0 < abs(value) < SMALL else ".4f"
     return [f"{each:{kind}}" for each in (value, *others)]
 
@@ -135,29 +132,29 @@ def megabytes(n: int) -> str:
 
 
 class Watcher(Silent):
-    """An observer that knows how far the run is, and shows nothing.
+    """An observer that shows nothing, but knows the round.
 
     Args:
-        experiment: what is run.
+        experiment: the experiment that runs.
     """
 
     round = 0
-    """How many rounds the nodes have completed, in the mean."""
+    """The mean number of rounds that a node has completed."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._tally = Tally(experiment)
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Keep the round."""
+        """Update the round."""
         self.round = rounds // self._tally.nodes
 
 
 class Lines(Watcher):
-    """One line an evaluation, on standard error, and one from time to time where that takes long.
+    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart.
 
     Args:
-        experiment: what is run.
-        clock: gives real seconds; None begins to count now.
+        experiment: the experiment that runs.
+        clock: returns real seconds; None counts from now.
     """
 
     def __init__(self, experiment: Experiment, clock: Callable[[], float] | None = None) -> None:
@@ -167,12 +164,12 @@ class Lines(Watcher):
         self._share, self._patience = 0.0, QUIET_S
 
     def start(self, description: Mapping[str, Any]) -> None:
-        """Say what begins."""
+        """Print the size of the run."""
         self._began = self._seconds()
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Keep it for the next line, which is due when there was none for long."""
+        """Update the round, and print a line if the last one was long ago."""
         super().progress(rounds, time_s)
         self._share, now = self._tally.share(rounds, time_s), self._seconds()
         if now - self._said >= self._patience:
@@ -180,7 +177,7 @@ class Lines(Watcher):
             self.say(self._tally.so_far(rounds, time_s, now - self._began))
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print a line when an evaluation is complete."""
+        """Print a line if an evaluation is complete."""
         if (said := self._tally.divergence(row)) is not None:
             self.say(said)
         line = self._tally.add(row)
@@ -188,7 +185,7 @@ class Lines(Watcher):
             self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print a line."""
         self._said = self._seconds()
         print(text, file=sys.stderr, flush=True)
 
@@ -210,14 +207,14 @@ def _bar(experiment: Experiment) -> Iterator[Watcher]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    # Two lines, so that all of it fits into 80 columns.
+    # Two lines fit into 80 columns.
     bar, figures = Progress(*columns, console=console), Text(no_wrap=True, overflow="ellipsis")
     with Live(Group(bar, figures), console=console, refresh_per_second=5):
         yield _Bar(experiment, bar, figures)
 
 
 class _Bar(Watcher):
-    """A live bar: rounds, the engine's time, accuracy and its spread, bytes, time gone and time left."""
+    """A live bar: rounds, engine time, accuracy and its spread, bytes, elapsed and remaining time."""
 
     def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
         super().__init__(experiment)
@@ -227,12 +224,12 @@ class _Bar(Watcher):
         self._evaluation = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
-        """Say what begins."""
+        """Print the size of the run."""
         self._bar.start_task(self._task)
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Move the bar, some ten times a second at most: a simulation reports every round of every node."""
+        """Move the bar at most ten times a second: a simulation reports every round of every node."""
         super().progress(rounds, time_s)
         share, wall = self._tally.share(rounds, time_s), self._wall()
         if wall - self._shown < 0.1 and share < 1.0:
@@ -243,13 +240,12 @@ class _Bar(Watcher):
         self._figures.plain = f"{self._tally.clock} {time_s:.1f} s{self._evaluation}"
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show an evaluation when it is complete."""
+        """Show the latest complete evaluation."""
         if (said := self._tally.divergence(row)) is not None:
             self.say(said)
         if self._tally.add(row) is not None:
-            sent = megabytes(sum(self._tally.bytes.values()))
-            self._evaluation = f" · {self._tally.latest} · {sent} sent"
+            self._evaluation = f" · {self._tally.latest} · {self._tally.sent()} sent"
 
     def say(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print a line above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)

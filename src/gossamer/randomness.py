@@ -1,7 +1,7 @@
 """Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters).
 
-Nothing is drawn from global state, so what is drawn does not depend on batching, on the number of workers, on
-the order of events or on the engine.
+Nothing is drawn from global state. So draws depend neither on batching nor on the number of workers, the order of events
+or the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 SHARED = -1
-"""The rank of draws that are the same on all nodes."""
+"""The rank for draws that are the same on all nodes."""
 
 
 def key(seed: int, purpose: str, rank: int, *counters: int) -> int:
@@ -27,16 +27,16 @@ def generator(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> np
 
     Args:
         seed: the experiment's seed.
-        purpose: what is drawn, e.g. ``"partition"``.
+        purpose: names the draw, e.g. ``"partition"``.
         rank: the node that draws, or :data:`SHARED`.
-        counters: what tells repeated draws apart, e.g. the round.
+        counters: tell repeated draws apart, e.g. the round.
     """
     seeds: Any = _Key(key(seed, purpose, rank, *counters))  # an ISeedSequence, which NumPy's types leave out
     return np.random.Generator(np.random.Philox(seeds))
 
 
 class _Key(ISeedSequence):
-    """Philox's key as it is: ``Philox(key=...)`` is the same generator, but asks the system for entropy first."""
+    """Hands a key to Philox unchanged. (``Philox(key=...)`` is the same generator, but first asks the system for entropy.)"""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -46,5 +46,5 @@ class _Key(ISeedSequence):
 
 
 def torch_seed(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> int:
-    """A seed for ``torch.manual_seed``, where a library draws from torch's own generator."""
+    """A seed for ``torch.manual_seed``, for libraries that draw from torch's global generator."""
     return key(seed, purpose, rank, *counters) & (2**63 - 1)

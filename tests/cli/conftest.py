@@ -1,4 +1,4 @@
-"""What the commands are tried on."""
+"""The experiment that the commands run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_descriptions_are_whole_sentences(cli: Cli) -> None:
         ("algorithm=all-reduce", "all-reduce does not use the topology"),
         (
             "topology={name: random-regular, degree: 2, every_rounds: 3}",
-            "the graph changes during the run: the figures are of round 0 alone",
+            "the graph changes during the run: the figures describe round 0 only",
         ),
         ("topology=one-peer-exponential", "the graph changes during the run"),
     ],

@@ -1,4 +1,4 @@
-"""Experiments that are accepted: from text and from files, whatever engine carries them out."""
+"""Accepted experiments: from text and from files, for every engine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from experiment_texts import DESIGN, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer import Experiment
+from gossamer import BadInput, Experiment, NodeWrapper
 from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.config import Processes, Simulate, engine_name
+from gossamer.config.registry import FilePath
 from gossamer.learning.optimizer import SGD
 from gossamer.network import Uniform
 
@@ -51,7 +52,7 @@ def test_an_experiment_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("nodes", ["all", "average", 3, [0, 2]])
-def test_whose_models_are_judged(nodes: Any) -> None:
+def test_nodes_to_evaluate(nodes: Any) -> None:
     experiment = Experiment.parse(text(evaluation={"nodes": nodes}))
     assert experiment.evaluation.nodes == nodes
 
@@ -126,6 +127,20 @@ def test_paths_are_relative_to_the_file_and_on_the_command_line_to_the_working_d
     # Resolved paths are absolute: the saved experiment means the same anywhere.
     monkeypatch.chdir(tmp_path)
     assert Experiment.parse(experiment.to_yaml()) == experiment
+
+
+class Masked(NodeWrapper):
+    """A wrapper with a file."""
+
+    path: FilePath
+
+
+def test_a_wrapper_reads_paths_as_other_components_and_is_named_by_its_index(tmp_path: Path) -> None:
+    wrapper = {"name": f"{__name__}:Masked", "path": "masks.txt"}
+    experiment = Experiment.parse(text(wrappers=[wrapper]), folder=tmp_path)
+    assert experiment.wrappers == (Masked(path=tmp_path / "masks.txt"),)
+    with pytest.raises(BadInput, match=r"^wrappers\.1\.path: missing"):
+        Experiment.parse(text(wrappers=[wrapper, {"name": f"{__name__}:Masked"}]))
 
 
 @pytest.mark.parametrize("trainer", ["auto", "sequential", "batched"])

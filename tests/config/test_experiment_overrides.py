@@ -1,4 +1,4 @@
-"""What the command line changes in an experiment."""
+"""Assignments of the command line."""
 
 from __future__ import annotations
 
@@ -38,20 +38,16 @@ def test_the_experiments_own_name_can_be_overridden() -> None:
     assert experiment == Experiment.parse(DESIGN).override(name="other")
 
 
-def test_an_override_that_would_undo_another_one_is_refused() -> None:
-    accepted = "accepted: every field once, a whole one before its parts"
-    assert refused(DESIGN, "nodes=8", "nodes=20") == (f"--set nodes=20: nodes is set already; {accepted}",)
+def test_a_field_is_set_once_and_a_whole_one_before_its_parts() -> None:
+    assert refused(DESIGN, "nodes=8", "nodes=20") == (
+        "--set nodes=20: nodes is set already; accepted: every field once",
+    )
     assert refused(DESIGN, "topology.name=ring", "nodes=8", "topology.name=star") == (
-        f"--set topology.name=star: topology.name is set already; {accepted}",
+        "--set topology.name=star: topology.name is set already; accepted: every field once",
     )
-    assert refused(DESIGN, "stop.rounds=3", "stop={time_s: 2}") == (
-        f"--set stop={{time_s: 2}}: stop.rounds is set already; {accepted}",
-    )
-    assert refused(DESIGN, "topology=ring", "topology.degree=3", "topology.name=random-regular") == (
-        f"--set topology.name=random-regular: topology is set already; {accepted}",
-    )
-    stop = Experiment.parse(DESIGN, ["stop={time_s: 2}", "stop.rounds=3"]).stop
-    assert (stop.time_s, stop.rounds) == (2, 3)
+    for overrides in (["stop={time_s: 2}", "stop.rounds=3"], ["stop.rounds=3", "stop={time_s: 2}"]):
+        stop = Experiment.parse(DESIGN, overrides).stop
+        assert (stop.time_s, stop.rounds) == (2, 3)
 
 
 def test_another_component_does_not_inherit_the_old_ones_parameters() -> None:

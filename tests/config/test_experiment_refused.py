@@ -1,4 +1,4 @@
-"""Experiments that are refused: one clear line a problem, in words that don't need to know pydantic."""
+"""Refused experiments: one clear line for each problem, in words that need no knowledge of pydantic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import gossamer
 from gossamer import BadInput, Experiment
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"seeds": 3}, "seeds: unknown field (did you mean 'seed'?); accepted: algorithm, batch_size, "),
+    (
+        {"seeds": 3},
+        "seeds: unknown field (did you mean 'seed'?); accepted: aggregator, algorithm, batch_size, ",
+    ),
     (
         {"evaluation": {"every_round": 1}},
         "evaluation.every_round: unknown field (did you mean 'every_rounds'?); accepted: every_rounds, every_s",

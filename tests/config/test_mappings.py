@@ -1,4 +1,4 @@
-"""YAML files that hold a mapping: what is read, and what is refused in one line."""
+"""Mappings in YAML files: the accepted ones, and one line for each refused one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def test_what_is_merged_may_be_said_again() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "there, line 1, column 5: not YAML: while parsing a flow node, expected the node content"),
+        (
+            "a: [",
+            "there, line 1, column 5: not YAML: while parsing a flow node that begins in line 1, expected the node content",
+        ),
         (
             "a: [1,\n 2\nb: 3",
             "there, line 3, column 2: not YAML: while parsing a flow sequence that begins in line 1, ",
@@ -37,7 +40,7 @@ def test_what_is_merged_may_be_said_again() -> None:
             '{"a": 1,\n "b" 2}',
             "there, line 2, column 6: not YAML: while parsing a flow mapping that begins in line 1, ",
         ),
-        ("a: 1\nb: \a", "there, line 2, column 4: not YAML: special characters are not allowed: '\\x07'"),
+        ("a: 1\nb: \a", "there, line 2: not YAML: special characters are not allowed: '\\x07'"),
         (
             "a: !!python/object/apply:os.getcwd []",
             "there, line 1, column 4: not YAML: could not determine a constructor",

@@ -11,8 +11,8 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run
 from gossamer.api import Silent
-from gossamer.results.frames import final_summary
 from gossamer.results.recorder import consensus_distance
+from gossamer.results.tidy import final_summary
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 

@@ -36,6 +36,8 @@ BATCH_NORM: dict[str, Any] = {
     "evaluation": {"every_rounds": 3},
     "stop": {"rounds": 6},
 }
+ROBUST: dict[str, Any] = {**MLP, "aggregator": {"name": "trimmed-mean", "count": 1}}
+KRUM: dict[str, Any] = {**BATCH_NORM, "aggregator": {"name": "krum", "byzantine": 0, "selected": 2}}
 SCHEDULED: dict[str, Any] = {
     **MLP,
     "nodes": 4,
@@ -75,7 +77,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return get
 
 
-@pytest.mark.parametrize("settings", [MLP, BATCH_NORM, SCHEDULED], ids=["mlp", "batch-norm", "scheduled"])
+@pytest.mark.parametrize(
+    "settings",
+    [MLP, BATCH_NORM, SCHEDULED, ROBUST, KRUM],
+    ids=["mlp", "batch-norm", "scheduled", "robust", "krum"],
+)
 def test_model_files_are_equal(settings: dict[str, Any], played: Played) -> None:
     simulated, real = played(settings)
     one, other = (load_file(run.path / "models.safetensors") for run in (simulated, real))

@@ -86,20 +86,16 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
     assert not (run.path / "segments").exists()
 
 
-@pytest.mark.parametrize(
-    ("by", "line"), [("forgotten", "    node.train()"), ("rebound", "loss = node.train()")]
-)
+@pytest.mark.parametrize("by", ["forgotten", "rebound"])
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
-def test_a_call_without_await_ends_the_run_and_is_named(
-    tmp_path: Path, engine: str, by: str, line: str
-) -> None:
+def test_a_call_without_await_ends_the_run_and_is_named(tmp_path: Path, engine: str, by: str) -> None:
     algorithm = {"name": "user_algorithms:Fragile", "victim": VICTIM, "at": AT, "by": by}
-    with pytest.raises(RunFailed) as caught:
+    with pytest.raises(
+        RunFailed,
+        match=r"coroutine 'Node.train' was never awaited \(user_algorithms.py, line \d+\)$",
+    ) as caught:
         play(tmp_path, algorithm=algorithm, engine={"name": engine})
     assert (caught.value.node, caught.value.round) == (VICTIM, AT)
-    assert "RuntimeError: Node.train was called without await, and so did nothing" in str(caught.value)
-    assert "user_algorithms.py, line" in str(caught.value)
-    assert line in caught.value.traceback
     recorded(caught.value)
 
 

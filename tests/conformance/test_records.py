@@ -10,8 +10,8 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.results.frames import final_summary, summary
 from gossamer.results.report import render
+from gossamer.results.tidy import final_summary, summary
 
 PROCESSES = {"name": "processes"}
 

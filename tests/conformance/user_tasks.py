@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gossamer import Task
 from gossamer.randomness import generator
-from gossamer.tasks.source import TaskSource
+from gossamer.tasks.task import TaskSource
 
 FEATURES = 6
 

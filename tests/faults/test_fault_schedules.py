@@ -1,4 +1,4 @@
-"""Faults as an experiment describes them: what is accepted, whom they hit, and when."""
+"""Faults as an experiment describes them: which are accepted, and which nodes they affect at which times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gossamer import BadInput, Experiment
 from gossamer.config.registry import names
 from gossamer.errors import shown
-from gossamer.faults import Schedule, Spell
+from gossamer.faults import FaultInterval, FaultSchedule
 from gossamer.runtime.setup import prepare
 
 NODES, SEED = 8, 3
@@ -31,13 +31,13 @@ def described(*faults: dict[str, Any], **changes: Any) -> Experiment:
     return Experiment.of({**settings, **changes})
 
 
-def schedule(*faults: dict[str, Any]) -> Schedule:
-    return Schedule(described(*faults).faults, NODES, SEED)
+def schedule(*faults: dict[str, Any]) -> FaultSchedule:
+    return FaultSchedule(described(*faults).faults, NODES, SEED)
 
 
-def spells(fault: dict[str, Any]) -> list[Spell]:
+def intervals(fault: dict[str, Any]) -> list[FaultInterval]:
     [built] = described(fault).faults
-    return list(built.spells(NODES, SEED, "faults.0"))
+    return list(built.intervals(NODES, SEED, "faults.0"))
 
 
 def refused(*faults: dict[str, Any], **changes: Any) -> str:
@@ -88,7 +88,7 @@ def test_a_fault_that_does_not_fit_the_nodes_is_refused(fault: dict[str, Any], s
         {"name": "vanish"},
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(fault: dict[str, Any]) -> None:
+def test_an_invalid_fault_is_refused(fault: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"^faults\.0"):
         described(fault)
 
@@ -101,7 +101,7 @@ LINKS_ACCEPTED = "a list of pairs of ranks from 0, [from, to] each"
 @pytest.mark.parametrize(
     "nodes", [[-1], [0, "x"], [1.5], 0, -1, 1.5, 0.0, "al", None, True, {"a": 1}], ids=str
 )
-def test_nodes_that_are_none_are_one_clear_sentence(nodes: Any) -> None:
+def test_invalid_nodes_are_refused_in_one_line(nodes: Any) -> None:
     said = refused({**CRASH, "nodes": nodes})
     assert said == f"faults.0.nodes: got {shown(nodes)}; accepted: {NODES_ACCEPTED}"
 
@@ -122,7 +122,7 @@ def test_nodes_that_are_none_are_one_clear_sentence(nodes: Any) -> None:
         ),
     ],
 )
-def test_groups_and_links_that_are_none_are_one_clear_sentence(fault: dict[str, Any], said: str) -> None:
+def test_invalid_groups_and_links_are_refused_in_one_line(fault: dict[str, Any], said: str) -> None:
     assert refused(fault) == f"faults.0.{said}"
 
 
@@ -145,11 +145,13 @@ def test_faults_are_a_list(faults: Any) -> None:
         ),
     ],
 )
-def test_nodes_that_are_away_where_that_can_not_work_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_absences_that_the_experiment_does_not_tolerate_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     assert refused(CRASH, **changes).startswith(said)
 
 
-def test_losses_where_nodes_wait_for_ever_are_refused() -> None:
+def test_losses_without_a_timeout_are_refused() -> None:
     said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
     assert said == "gather.timeout_s: null with faults that lose messages; accepted: seconds"
     assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
@@ -157,43 +159,45 @@ def test_losses_where_nodes_wait_for_ever_are_refused() -> None:
     )
 
 
-def test_waiting_for_the_dead_for_ever_is_refused() -> None:
+def test_waiting_for_lost_peers_without_a_timeout_is_refused() -> None:
     with pytest.raises(BadInput, match="timeout_s"):
         described(gather={"lost_peer": "wait"})
 
 
-def test_a_restart_by_the_supervisor_needs_nodes_that_go_on_without() -> None:
+def test_restarting_by_the_supervisor_requires_nodes_that_continue() -> None:
     engine = {"name": "processes", "restart": "always"}
     assert refused(engine=engine, gather={}).startswith("gather.lost_peer: fail, with engine.restart: always")
 
 
 def test_nodes_are_drawn_by_the_seed() -> None:
-    first = spells({**CRASH, "nodes": 0.5})
-    assert first == spells({**CRASH, "nodes": 4})
-    assert len({spell.node for spell in first}) == 4
+    first = intervals({**CRASH, "nodes": 0.5})
+    assert first == intervals({**CRASH, "nodes": 4})
+    assert len({interval.node for interval in first}) == 4
     [built] = described({**CRASH, "nodes": 4}).faults
-    others = [{spell.node for spell in built.spells(NODES, seed, "faults.0")} for seed in range(10)]
+    others = [{interval.node for interval in built.intervals(NODES, seed, "faults.0")} for seed in range(10)]
     assert len({frozenset(each) for each in others}) > 1
-    assert {spell.node for spell in spells({**CRASH, "nodes": "all"})} == set(range(NODES))
+    assert {interval.node for interval in intervals({**CRASH, "nodes": "all"})} == set(range(NODES))
 
 
-def test_churn_takes_turns_and_ends() -> None:
-    found = spells({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
-    assert [spell.from_s for spell in found] == sorted(spell.from_s for spell in found)
+def test_random_churn_alternates_and_ends() -> None:
+    found = intervals({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
+    assert [interval.from_s for interval in found] == sorted(interval.from_s for interval in found)
     for rank in range(NODES):
-        own = [spell for spell in found if spell.node == rank]
-        assert all(2 < spell.from_s < 50 and spell.from_s < spell.to_s < math.inf for spell in own)
+        own = [interval for interval in found if interval.node == rank]
+        assert all(
+            2 < interval.from_s < 50 and interval.from_s < interval.to_s < math.inf for interval in own
+        )
         assert all(one.to_s < next_.from_s for one, next_ in zip(own, own[1:], strict=False))
     up = 5 / 6 * 48 * NODES  # what is expected, of which 80 % to 120 % are there
-    away = sum(min(spell.to_s, 50) - spell.from_s for spell in found)
+    away = sum(min(interval.to_s, 50) - interval.from_s for interval in found)
     assert 0.8 * up < 48 * NODES - away < 1.2 * up
 
 
 def test_churn_without_an_end_has_none() -> None:
     [churn] = described({"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 2}).faults
-    some = list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+    some = list(islice(churn.intervals(NODES, SEED, "faults.0"), 1000))
     assert len(some) == 1000
-    assert some == list(islice(churn.spells(NODES, SEED, "faults.0"), 1000))
+    assert some == list(islice(churn.intervals(NODES, SEED, "faults.0"), 1000))
 
 
 def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
@@ -202,9 +206,9 @@ def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
     return {"name": "churn", "path": str(path)}
 
 
-def test_churn_by_a_file(tmp_path: Path) -> None:
+def test_churn_from_a_file(tmp_path: Path) -> None:
     fault = write(tmp_path, "5,1,join", "2,0,crash", "4,0,join", "6,0,leave", "7,3,crash")
-    assert [(each.node, each.from_s, each.to_s, each.kind) for each in spells(fault)] == [
+    assert [(each.node, each.from_s, each.to_s, each.kind) for each in intervals(fault)] == [
         (1, 0.0, 5.0, "join"),
         (0, 2.0, 4.0, "crash"),
         (0, 6.0, math.inf, "leave"),
@@ -220,10 +224,10 @@ def test_churn_by_a_file(tmp_path: Path) -> None:
         (["2,0,crash", "1,0,join"], "line 3: 1 s, after an event of node 0 at 2 s; accepted: ascending"),
         (["1,0,explode"], "line 2: 'explode'; accepted: crash, join or leave"),
         (["1,0,crash", "2,0,leave"], "line 3: leave of node 0, which is away; accepted: join"),
-        (["1,0,join", "2,0,join"], "line 3: join of node 0, which is there; accepted: crash or leave"),
+        (["1,0,join", "2,0,join"], "line 3: join of node 0, which is present; accepted: crash or leave"),
     ],
 )
-def test_a_churn_file_that_makes_no_sense_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_an_invalid_churn_file_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
     problem = refused(write(tmp_path, *lines))
     assert problem.startswith("faults.0.path: ")
     assert said in problem
@@ -247,7 +251,7 @@ def test_slow_and_frozen_nodes_compute_accordingly() -> None:
     assert setup.faults.factor(1, 20) == setup.faults.factor(2, 12) == 1
 
 
-def test_slow_nodes_are_slowed_down_beside_what_a_profile_does() -> None:
+def test_slow_faults_and_slowdowns_of_the_profile_multiply() -> None:
     compute = {
         "name": "slowdowns",
         "windows": [{"from_s": 0, "to_s": 4, "factor": 2}],
@@ -277,14 +281,14 @@ def test_halves_are_halves() -> None:
     assert sorted(map(len, groups)) == [4, 4]
 
 
-def test_losses_come_on_top_of_the_networks() -> None:
+def test_losses_add_to_those_of_the_network() -> None:
     network = {"name": "uniform", "loss": 0.5}
     setup = prepare(described({"name": "loss", "probability": 0.5, "links": [[0, 1]]}, network=network))
     during = setup.network.conditions(NODES, SEED)
     assert [during.path(*pair).loss for pair in [(0, 1), (1, 0)]] == [0.75, 0.5]  # type: ignore[union-attr]
 
 
-def test_disturbances_go_on_under_a_network_that_changes_by_itself(tmp_path: Path) -> None:
+def test_a_partition_of_a_network_that_changes(tmp_path: Path) -> None:
     network = {
         "name": "varying",
         "base": {"name": "uniform", "bandwidth_mbps": 8},

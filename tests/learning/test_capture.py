@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.learning.capture import MOST_SHAPES, Captured, Function, record
+from gossamer.learning.capture import MOST_SHAPES, Captured, Function, Program, record
 
 
 def captured(function: Function, most_shapes: int = MOST_SHAPES) -> tuple[Captured, list[int]]:
@@ -107,27 +108,63 @@ def normalizes(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "reason"),
     [
-        decides,
-        draws,
-        goes_through_numpy,
-        remembers,
-        counts,
-        measures_by_numpy,
-        branches_on_a_list,
-        drops_at_random,
-        adds_to_many,
-        writes_by_keyword,
-        normalizes,
+        (decides, "values leave torch|decides by values"),
+        (draws, "draws random numbers"),
+        (goes_through_numpy, "values leave torch"),
+        (remembers, "writes tensors that it did not create"),
+        (counts, "two calls are not the same operations"),
+        (measures_by_numpy, "values leave torch"),
+        (branches_on_a_list, "values leave torch"),
+        (drops_at_random, "draws random numbers"),
+        (adds_to_many, "writes tensors that it did not create"),
+        (writes_by_keyword, "writes tensors that it did not create"),
+        (normalizes, "writes tensors that it did not create"),
     ],
 )
-def test_what_is_no_pure_function_of_tensors_goes_on_through_python(function: Function) -> None:
+def test_what_is_no_pure_function_of_tensors_goes_on_through_python_and_says_why(
+    function: Function, reason: str
+) -> None:
     run, calls = captured(function)
     for number in range(6):
         run(torch.full((3,), 1.0 - number % 2 * 3 + number / 8))
     assert len(calls) == 6
     assert run.programs == []
+    [form] = run.forms()
+    assert form.startswith("eager: ")
+    assert re.search(reason, form)
+
+
+def test_operations_whose_bits_depend_on_the_call_run_eagerly_and_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As matrix products do on some processors, whose bits depend on memory alignment."""
+    program_call = Program.__call__
+
+    def other_bits(program: Program, *arguments: Tensor) -> tuple[Tensor, ...]:
+        return tuple(result * (1 + 2**-20) for result in program_call(program, *arguments))
+
+    monkeypatch.setattr(Program, "__call__", other_bits)
+    run, _ = captured(slope)
+    for number in range(4):
+        x, y = torch.full((2, 3), number / 8), torch.ones(3, 2)
+        for got, expected in zip(run(x, y), slope(x, y), strict=True):
+            assert torch.equal(got, expected)
+    assert run.forms() == {"eager: the recorded operations give other bits": 1}
+
+
+def test_forms_count_the_shapes_of_input() -> None:
+    run, _ = captured(slope, most_shapes=2)
+    for rows in (1, 2, 1):
+        run(torch.randn(rows, 3), torch.ones(3, 2))
+    assert run.forms() == {
+        "recorded": 1,
+        "eager: called once; a second call with other values completes the recording": 1,
+    }
+    for rows in (2, 3):
+        run(torch.randn(rows, 3), torch.ones(3, 2))
+    assert run.forms() == {"recorded": 2, "eager: more than 2 shapes of input": 1}
 
 
 def test_a_memory_of_its_own_is_written_once_a_call() -> None:
@@ -173,7 +210,7 @@ def test_a_tensor_that_is_not_an_argument_is_read_as_it_is_now() -> None:
 )
 def test_literals_of_every_kind_can_be_written_down(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     results, program = record(function, [torch.tensor([1.0, -2.0, 0.5])])
-    assert program is not None
+    assert isinstance(program, Program)
     again = program(torch.tensor([1.0, -2.0, 0.5]))
     for one, other in zip(results, again, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -183,9 +220,9 @@ def test_recording_does_not_load_the_compiler() -> None:
     """Loading it takes a second, which is more than many a run."""
     code = """
 import sys, torch
-from gossamer.learning.capture import MOST_SHAPES, record
+from gossamer.learning.capture import Program, record
 _, program = record(lambda x: (x * 2,), [torch.ones(2)])
-assert program is not None
+assert isinstance(program, Program)
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -133,7 +133,7 @@ def test_devices_may_be_drawn(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_refused(spec: dict[str, Any], said: str) -> None:
+def test_invalid_descriptions_are_refused(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         settled(**spec)
 

@@ -1,4 +1,4 @@
-"""Work is integrated over slowdowns exactly, wherever a step begins and ends."""
+"""Work is integrated over slowdowns exactly, wherever a step starts and ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.network import Constant, Slowdowns
-from gossamer.network.slowdowns import RandomSlowdowns, Window
+from gossamer.network import Constant, Slowdowns, SlowdownWindow
+from gossamer.network.compute import RandomSlowdowns
 
 SECOND = Constant(seconds_per_step=1.0)
 CELL = 1e-3
 
 windows = st.lists(
     st.builds(
-        lambda start, length, factor: Window(from_s=start / 10, to_s=(start + length) / 10, factor=factor),
+        lambda start, length, factor: SlowdownWindow(
+            from_s=start / 10, to_s=(start + length) / 10, factor=factor
+        ),
         st.integers(0, 100),
         st.integers(1, 50),
         st.sampled_from([0.5, 1.5, 2, 7]),
@@ -30,7 +32,7 @@ windows = st.lists(
 
 
 def test_a_step_in_before_and_across_a_slowdown() -> None:
-    profile = Slowdowns(base=SECOND, windows=(Window(from_s=10, to_s=14, factor=2),))
+    profile = Slowdowns(base=SECOND, windows=(SlowdownWindow(from_s=10, to_s=14, factor=2),))
     for start_s, seconds in ((0, 1), (9, 1), (9.5, 1.5), (10, 2), (13, 1.5), (13.5, 1.25), (14, 1), (99, 1)):
         assert profile.seconds(1, 0, 0, 1, start_s) == seconds
     assert profile.seconds(1, 0, 0, 5, 9) == 1 + 4 + 2
@@ -39,7 +41,10 @@ def test_a_step_in_before_and_across_a_slowdown() -> None:
 
 
 def test_a_slowdown_of_some_nodes_and_one_within_another() -> None:
-    within = (Window(from_s=0, to_s=10, factor=2, ranks=(1,)), Window(from_s=2, to_s=5, factor=3))
+    within = (
+        SlowdownWindow(from_s=0, to_s=10, factor=2, ranks=(1,)),
+        SlowdownWindow(from_s=2, to_s=5, factor=3),
+    )
     profile = Slowdowns(base=SECOND, windows=within)
     assert profile.seconds(1, 0, 0, 4, 0) == 2 + 3 + 1
     assert profile.seconds(1, 1, 0, 3.5, 0) == pytest.approx(2 + 3 + 4)  # 1 + 0.5 + 2 done
@@ -47,7 +52,7 @@ def test_a_slowdown_of_some_nodes_and_one_within_another() -> None:
 
 @settings(max_examples=50)
 @given(windows, st.integers(0, 120), st.floats(0.01, 10))
-def test_as_a_numerical_integral(given_windows: list[Window], start: int, work: float) -> None:
+def test_as_a_numerical_integral(given_windows: list[SlowdownWindow], start: int, work: float) -> None:
     profile = Slowdowns(base=SECOND, windows=tuple(given_windows))
     taken = profile.seconds(1, 0, 0, work, start / 10)
     middles = start / 10 + CELL * (np.arange(100_000) + 0.5)
@@ -63,10 +68,10 @@ def test_as_a_numerical_integral(given_windows: list[Window], start: int, work: 
 
 @settings(max_examples=50)
 @given(st.floats(0, 50), st.floats(0, 20), st.floats(0, 20))
-def test_what_is_done_in_two_parts_takes_as_long(start_s: float, one: float, other: float) -> None:
+def test_work_in_two_parts_takes_as_long(start_s: float, one: float, other: float) -> None:
     profile = Slowdowns(
         base=SECOND,
-        windows=(Window(from_s=7, to_s=30, factor=3),),
+        windows=(SlowdownWindow(from_s=7, to_s=30, factor=3),),
         random=RandomSlowdowns(per_hour=720, mean_s=4, factor=5),
     )
     first = profile.seconds(1, 2, 0, one, start_s)
@@ -85,7 +90,7 @@ def test_random_slowdowns_are_as_frequent_and_as_long_as_said() -> None:
 
 
 def _done(profile: Slowdowns, rank: int, horizon: float) -> float:
-    """How much work a node does until some time: what takes so long, by bisection."""
+    """The work that a node does until some time, by bisection."""
     low, high = 0.0, horizon
     for _ in range(20):
         middle = (low + high) / 2
@@ -93,7 +98,7 @@ def _done(profile: Slowdowns, rank: int, horizon: float) -> float:
     return low
 
 
-def test_random_slowdowns_do_not_depend_on_what_was_asked_before() -> None:
+def test_random_slowdowns_do_not_depend_on_earlier_calls() -> None:
     def fresh() -> Slowdowns:
         return Slowdowns(base=SECOND, random=RandomSlowdowns(per_hour=600, mean_s=3, factor=4))
 
@@ -123,10 +128,10 @@ def test_random_slowdowns_do_not_depend_on_what_was_asked_before() -> None:
         ({"random": {"per_hour": 0, "mean_s": 1, "factor": 1}}, r"compute\.random\.per_hour: got 0"),
         (
             {"base": {"name": "slowdowns", "random": {"per_hour": 1, "mean_s": 1, "factor": 1}}},
-            r"compute\.base: .*accepted: a profile that doesn't depend on the time",
+            r"compute\.base: .*accepted: a profile that does not depend on the time",
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_descriptions_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         build("compute", {"name": "slowdowns", **fields}).settled(4, 1)  # type: ignore[attr-defined]

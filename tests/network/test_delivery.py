@@ -1,4 +1,4 @@
-"""What becomes of single messages, and what networks say about it."""
+"""The delivery of single messages, and whether networks can lose them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.network import Access, Conditions, Matrix, Network, Path, Star, Uniform, Varying, fate
+from gossamer.network import Access, Conditions, Matrix, Network, Path, Star, Uniform, Varying, delivery
 
 
 def test_without_loss_and_jitter_a_path_has_its_latency() -> None:
-    assert fate(Path((), latency_s=0.25), 1, 0, 1, 0) == 0.25
-    assert fate(None, 1, 0, 1, 0) is None
-    assert all(fate(Path((), loss=1.0), 1, 0, 1, k) is None for k in range(100))
+    assert delivery(Path((), latency_s=0.25), 1, 0, 1, 0) == 0.25
+    assert delivery(None, 1, 0, 1, 0) is None
+    assert all(delivery(Path((), loss=1.0), 1, 0, 1, k) is None for k in range(100))
 
 
-def test_as_many_are_lost_as_is_said() -> None:
-    drawn = [fate(Path((), loss=0.2), 1, 0, 1, k) for k in range(3000)]
+def test_the_share_of_lost_messages() -> None:
+    drawn = [delivery(Path((), loss=0.2), 1, 0, 1, k) for k in range(3000)]
     assert set(drawn) == {None, 0.0}
     assert drawn.count(None) == pytest.approx(600, abs=5 * np.sqrt(3000 * 0.2 * 0.8))
 
 
-def test_jitter_is_normal_and_never_below_nothing() -> None:
-    wide = np.array([fate(Path((), 1.0, jitter_s=0.1), 1, 0, 1, k) for k in range(2000)])
+def test_jitter_is_normal_and_truncated_at_zero() -> None:
+    wide = np.array([delivery(Path((), 1.0, jitter_s=0.1), 1, 0, 1, k) for k in range(2000)])
     assert wide.mean() == pytest.approx(1.0, abs=5 * 0.1 / np.sqrt(2000))
     assert wide.std() == pytest.approx(0.1, rel=0.1)
-    narrow = np.array([fate(Path((), 0.1, jitter_s=0.1), 1, 0, 1, k) for k in range(1000)])
+    narrow = np.array([delivery(Path((), 0.1, jitter_s=0.1), 1, 0, 1, k) for k in range(1000)])
     assert narrow.min() == 0
     assert (narrow == 0).mean() == pytest.approx(0.159, abs=0.06)
 
 
-def test_fates_are_their_own() -> None:
+def test_the_delivery_of_each_message_is_independent() -> None:
     path = Path((), latency_s=1.0, jitter_s=0.2)
     keys = [(1, 0, 1, 0), (2, 0, 1, 0), (1, 1, 0, 0), (1, 0, 2, 0), (1, 0, 1, 1)]
-    assert len({fate(path, *key) for key in keys}) == len(keys)
-    assert fate(path, 1, 0, 1, 0) == fate(Path((7,), 1.0, 0.2, loss=1e-9), 1, 0, 1, 0)
+    assert len({delivery(path, *key) for key in keys}) == len(keys)
+    assert delivery(path, 1, 0, 1, 0) == delivery(Path((7,), 1.0, 0.2, loss=1e-9), 1, 0, 1, 0)
 
 
 class Pairs(Conditions):
-    """One path that loses."""
+    """A network with one lossy path."""
 
     def __init__(self, lossy: Path | None) -> None:
         self.rates, self._lossy = np.ones(6), lossy
@@ -79,7 +79,7 @@ def test_one_path_is_enough_to_lose(lossy: Path | None, loses: bool) -> None:
         (Varying(base=Uniform(bandwidth_mbps=1.0, loss=0.1), rate_changes=SLOWER), True),
     ],
 )
-def test_networks_say_whether_they_lose(network: Network, loses: bool) -> None:
+def test_whether_networks_lose_messages(network: Network, loses: bool) -> None:
     assert network.loses(10**6, 1) is loses
 
 

@@ -1,4 +1,4 @@
-"""Kollaps files that are published, that come with gossamer, and that are refused."""
+"""Kollaps files: published ones, those of this repository, and those that are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = {
     "memcached_topology": 3,
     "ping_topology": 2,
 }
-"""Kollaps's own examples: how many nodes they have."""
+"""Kollaps's own examples, and their numbers of nodes."""
 
 
 @pytest.mark.data
@@ -56,7 +56,7 @@ def test_kollaps_examples(name: str) -> None:
 @pytest.mark.data
 @pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no Kollaps examples")
 def test_a_kollaps_example_by_hand() -> None:
-    """Its regions' links lead one way each, with latencies of their own."""
+    """The links between its regions lead one way each, with different latencies."""
     conditions = Kollaps(
         path=Path(str(ROOT)) / "network" / "kollaps" / "memcached_largescale.xml"
     ).conditions(16, 1)
@@ -97,47 +97,62 @@ def test_the_smallest_file(tmp_path: Path) -> None:
     ("parts", "said"),
     [
         ({"services": SERVICES + "<node/>"}, "<node> in <services>; accepted: service"),
-        ({"services": SERVICES + "<service/>"}, "<service> has no name; a value is required"),
+        ({"services": SERVICES + "<service/>"}, "<service>.name: missing; a value is required"),
         ({"services": SERVICES + '<service name="a"/>'}, "name: 'a' again"),
         (
             {"services": '<service name="a" replica="2"/>'},
-            r"unknown attribute 'replica' \(did you mean 'replicas'\?\)",
+            r"<service>.replica: unknown field \(did you mean 'replicas'\?\)",
         ),
         (
             {"services": '<service name="a" replicas="2.5"/>'},
-            "replicas: '2.5'; accepted: a whole number from 1",
+            "<service>.replicas: got '2.5'; accepted: a valid integer",
         ),
-        ({"services": '<service name="a" share="yes"/>'}, "share: 'yes'; accepted: true or false"),
+        ({"services": '<service name="a" share="yes"/>'}, "share: got 'yes'; accepted: 'true' or 'false'"),
         (
             {"services": SERVICES + '<service name="c"/>'},
             "'c' has no link; accepted: one, or network.services without",
         ),
-        ({"services": SERVICES + "at 120s quit"}, "'at 120s quit'; accepted: elements and comments, no text"),
-        ({"links": '<link origin="a" dest="b" latency="1"/>'}, "<link> has no upload; a value is required"),
+        (
+            {"services": SERVICES + "at 120s quit"},
+            "'at 120s quit'; accepted: elements and comments, without text",
+        ),
+        ({"links": '<link origin="a" dest="b" latency="1"/>'}, "<link>.upload: missing; a value is required"),
         ({"links": LINKS.replace('"b"', '"c"')}, "<link> dest: 'c'; accepted: a service or a bridge"),
         ({"links": LINKS.replace('"b"', '"a"')}, "from 'a' to itself; accepted: two ends"),
-        ({"links": LINKS.replace('"1"', '"-1"')}, "latency: '-1'; accepted: milliseconds, from 0"),
-        ({"links": LINKS.replace('"1"', '"1ms"')}, "latency: '1ms'; accepted: milliseconds, from 0"),
-        ({"links": LINKS.replace('"1"', '"nan"')}, "latency: 'nan'; accepted: milliseconds, from 0"),
-        ({"links": LINKS.replace("1Mbps", "0Mbps")}, "upload: '0Mbps'; accepted: a number above 0 with Kbps"),
-        ({"links": LINKS.replace("1Mbps", "1 Mbps")}, "upload: '1 Mbps'; accepted: a number above 0"),
-        ({"links": LINKS.replace("/>", ' drop="1.5"/>')}, "drop: '1.5'; accepted: a probability"),
-        ({"links": LINKS.replace("/>", ' mtu="1500"/>')}, "unknown attribute 'mtu'"),
+        ({"links": LINKS.replace('"1"', '"-1"')}, "latency: got '-1'; accepted: greater than or equal to 0"),
+        ({"links": LINKS.replace('"1"', '"1ms"')}, "latency: got '1ms'; accepted: a valid number"),
+        ({"links": LINKS.replace('"1"', '"nan"')}, "latency: got 'nan'; accepted: a finite number"),
+        (
+            {"links": LINKS.replace("1Mbps", "0Mbps")},
+            "upload: got '0Mbps'; accepted: a number above 0 with Kbps",
+        ),
+        ({"links": LINKS.replace("1Mbps", "1 Mbps")}, "upload: got '1 Mbps'; accepted: a number above 0"),
+        (
+            {"links": LINKS.replace("/>", ' drop="1.5"/>')},
+            "drop: got '1.5'; accepted: less than or equal to 1",
+        ),
+        ({"links": LINKS.replace("/>", ' mtu="1500"/>')}, "<link>.mtu: unknown field; accepted: dest, "),
         (
             {"links": LINKS.replace("/>", ' network="m"/>') + LINKS.replace("/>", ' network="n"/>')},
-            "network: 'n'; accepted: one network for all links, 'm'",
+            "has the networks m, n; accepted: one for all links",
         ),
         (
             {"rest": "<routers/>"},
             "<routers> in <experiment>; accepted: bridges, config, dynamic, links, services",
         ),
         ({"rest": "<links/>"}, "has a part twice"),
-        ({"rest": '<config shortest_path="widest"/>'}, "shortest_path: 'widest'; accepted: hop or latency"),
-        ({"rest": "<dynamic>churn 20%</dynamic>"}, "'churn 20%'; accepted: elements and comments, no text"),
+        (
+            {"rest": '<config shortest_path="widest"/>'},
+            "shortest_path: got 'widest'; accepted: 'hop' or 'latency'",
+        ),
+        (
+            {"rest": "<dynamic>churn 20%</dynamic>"},
+            "'churn 20%'; accepted: elements and comments, without text",
+        ),
         ({"rest": "<dynamic><event/></dynamic>"}, "<event> in <dynamic>; accepted: schedule"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, parts: dict[str, str], said: str) -> None:
+def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str], said: str) -> None:
     text = GOOD.format(**{"services": SERVICES, "links": LINKS, "rest": "", **parts})
     with pytest.raises(BadInput, match=said) as error:
         load(tmp_path, "\n\n" + text)
@@ -147,8 +162,8 @@ def test_what_is_refused(tmp_path: Path, parts: dict[str, str], said: str) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("<experiment><services>", "no element found: .*; accepted: well-formed XML"),
-        ("", "no element found: .*; accepted: well-formed XML"),
+        ("<experiment><services>", "line 1: no element found; accepted: well-formed XML"),
+        ("", "line 1: no element found; accepted: well-formed XML"),
         (b"\xff\xfe\x00", "accepted: well-formed XML"),
         ("<topology/>", "<topology> is the root; accepted: <experiment>"),
         ("<experiment/>", "<experiment> has no <services>; accepted: one"),
@@ -162,7 +177,7 @@ def test_what_is_refused(tmp_path: Path, parts: dict[str, str], said: str) -> No
         ),
     ],
 )
-def test_files_that_are_no_kollaps(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         load(tmp_path, text)
 

@@ -51,7 +51,7 @@ DUMBBELL = xml(
 )
 
 
-def test_what_links_do_adds_up_along_a_path(tmp_path: Path) -> None:
+def test_latency_jitter_and_loss_accumulate_along_a_path(tmp_path: Path) -> None:
     conditions = start(tmp_path, DUMBBELL, 3)
     path, back = conditions.path(0, 1), conditions.path(2, 0)
     assert path
@@ -77,7 +77,7 @@ def test_a_nodes_only_link_is_its_uplink_and_its_downlink(tmp_path: Path) -> Non
 
 
 def test_replicas_that_share_their_link_meet_at_a_bridge(tmp_path: Path) -> None:
-    """Each has the link's rate up to there; beyond, all of them have it together."""
+    """Each has the link's rate up to the bridge; beyond it all share the link."""
     text = xml(
         '<service name="a" replicas="2" share="true"/> <service name="b" share="true"/>',
         '<link origin="a" dest="b" latency="4" upload="10Mbps" download="20Mbps" drop="0.5"/>',
@@ -104,7 +104,7 @@ def test_two_services_without_a_bridge(tmp_path: Path) -> None:
     assert conditions.path(1, 0) is None  # a link without a download leads one way
 
 
-def test_replicas_of_two_services_have_links_of_their_own(tmp_path: Path) -> None:
+def test_each_pair_of_replicas_has_its_own_link(tmp_path: Path) -> None:
     text = xml(
         '<service name="a" replicas="2"/><service name="b" replicas="2"/>',
         '<link origin="a" dest="b" latency="1" upload="5Mbps" download="5Mbps"/>',
@@ -134,6 +134,24 @@ def test_paths_are_short_in_hops_or_in_latency(tmp_path: Path, metric: str, rate
     assert crossed(start(tmp_path, text, 2), 0, 1) == rates
 
 
+@pytest.mark.parametrize("metric", ["hop", "latency"])
+def test_of_equally_short_paths_the_first_in_the_file_is_used(tmp_path: Path, metric: str) -> None:
+    """By latency, the one with fewer hops goes first; 0.1 + 0.2 is as long as 0.3."""
+    hops = [("a", "u", 0.1), ("u", "v", 0.2), ("v", "b", 0.1), ("a", "t", 0.1), ("a", "s", 0.3)]
+    hops += [("s", "b", 0.1), ("t", "b", 0.3), ("s", "b", 0.1)]
+    links = "".join(
+        f'<link origin="{origin}" dest="{dest}" latency="{latency}" upload="{rate}Mbps"/>'
+        for rate, (origin, dest, latency) in enumerate(hops, start=1)
+    )
+    text = xml(
+        '<service name="a"/><service name="b"/>',
+        links,
+        "".join(f'<bridge name="{name}"/>' for name in "stuv"),
+        f'<config shortest_path="{metric}"/>',
+    )
+    assert crossed(start(tmp_path, text, 2), 0, 1) == [4, 7]
+
+
 def test_services_are_picked_and_ordered_by_their_names(tmp_path: Path) -> None:
     services = "".join(
         f'<service name="{name}" replicas="{k}"/>' for k, name in enumerate(("x", "y1", "y2", "z"), 1)
@@ -150,7 +168,7 @@ def test_services_are_picked_and_ordered_by_their_names(tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), metric=st.sampled_from(["hop", "latency"]))
-def test_paths_are_as_short_as_networkx_finds_them(
+def test_paths_have_the_shortest_length(
     tmp_path_factory: pytest.TempPathFactory, seed: int, metric: str
 ) -> None:
     rng = np.random.default_rng(seed)

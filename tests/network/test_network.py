@@ -33,7 +33,7 @@ def test_uplink_and_downlink_apart() -> None:
         ({"bandwith_mbps": 1}, r"network\.bandwith_mbps: unknown field \(did you mean 'bandwidth_mbps'\?\)"),
     ],
 )
-def test_networks_that_there_are_not(parameters: dict[str, float], said: str) -> None:
+def test_invalid_networks_are_refused(parameters: dict[str, float], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         build("network", {"name": "uniform", **parameters})
 

@@ -118,7 +118,7 @@ def test_ten_aws_regions_come_with_the_package() -> None:
 def test_sites_that_were_not_measured_can_be_dropped(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     path.write_text("0,1,-0.5,3\n4,0,nan,5\n6,7,0,8\n9,10,11,0\n")
-    with pytest.raises(BadInput, match=r"row 1, column 3 of the numbers, the first of 2: none, or below 0"):
+    with pytest.raises(BadInput, match=r"row 1, column 3 of the numbers, the first of 2: blank or below 0"):
         Matrix(latency_ms=path).conditions(2, 1)
     conditions = Matrix(latency_ms=path, unmeasured="drop-sites").conditions(3, 1)
     delays = [[conditions.path(a, b).latency_s for b in range(3)] for a in range(3)]  # type: ignore[union-attr]
@@ -130,7 +130,7 @@ def test_sites_that_were_not_measured_can_be_dropped(tmp_path: Path) -> None:
 def test_measured_latencies() -> None:
     path = Path(str(ROOT)) / "network" / "plexus_latencies_227_oneway_ms.csv.gz"
     expected = np.loadtxt(path, delimiter=",") / 1000
-    with pytest.raises(BadInput, match="the first of 51: none, or below 0"):
+    with pytest.raises(BadInput, match="the first of 51: blank or below 0"):
         Matrix(latency_ms=path).conditions(300, 1)
     conditions = Matrix(latency_ms=path, unmeasured="drop-sites").conditions(300, 1)
     delays = [[conditions.path(a, b).latency_s for b in range(300)] for a in range(0, 300, 23)]  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_measured_latencies() -> None:
         (",a,b\na,0,x\nb,1,0\n", r"line 2, number 2: 'x'; accepted: a finite number"),
         ("0,1\ninf,0\n", r"line 2, number 1: 'inf'"),
         (",a,b\na,0,1\nc,1,0\n", "rows and columns have different names"),
-        ("0,\n1,0\n", "row 1, column 2 of the numbers, the first of 1: none, or below 0"),
+        ("0,\n1,0\n", "row 1, column 2 of the numbers, the first of 1: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", r"row 1, column 2 of the numbers \(from a to b\)"),
         ("", "empty; accepted: a CSV file"),
         ("\xff", "codec can't decode|invalid start byte"),

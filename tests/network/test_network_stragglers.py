@@ -22,14 +22,14 @@ def test_the_first_ones_have_the_others_bandwidth_divided_by_the_factor() -> Non
     assert network.conditions(4, 1).path(0, 3) == Path((0, 7), 0.1)
 
 
-def test_given_ones_and_a_share() -> None:
+def test_stragglers_by_ranks_and_by_fraction() -> None:
     assert mbps(Stragglers(bandwidth_mbps=10, ranks=(3, 1), factor=2), 4)[0] == [10, 5, 10, 5]
     for nodes, slow in ((5, 3), (4, 2), (1, 1), (60, 30)):
         up, _ = mbps(Stragglers(bandwidth_mbps=10, fraction=0.5), nodes)
         assert sorted(up) == [2] * slow + [10] * (nodes - slow)
 
 
-def test_the_seed_draws_who_is_slow_and_nothing_else() -> None:
+def test_the_seed_draws_which_nodes_are_slow() -> None:
     network = Stragglers(bandwidth_mbps=10, count=5)
     drawn = {tuple(mbps(network, 20, seed)[0]) for seed in range(10)}
     assert len(drawn) == 10
@@ -46,7 +46,7 @@ def test_deviations_are_normal_and_the_same_both_ways() -> None:
     assert fewer == up[:10].tolist()  # a node's own, however many there are
 
 
-def test_something_is_left_to_every_straggler() -> None:
+def test_the_bandwidth_of_a_straggler_is_positive() -> None:
     up, _ = mbps(Stragglers(bandwidth_mbps=5, factor=5, spread_mbps=4, fraction=1), 500)
     assert min(up) > 0
     assert np.mean(np.array(up) < 1) < 0.5  # cut off below, not folded
@@ -108,7 +108,7 @@ def test_a_star_of_equals_has_one_latency() -> None:
         ({"name": "star", "latency_s": [0, -1, 0, 0]}, r"network\.latency_s\.1: got -1"),
     ],
 )
-def test_what_is_refused(spec: dict[str, object], said: str) -> None:
+def test_invalid_descriptions_are_refused(spec: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         build("network", spec).conditions(4, 1)  # type: ignore[attr-defined]
 
@@ -120,7 +120,7 @@ def test_what_is_refused(spec: dict[str, object], said: str) -> None:
         {"name": "star", "uplink_mbps": [1.0, 2.0], "sharing": "fair"},
     ],
 )
-def test_what_is_saved_says_the_same(spec: dict[str, object]) -> None:
+def test_a_saved_network_is_the_same(spec: dict[str, object]) -> None:
     network = build("network", spec)
     assert build("network", network.spec()) == network
     assert spec.items() <= network.spec().items()

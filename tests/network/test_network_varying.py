@@ -53,7 +53,7 @@ def test_both_the_base_and_the_factor_may_change(tmp_path: Path) -> None:
     ]
 
 
-def test_what_two_nodes_have_for_themselves_shrinks_with_the_slower_one(tmp_path: Path) -> None:
+def test_the_rate_of_a_path_is_multiplied_by_the_smaller_factor(tmp_path: Path) -> None:
     (tmp_path / "rates.csv").write_text("0,8\n4,0\n")
     base = Matrix(bandwidth_mbps=tmp_path / "rates.csv", latency_s=1.5)
     conditions = Varying(base=base, rate_changes=changes((0, 0.5, (0,)))).conditions(2, 1)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
             {"base": {"name": "star", "uplink_mbps": [1, 2]}},
             r"network\.base\.uplink_mbps: 2 values for 3 nodes",
         ),
-        ({"base": "uniform"}, r"network\.base: nodes without limits; accepted: with bandwidths"),
+        ({"base": "uniform"}, r"network\.base: nodes without limits; accepted: bandwidths"),
         ({"rate_changes": []}, r"network\.rate_changes: got \[\]"),
         ({"rate_changes": changes((1, 1, (3,)))}, r"network\.rate_changes\.0\.ranks: node 3 of 3 nodes"),
         ({"rate_changes": changes((1, 0, None))}, r"network\.rate_changes\.0\.factor: got 0"),

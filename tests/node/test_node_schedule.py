@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gossamer import Node
-from gossamer.learning.schedule import Cosine
+from gossamer.learning.learning_rate import CosineLearningRate
 from scenario import LR, data, experiment, play, slope, wide
 
-SCHEDULE = Cosine(rounds=5, warmup_rounds=2)
+SCHEDULE = CosineLearningRate(rounds=5, warmup_rounds=2)
 COSINE = {"name": "sgd", "lr": LR, "schedule": SCHEDULE}
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from gossamer.errors import BadInput
-from gossamer.results.baseline import find_baseline
-from gossamer.results.groups import Group
+from gossamer.results.groups import Group, find_baseline
 
 
 def cell(**labels: Any) -> Group:

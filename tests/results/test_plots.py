@@ -9,9 +9,9 @@ import pytest
 from synthetic_run import synthetic
 
 from gossamer.errors import BadInput
-from gossamer.results.frames import summary
 from gossamer.results.groups import groups
 from gossamer.results.plots import MOST_NODES_DRAWN, curve_figure, drawn_nodes, positions, write_pngs
+from gossamer.results.tidy import summary
 
 
 def test_a_ring_is_drawn_as_a_ring() -> None:

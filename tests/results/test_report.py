@@ -13,9 +13,8 @@ import pytest
 from synthetic_run import synthetic, timed
 
 from gossamer.errors import BadInput
-from gossamer.results.baseline import find_baseline
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import groups
+from gossamer.results.groups import find_baseline, groups
 from gossamer.results.page_data import MOST_NODE_POINTS, page_data
 from gossamer.results.report import embed, render, write_report, write_time_to
 from gossamer.results.run import Run

@@ -14,8 +14,7 @@ from gossamer.results import timeline as module
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
-from gossamer.results.timeline import timeline_data, timeline_figure, waits, write_timeline
-from gossamer.results.window import Window, window
+from gossamer.results.timeline import Window, timeline_data, timeline_figure, waits, window, write_timeline
 
 INTERVALS = [
     (0, "train", 0.0, 1.0, None, None),

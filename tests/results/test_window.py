@@ -9,8 +9,7 @@ from synthetic_run import timed
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.run import Run
-from gossamer.results.timeline import timeline_data, timeline_figure
-from gossamer.results.window import Window, choose, window
+from gossamer.results.timeline import Window, choose, timeline_data, timeline_figure, window
 
 
 def recorded_run(out: Path, nodes: object = 20, rows: int = 10) -> Run:

@@ -7,7 +7,7 @@ import pytest
 
 from gossamer import Experiment, run
 from gossamer.config import Target
-from gossamer.results.frames import lower_is_better
+from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.recording import MOST_PENDING, TargetWatch, end_is_due, returned_early
 from gossamer.runtime.setup import prepare
 

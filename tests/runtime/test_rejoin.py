@@ -15,7 +15,7 @@ from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.rejoin import newcomer
 from gossamer.runtime.setup import prepare
-from gossamer.runtime.simulate.engine import Simulation
+from gossamer.runtime.simulate.simulation import Simulation
 
 Act = Callable[[Node], Coroutine[Any, Any, None]]
 

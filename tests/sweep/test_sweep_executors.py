@@ -87,7 +87,7 @@ def test_what_is_stopped_ends_and_nothing_new_begins(how: object) -> None:
 
 def test_a_worker_whose_sweep_is_gone_ends() -> None:
     ours, theirs = socket.socketpair()
-    code = "from gossamer.sweep.worker import main; main()"
+    code = "from gossamer.sweep.executors import work; work()"
     with theirs:
         worker = subprocess.Popen(
             [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)

@@ -10,7 +10,7 @@ from sweeps import sweep
 
 from gossamer import BadInput, Sweep, load_run, run_sweep
 from gossamer.results.folder import RunFolder
-from gossamer.results.frames import ASYNCHRONY, final_summary
+from gossamer.results.tidy import ASYNCHRONY, final_summary
 from gossamer.sweep.executors import Serial
 from gossamer.sweep.state import states
 from gossamer.sweep.table import by_cell, label_columns, metric_columns, summary

@@ -103,7 +103,7 @@ def test_the_second_time_nothing_is_decoded(root, monkeypatch):
             assert np.array_equal(first[split][column], second[split][column])
 
 
-def test_a_changed_file_is_decoded_anew(root):
+def test_a_changed_file_is_decoded_again(root):
     hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     pixels, labels = drawn("test", 5)
     write(parquet(root, "test"), [encoded(p) for p in 255 - pixels], labels)
@@ -111,7 +111,7 @@ def test_a_changed_file_is_decoded_anew(root):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other", "empty"])
-def test_damaged_cache_files_are_made_anew(root, cache, caplog, damage):
+def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
     hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     files = sorted(cache.rglob("*.npy"))
     assert len(files) == 4
@@ -122,7 +122,7 @@ def test_damaged_cache_files_are_made_anew(root, cache, caplog, damage):
             path.write_bytes(path.read_bytes()[: 0 if damage == "empty" else -1])
     with caplog.at_level(logging.WARNING, logger="gossamer"):
         found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
-    assert "made anew" in caplog.text
+    assert "decoded again" in caplog.text
     assert np.array_equal(found["train"]["img"], drawn("train", 12)[0])
     assert np.array_equal(np.load(next(cache.rglob("train-img.npy"))), drawn("train", 12)[0])
 
@@ -279,7 +279,7 @@ def test_the_libraries_settings_are_put_back_and_nothing_is_printed(root, capfd)
 
 
 def test_a_home_without_cache_variables(monkeypatch, tmp_path):
-    from gossamer.tasks.cache import cache_folder
+    from gossamer.tasks.data import cache_folder
 
     monkeypatch.delenv("GOSSAMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.tasks import Digits, digits
+from gossamer.tasks import Digits, images
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -99,13 +99,13 @@ def test_logistic_regression_learns_the_digits():
 
 def test_the_embedded_file_is_what_scikit_learn_loads():
     pixels, labels = load_digits(return_X_y=True)
-    read, numbers = digits._embedded()
+    read, numbers = images._embedded()
     assert np.array_equal(read, pixels)
     assert np.array_equal(numbers, labels)
 
 
 def test_without_the_file_scikit_learn_is_asked(monkeypatch):
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    read, numbers = digits._embedded()
+    monkeypatch.setattr(images, "find_spec", lambda name: None)
+    read, numbers = images._embedded()
     assert read.shape == (1797, 64)
     assert numbers.dtype == np.int64

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.tasks.split import split_by_owner
+from gossamer.tasks.data import split_by_owner
 
 
 @settings(max_examples=50)

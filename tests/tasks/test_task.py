@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -83,16 +85,47 @@ def test_a_task_that_does_not_fit_together_is_refused(changes, message):
 )
 def test_what_a_task_is_not_made_of_is_said(changes, message):
     made = task()
-    for name, value in changes.items():
-        object.__setattr__(made, name, value)  # past the type checks of the tests, which users don't have
+    for name, value in changes.items():  # past the type checks of the tests, which users don't have
+        field, value = ("tests", {"test": value}) if name == "test" else (name, value)
+        object.__setattr__(made, field, value)
     with pytest.raises(BadInput, match=f"^{message}"):
-        made.__post_init__()
+        made._check()
 
 
 def test_names_of_classes_may_be_an_array():
     made = task()
     object.__setattr__(made, "classes", np.array(["a", "b", "c"]))  # past the type checks of the tests
-    made.__post_init__()
+    made._check()
+
+
+def test_one_evaluation_set_is_the_same_as_a_dict_of_one():
+    pair, other = task().test, (torch.ones(3, 2), torch.tensor([0, 1, 2]))
+    assert list(task().tests) == ["test"]
+    made = task(test=None, tests={"test": pair, "ood": other})
+    assert list(made.tests) == ["test", "ood"]
+    assert made.test is pair
+    assert list(task(tests={"ood": other}).tests) == ["test", "ood"]
+    assert replace(made, test=other).tests == {"test": other, "ood": other}
+    assert replace(made, tests={"test": other}).tests == {"test": other}
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ({}, r"task.tests: got \[\]; accepted: evaluation sets by name, the first 'test'"),
+        ({"ood": 0, "test": 0}, r"task.tests: got \['ood', 'test'\]; accepted"),
+        ({"test": 0, "train": 0}, "task.tests: a set named 'train'; accepted: letters"),
+        ({"test": 0, "bytes_x": 0}, "task.tests: a set named 'bytes_x'; accepted: letters"),
+        ({"test": 0, "a-b": 0}, "task.tests: a set named 'a-b'; accepted: letters"),
+        ({"test": 0, "ood": (torch.zeros(0, 2), torch.zeros(0))}, "task.tests.ood: no samples"),
+        ({"test": 0, "test_a": 0}, "task.tests: two columns 'test_a_loss'; accepted"),
+    ],
+)
+def test_evaluation_sets_that_can_not_be_recorded_are_refused(tests, message):
+    pair = task().test
+    tests = {name: pair if value == 0 else value for name, value in tests.items()}
+    with pytest.raises(BadInput, match=f"^{message}"):
+        task(test=None, tests=tests, metrics={"a_loss": accuracy})
 
 
 def test_accuracy_is_the_share_of_right_classes():

@@ -1,4 +1,4 @@
-"""Cyclon's views, against a model of the whole overlay that knows no nodes and no messages."""
+"""Cyclon's views, compared with a model of the whole overlay without nodes and messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEED = 5
 
 
 class Overlay:
-    """The samplers of all nodes, with links that take no time; who is dead hears nothing, and nobody is told."""
+    """The samplers of all nodes, with links that take no time. Dead nodes receive nothing, and no node is notified."""
 
     def __init__(self, spec: dict[str, Any], nodes: int) -> None:
         schedule = TopologySchedule(build("topology", {"name": "cyclon", **spec}), nodes, SEED)
@@ -37,12 +37,12 @@ class Overlay:
         self.samplers: list[Sampler] = []
         self._on_the_way: deque[tuple[int, Message]] = deque()
         for rank in range(nodes):
-            member = SimpleNamespace(rank=rank, size=nodes, state={})
-            sampler = schedule.sampler(member, self._place(rank))
+            node = SimpleNamespace(rank=rank, size=nodes, state={})
+            sampler = schedule.sampler(node, self._host(rank))
             assert sampler is not None
             self.samplers.append(sampler)
 
-    def _place(self, source: int) -> Any:
+    def _host(self, source: int) -> Any:
         def send(to: Sequence[int], payload: Any, tag: tuple[str | int, ...]) -> None:
             if not self.lose():
                 self._on_the_way.extend((rank, Message(source, tag, payload, 0.0)) for rank in to)
@@ -54,7 +54,7 @@ class Overlay:
         while self._on_the_way:
             to, message = self._on_the_way.popleft()
             if to not in self.dead:
-                self.samplers[to].hear(message)
+                self.samplers[to].receive(message)
 
     def period(self) -> None:
         for rank in range(len(self.samplers)):
@@ -66,13 +66,13 @@ class Overlay:
         return found
 
     def links(self) -> list[tuple[int, int]]:
-        """(i, j) where the living node i has j in its view."""
+        """(i, j) if the node i is alive and has j in its view."""
         living = set(range(len(self.samplers))) - self.dead
         return [(rank, other) for rank in sorted(living) for other in self.entries(rank)]
 
 
 class Model:
-    """Cyclon as the paper has it: age[i, j] is the age of j in the view of i, -1 where it is not there."""
+    """Cyclon as in the paper: age[i, j] is the age of j in the view of i, or -1 if it is not in the view."""
 
     def __init__(self, known: Iterator[tuple[int, int]], nodes: int, c: int, length: int) -> None:
         self.c, self.length = c, length
@@ -139,7 +139,7 @@ def settled() -> Overlay:
 
 
 def test_in_degrees_vary_less_than_in_a_random_graph(settled: Overlay) -> None:
-    """Six others drawn by each node would give binomial in-degrees, with a variance of 6 (1 - 6 / 199)."""
+    """If each node drew six others, in-degrees would be binomial, with a variance of 6 (1 - 6 / 199)."""
     links = settled.links()
     assert len(links) == 200 * 6
     degrees = np.bincount([other for _, other in links], minlength=200)
@@ -156,7 +156,7 @@ def test_a_ring_becomes_an_overlay_with_short_paths(settled: Overlay) -> None:
 
 
 def test_links_are_young(settled: Overlay) -> None:
-    """The oldest link of a view is used up each period, so none is much older than there are places."""
+    """The oldest entry of a view is removed each period, so none gets much older than the size of the view."""
     ages = [age for rank in range(200) for age in settled.entries(rank).values()]
     assert max(ages) < 3 * 6
 
@@ -176,7 +176,7 @@ def test_a_third_of_the_nodes_dies_and_the_rest_stay_together() -> None:
     assert nx.is_connected(rest)
 
 
-def test_who_is_known_to_be_dead_leaves_at_once() -> None:
+def test_a_node_known_to_be_dead_leaves_views_at_once() -> None:
     overlay = Overlay({"view": 4, "shuffle": 2, "bootstrap": {"name": "random-regular", "degree": 4}}, 12)
     sampler = overlay.samplers[0]
     first, *rest = sampler.view
@@ -199,7 +199,7 @@ def test_views_fill_up_again_after_losses() -> None:
     assert nx.is_connected(nx.Graph(overlay.links()))
 
 
-def test_a_view_that_has_run_empty_starts_again() -> None:
+def test_an_empty_view_starts_again() -> None:
     overlay = Overlay({"view": 3, "shuffle": 2}, 8)
     overlay.dead = set(range(1, 8))
     for _ in range(5):
@@ -209,23 +209,23 @@ def test_a_view_that_has_run_empty_starts_again() -> None:
     assert len(overlay.entries(0)) > 0
 
 
-def test_without_anybody_alive_nothing_is_sent() -> None:
+def test_nothing_is_sent_if_all_others_are_dead() -> None:
     overlay = Overlay({"view": 3, "shuffle": 2}, 8)
     overlay.lost |= set(range(1, 8))
     overlay.samplers[0].begin()
     assert overlay.samplers[0].view == ()
 
 
-def test_an_answer_that_comes_late_fills_free_places_only() -> None:
+def test_a_late_answer_fills_only_free_slots() -> None:
     overlay = Overlay({"view": 2, "shuffle": 2}, 8)
     sampler = overlay.samplers[0]
     before = dict(overlay.entries(0))
     assert set(before) == {1, 7}
-    sampler.hear(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
+    sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert overlay.entries(0) == before
     overlay.dead = {1}
-    overlay.exchange(0)  # which leaves a place
-    sampler.hear(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
+    overlay.exchange(0)  # which frees a slot
+    sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert set(overlay.entries(0)) == {7, 3}
 
 
@@ -244,8 +244,8 @@ junk = st.recursive(
 )
 def test_whatever_a_peer_sends_views_stay_views(kind: Any, number: Any, payload: Any) -> None:
     overlay = Overlay({"view": 4, "shuffle": 3}, 10)
-    overlay.samplers[0].hear(Message(5, (TAG, kind, number), payload, 0.0))
-    overlay.samplers[0].hear(Message(5, (TAG,), payload, 0.0))
+    overlay.samplers[0].receive(Message(5, (TAG, kind, number), payload, 0.0))
+    overlay.samplers[0].receive(Message(5, (TAG,), payload, 0.0))
     view = overlay.entries(0)
     assert len(view) <= 4
     assert all(type(rank) is int and 0 < rank < 10 for rank in view)
@@ -268,7 +268,7 @@ def test_a_bootstrap_larger_than_a_view_is_drawn_from() -> None:
     assert len({sampler.view for sampler in overlay.samplers}) > 1
 
 
-def test_a_period_is_rounds_unless_seconds_are_given() -> None:
+def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
     assert Cyclon().every_rounds == 1
     assert Cyclon(every_rounds=5).spec()["every_rounds"] == 5
     timed = Cyclon(every_s=0.5)
@@ -294,7 +294,7 @@ def test_a_period_is_rounds_unless_seconds_are_given() -> None:
         ({"bootstrap": {"name": "random-regular", "degree": 11}}, "topology.bootstrap.degree: 11"),
     ],
 )
-def test_what_can_not_be_is_refused(spec: dict[str, Any], said: str) -> None:
+def test_invalid_parameters_are_refused(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=f"^{said}".replace(".", r"\.")):
         Overlay(spec, 10)
 

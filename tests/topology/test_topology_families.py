@@ -121,7 +121,7 @@ def test_nearly_complete_regular_graphs_are_quick_and_random() -> None:
     assert {graph.degree(rank) for graph in drawn for rank in range(100)} == {90}
 
 
-def test_the_helper_does_not_demand_connectedness() -> None:
+def test_random_regular_may_be_disconnected() -> None:
     graph = random_regular(10, 1, generator(0, "test"))
     assert graph.components() == 5
     assert random_regular(1, 0, generator(0, "test")) == Graph(1, [])
@@ -136,7 +136,7 @@ def test_the_helper_does_not_demand_connectedness() -> None:
         (6, 6, "a number from 0 to 5"),
     ],
 )
-def test_a_degree_that_no_graph_has(degree: int, nodes: int, accepted: str) -> None:
+def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str) -> None:
     message = f"topology.degree: {degree} with {nodes} nodes; accepted: {accepted}"
     with pytest.raises(BadInput) as raised:
         draw(RandomRegular(degree=degree), nodes)
@@ -205,7 +205,9 @@ def test_a_graph_that_is_seldom_connected_is_drawn_again() -> None:
         (Torus(rows=5), 12, "topology.rows: 5 with 12 nodes; accepted: a divisor of 12 (1, 2, 3, 4, 6, 12)"),
     ],
 )
-def test_parameters_that_do_not_fit_the_number_of_nodes(topology: Topology, nodes: int, message: str) -> None:
+def test_parameters_that_do_not_fit_the_number_of_nodes_are_refused(
+    topology: Topology, nodes: int, message: str
+) -> None:
     with pytest.raises(BadInput) as raised:
         draw(topology, nodes)
     assert str(raised.value) == message
@@ -214,7 +216,7 @@ def test_parameters_that_do_not_fit_the_number_of_nodes(topology: Topology, node
 @pytest.mark.parametrize(
     "name", ["ring", "star", "complete", "torus", "hypercube", "exponential", "one-peer-exponential"]
 )
-def test_what_is_not_random_is_not_drawn_afresh(name: str) -> None:
+def test_every_rounds_is_refused_for_deterministic_topologies(name: str) -> None:
     with pytest.raises(
         BadInput, match=f"topology.every_rounds: 2 for {name}, which is not random; accepted: null"
     ):
@@ -247,7 +249,7 @@ def test_what_is_not_random_is_not_drawn_afresh(name: str) -> None:
         ),
     ],
 )
-def test_parameters_that_no_topology_has(spec: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as raised:
         build("topology", spec)
     assert message in str(raised.value)

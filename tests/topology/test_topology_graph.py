@@ -64,7 +64,7 @@ def test_union_has_the_arcs_of_all(data: st.DataObject) -> None:
     assert {(i, j) for i in range(nodes) for j in both.neighbors(i, "out")} == arcs
 
 
-def test_a_directed_graph_wants_the_direction_named() -> None:
+def test_a_directed_graph_requires_a_direction() -> None:
     graph = Graph(2, [(0, 1)], directed=True)
     for ask in (graph.neighbors, graph.degree):
         with pytest.raises(ValueError, match='"both" on a directed graph; accepted: "in" or "out"'):
@@ -74,7 +74,7 @@ def test_a_directed_graph_wants_the_direction_named() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 3])
-def test_a_rank_that_is_not_there(rank: int) -> None:
+def test_a_rank_out_of_range(rank: int) -> None:
     with pytest.raises(ValueError, match=f"rank {rank}; accepted: 0 to 2"):
         Graph(3, [(0, 1)]).neighbors(rank)
 
@@ -88,7 +88,7 @@ def test_a_rank_that_is_not_there(rank: int) -> None:
         (3, [(0, 1), (2, 2)], r"edge \(2, 2\) is a self-loop"),
     ],
 )
-def test_edges_that_no_graph_has(nodes: int, edges: list[tuple[int, int]], message: str) -> None:
+def test_invalid_edges_are_refused(nodes: int, edges: list[tuple[int, int]], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         Graph(nodes, edges)
 

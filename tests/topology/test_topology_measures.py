@@ -46,17 +46,6 @@ def test_the_smallest_eigenvalue_of_a_ring(nodes: int) -> None:
     assert smallest_eigenvalue(W) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_smallest_eigenvalue_that_iterating_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(*_: Any, **__: Any) -> None:
-        raise ArpackNoConvergence("no", np.empty(0), np.empty(0))
-
-    monkeypatch.setattr("gossamer.topology.measures.eigsh", give_up)
-    W = sparse_matrix(schedule("ring", 600), 0)
-    assert smallest_eigenvalue(W) == pytest.approx(-1 / 3)
-    monkeypatch.setattr("gossamer.topology.measures.PATIENT", 599)
-    assert smallest_eigenvalue(W) is None
-
-
 @pytest.mark.parametrize("nodes", [6, 8, 20, 64, 700])
 def test_the_gap_of_an_exponential_graph(nodes: int) -> None:
     # Ying et al. (2021), proposition 1: 2 / (1 + ceil(log2 n)) for an even n.
@@ -78,12 +67,17 @@ def test_the_hypercube_of_a_thousand() -> None:
     assert spectral_gap(sparse_matrix(schedule("hypercube", 1024), 0)) == pytest.approx(2 / 11, abs=1e-9)
 
 
-def test_a_long_ring_falls_back_on_the_full_spectrum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.topology.measures._second_modulus_sparse", lambda W: None)
+def test_the_full_spectrum_where_the_iteration_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ArpackNoConvergence("no", np.empty(0), np.empty(0))
+
+    monkeypatch.setattr("gossamer.topology.measures.eigsh", fail)
     W = sparse_matrix(schedule("ring", 600), 0)
     assert spectral_gap(W) == pytest.approx((2 - 2 * cos(2 * pi / 600)) / 3, abs=1e-12)
-    monkeypatch.setattr("gossamer.topology.measures.PATIENT", 599)
+    assert smallest_eigenvalue(W) == pytest.approx(-1 / 3)
+    monkeypatch.setattr("gossamer.topology.measures.FALLBACK_NODES", 599)
     assert spectral_gap(W) is None
+    assert smallest_eigenvalue(W) is None
 
 
 @settings(max_examples=30)
@@ -152,7 +146,7 @@ def test_effective_neighbours_of_many_nodes_are_estimated_well(name: str) -> Non
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.0, 2.0])
-def test_a_decay_that_no_walk_has(gamma: float) -> None:
+def test_a_decay_out_of_range_is_refused(gamma: float) -> None:
     with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: 0 or more, below 1"):
         effective_neighbors(np.eye(2), gamma)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gossamer.topology import (
     TopologySchedule,
     union,
 )
-from gossamer.topology.schedule import REMEMBERED
+from gossamer.topology.schedule import CACHED_GRAPHS
 
 
 def schedule(spec: Any, nodes: int, seed: int = 1, **more: Any) -> TopologySchedule:
@@ -34,7 +33,7 @@ DYNAMIC = {"name": "random-regular", "degree": 3, "every_rounds": 1}
 
 
 class Drifting(Topology):
-    """A user's topology that never repeats: in round r, all talk to node r mod n."""
+    """A user's topology that never repeats: in round r, a star around node r mod n."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         return Star(centre=round % nodes).draw(nodes, rng, round)
@@ -98,9 +97,7 @@ def test_seed_and_round_decide_and_nothing_else(spec: Any) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(1, 7))
-def test_rounds_of_a_period_share_a_graph_in_whatever_order_they_are_asked(
-    rounds: list[int], every: int
-) -> None:
+def test_rounds_of_a_period_share_a_graph_in_any_order_of_calls(rounds: list[int], every: int) -> None:
     spec = {**DYNAMIC, "every_rounds": every}
     shuffled, fresh = schedule(spec, 10), schedule(spec, 10)
     for round in rounds:
@@ -111,10 +108,10 @@ def test_rounds_of_a_period_share_a_graph_in_whatever_order_they_are_asked(
             assert shuffled.graph(round - every) != graph
 
 
-def test_more_rounds_than_are_remembered_come_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many at least; more, the last ones, where they are small: of ten nodes with three neighbours each, 40 in size."""
-    for room, kept in ((0, REMEMBERED), (40 * 25 + 39, 25)):
-        monkeypatch.setattr("gossamer.topology.schedule.REMEMBERED_SIZE", room)
+def test_graphs_that_left_the_cache_are_drawn_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of a graph of ten nodes with three neighbours each is 40; small graphs stay in the cache longer."""
+    for room, kept in ((0, CACHED_GRAPHS), (40 * 25 + 39, 25)):
+        monkeypatch.setattr("gossamer.topology.schedule.CACHED_SIZE", room)
         dynamic = schedule(DYNAMIC, 10)
         graphs = [dynamic.graph(round) for round in range(kept)]
         for _ in range(2):
@@ -125,7 +122,7 @@ def test_more_rounds_than_are_remembered_come_back_the_same(monkeypatch: pytest.
         assert dynamic.graph(0) == graphs[0]
 
 
-def test_small_graphs_are_remembered_for_many_rounds() -> None:
+def test_small_graphs_stay_in_the_cache_for_many_rounds() -> None:
     dynamic = schedule(DYNAMIC, 10)
     first = dynamic.graph(0)
     for round in range(1, 300):
@@ -133,18 +130,7 @@ def test_small_graphs_are_remembered_for_many_rounds() -> None:
     assert dynamic.graph(0) is first
 
 
-def test_ten_thousand_nodes_are_quick() -> None:
-    start = time.perf_counter()
-    large = schedule({"name": "random-regular", "degree": 8}, 10_000)
-    large.check()
-    for _ in range(3):
-        for rank in range(10_000):
-            assert len(large.mixing_weights(rank, 0)) == 8
-    # Under half a second on an idle core, without the run-time type checks.
-    assert time.perf_counter() - start < 20
-
-
-def test_callers_cannot_spoil_the_weights() -> None:
+def test_callers_cannot_change_the_cached_weights() -> None:
     ring = schedule("ring", 5)
     ring.mixing_weights(0, 0).clear()
     assert ring.mixing_weights(0, 0) == {1: 1 / 3, 4: 1 / 3}
@@ -253,7 +239,7 @@ def test_a_directed_layer_makes_the_union_directed() -> None:
     assert direct.draw(8, np.random.default_rng(0), 1) == mixed.graph(1)
 
 
-def test_what_is_wrong_with_a_layer_names_the_layer() -> None:
+def test_errors_in_a_layer_name_the_layer() -> None:
     wrong = {"name": "layers", "layers": {"near": "ring", "far": {"name": "random-regular", "degree": 9}}}
     with pytest.raises(BadInput) as raised:
         schedule(wrong, 6).check()
@@ -271,7 +257,7 @@ def test_what_is_wrong_with_a_layer_names_the_layer() -> None:
         schedule("ring", 6).mixing_weights(0, 0, layer="far")
 
 
-def test_topologies_of_one_s_own() -> None:
+def test_user_defined_topologies() -> None:
     drifting = TopologySchedule(Drifting(), 5, 0)
     assert [drifting.graph(round).degree(round % 5) for round in range(10)] == [4] * 10
     assert drifting.neighbors(0, 3) == (3,)
@@ -291,7 +277,7 @@ def test_a_function_gives_a_topology() -> None:
         schedule(f"{__name__}:not_a_topology", 4)
 
 
-def test_arguments_that_no_schedule_has() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(BadInput, match="nodes: 0; accepted: 1 or more"):
         TopologySchedule(Ring(), 0, 0)
     with pytest.raises(BadInput, match="samples: 2 counts from 1 for 3 nodes; accepted: 3 counts from 0"):
@@ -300,7 +286,7 @@ def test_arguments_that_no_schedule_has() -> None:
         TopologySchedule(Ring(), 3, 0, samples=[1, -1, 2])
 
 
-def test_a_schedule_draws_nothing_before_it_is_asked() -> None:
+def test_graphs_are_drawn_on_demand() -> None:
     TopologySchedule(RandomRegular(degree=99), 3, 0)  # check() would refuse it
 
 

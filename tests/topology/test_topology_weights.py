@@ -120,7 +120,7 @@ def test_data_size_without_samples() -> None:
     ):
         schedule({"name": "ring", "weights": "data-size"}, 4).check()
     spec = {"name": "ring", "weights": "data-size"}
-    with pytest.raises(BadInput, match="data-size where node 1 and all it hears from have no samples"):
+    with pytest.raises(BadInput, match="data-size, but neither node 1 nor its in-neighbours have samples"):
         schedule(spec, 5, samples=[0, 0, 0, 1, 1]).mixing_weights(3, 0)
     empty = schedule(spec, 5, samples=[0, 0, 1, 0, 1])
     empty.check()
@@ -132,7 +132,7 @@ def given_matrix(path: Path, W: Any) -> dict[str, Any]:
     return {"name": "ring", "weights": {"name": "given", "path": str(path)}}
 
 
-def test_a_given_matrix_is_what_is_mixed(tmp_path: Path) -> None:
+def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
     W = np.array([[0.5, 0.3, 0, 0.2], [0.1, 0.9, 0, 0], [0, 0.6, 0.6, -0.2], [0.25, 0, 0.25, 0.5]])
     topology = schedule(given_matrix(tmp_path / "W.txt", W), 4)
     topology.check()
@@ -147,8 +147,7 @@ def test_a_given_matrix_is_what_is_mixed(tmp_path: Path) -> None:
         (np.eye(3), "3 rows for 4 nodes; accepted: 4 rows and columns"),
         (
             np.full((4, 4), 0.25),
-            "row 0 gives node 2 the weight 0.25, but the graph lets 0 hear nothing from it; "
-            "accepted there: 0",
+            "row 0 gives node 2 the weight 0.25, but the graph has no edge from 2 to 0; accepted there: 0",
         ),
         (np.diag([1, 1, 0.5, 1]), "row 2 sums to 0.5; accepted: 1"),
         (np.ones((3, 4)), "3 rows of 4 numbers; accepted: a square matrix"),

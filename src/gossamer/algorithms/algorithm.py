@@ -27,12 +27,15 @@ class Algorithm(Component):
         tolerates_loss: whether it may run on a network that loses messages, as is the default.
         tolerates_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
             neither for weights nor for the graph. Not the default.
+        mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
+            ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
         tolerates_absence: whether nodes may crash, leave, join and come back while it runs, as is the default.
     """
 
     gathers: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 

@@ -10,6 +10,8 @@ With the mixing matrix W of the topology (symmetric, doubly stochastic for Metro
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, shared_model
@@ -27,6 +29,8 @@ class DPSGD(Algorithm):
             for one step; the displacement of all steps for several). Batch-norm buffers are not mixed in this
             form.
     """
+
+    mixes_models: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     overlap: bool = False
@@ -47,7 +51,7 @@ class DPSGD(Algorithm):
         training = node.spawn(node.train(self.local_steps))
         node.broadcast(await node.neighbors(r, "out"), before, tag=r)
         inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
-        mixed = await node.combine(before, inbox, node.mixing_weights(r))
+        mixed = await node.combine(before, inbox, node.mixing_weights(r), aggregate=True)
         # What training has added so far stays; what it adds from now on is added to the mixed model when it
         # is committed.
         node.parameters = mixed + (node.parameters - before)

@@ -38,6 +38,7 @@ class SwiftArtifact(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = True
 
     recipients: int | None = Field(default=None, ge=1)
     local_steps: int = Field(default=1, ge=1)
@@ -82,6 +83,7 @@ class ADPSGDArtifact(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = True
 
     degree: int = Field(default=6, ge=2)
     local_steps: int = Field(default=1, ge=1)

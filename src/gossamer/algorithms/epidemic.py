@@ -14,6 +14,7 @@ sends a notice to every node that is not chosen, O(n^2) small messages a round (
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
@@ -33,6 +34,8 @@ class Epidemic(Algorithm):
         degree: s, how many nodes a node sends its model to.
         local_steps: mini-batch steps a round.
     """
+
+    mixes_models: ClassVar[bool] = True
 
     degree: int = Field(default=7, ge=1)
     local_steps: int = Field(default=1, ge=1)

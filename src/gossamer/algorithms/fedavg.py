@@ -12,7 +12,7 @@ does.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,8 @@ class FedAvg(Algorithm):
         idle_s: seconds that a round lasts at least which no client answers. (Else, while all are away, rounds would follow
             each other in no time.) As often the server, its rounds over, tells those that still wait for a model.
     """
+
+    mixes_models: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     client_fraction: float = Field(default=1.0, gt=0, le=1)

@@ -41,6 +41,7 @@ class GossipLearning(Algorithm):
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
+    mixes_models: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     merge: Literal["each", "all"] = "each"

@@ -13,6 +13,8 @@ local step, whose ``factor`` is 1 - mu), not against the paper's text.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from pydantic import Field
@@ -42,6 +44,8 @@ class QuasiGlobalMomentum(Algorithm):
     Raises:
         BadInput: for another optimizer, and where the topology does not change and its W is not doubly stochastic.
     """
+
+    mixes_models: ClassVar[bool] = True
 
     beta: float = Field(default=0.9, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, lt=1)

@@ -49,6 +49,7 @@ class Swift(Algorithm):
     """
 
     gathers: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = True
 
     local_steps: int = Field(default=1, ge=1)
     average_every: int = Field(default=1, ge=1)
@@ -96,7 +97,7 @@ class Swift(Algorithm):
             else:
                 heard = {j: newest[j] for j in weights if j in newest}
                 weights = self._boosted(weights, list(heard))
-            mixed = await node.combine(before, heard, weights)
+            mixed = await node.combine(before, heard, weights, aggregate=True)
             # What the steps have added stays.
             set_shared_model(node, each(lambda m, x, b: m + (x - b), mixed, shared_model(node), before))
             node.record(heard=len(came))

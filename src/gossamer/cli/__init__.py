@@ -1,6 +1,6 @@
-"""The command line: parse, call the API, print. One file for each command, or for a few that belong together.
+"""The command line: parse, call the API, print.
 
-Nothing here imports torch before a command needs it: help must not wait for it.
+Modules that need torch are imported inside the commands, so that help does not wait for it.
 """
 
 from gossamer.cli.program import app, main

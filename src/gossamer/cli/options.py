@@ -1,4 +1,4 @@
-"""What several commands share: the shapes of their options, exit codes, and how they are quiet and interrupted."""
+"""Options that several commands share, exit codes, and the handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ INTERRUPTED = 130
 
 
 def overriding(what: str) -> Any:
-    """The option ``--set``; ``what`` says what it overrides."""
+    """The option ``--set``, which overrides ``what``."""
     return typer.Option("--set", metavar="A.B=VALUE", help=f"Override {what}. May be repeated.")
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
-Out = Annotated[Path, typer.Option(help="The folder of all runs.")]
+Out = Annotated[Path, typer.Option(help="The folder for all runs.")]
 Report = Annotated[bool, typer.Option(help="Write report.html into the run's folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def log_errors_only(quiet: bool) -> None:
-    """Let the log be as quiet as the command."""
+    """Log errors only, if the command is quiet."""
     if quiet:
         logging.getLogger("gossamer").setLevel(logging.ERROR)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Where Ctrl-C, if nothing has made an orderly end of it, is one line and an exit code."""
+    """Turns Ctrl-C into one line and an exit code, where the run itself does not handle it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Where torch is imported: nothing of it is garbage, and to look for it takes a fifth of the time."""
+    """Pauses garbage collection while torch is imported, which takes a fifth of the time off."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The program ``gossamer``: its commands, and what becomes of errors."""
+"""The program ``gossamer``: its commands, its exit codes, and its error messages."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import gc
 import logging
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from gossamer import __version__
-from gossamer.cli.listing import listing
+from gossamer.cli.describe import listing, topology
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.report import report
-from gossamer.cli.run import resume, run
-from gossamer.cli.sweep import sweep
-from gossamer.cli.topology import topology
-from gossamer.cli.usage import readable_usage
+from gossamer.cli.run import resume, run, sweep
 from gossamer.cli.worker import worker
-from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
+
+# click's class, which some versions of typer contain and others import.
+_UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 app = typer.Typer(
     help="Decentralized learning: simulate an algorithm in virtual time, or run it over TCP.",
@@ -51,7 +49,7 @@ def program(
     """Options of the program itself."""
 
 
-# In the order in which help lists them.
+# Help lists the commands in this order.
 app.command(epilog=EXIT_CODES)(run)
 app.command(epilog=EXIT_CODES)(resume)
 app.command(epilog=EXIT_CODES)(sweep)
@@ -65,31 +63,70 @@ def main() -> None:
     """The program ``gossamer``."""
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
     logging.getLogger("gossamer").setLevel(logging.INFO)
-    atexit.register(gc.freeze)  # at its end Python looks for garbage among all of torch, for half a second
-    with _exit_codes(), readable_usage():
-        # (Not standalone: what the parser refuses is said as all other bad input is.)
-        sys.exit(app(prog_name="gossamer", standalone_mode=False) or 0)
-
-
-@contextmanager
-def _exit_codes() -> Iterator[None]:
+    atexit.register(
+        gc.freeze
+    )  # otherwise Python searches all of torch for garbage at its end, for half a second
     try:
-        yield
+        # Not standalone, so that an error of the parser is worded like all other bad input.
+        sys.exit(app(prog_name="gossamer", standalone_mode=False) or 0)
     except typer.Abort:
-        typer.echo("error: interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(_say(INTERRUPTED, "interrupted"))
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            cast(Any, error).show()
+            sys.exit(2)
+        sys.exit(_say(2, _usage_problem(error)))
     except BadInput as error:
-        for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
-        sys.exit(2)
+        sys.exit(_say(2, *error.problems))
     except RunFailed as error:
         if error.traceback:
             typer.echo(error.traceback.rstrip(), err=True)
-        typer.echo(f"error: {error}", err=True)
+        _say(1, str(error))
         if error.folder is not None:
             typer.echo(f"what was recorded is kept in {error.folder}", err=True)
             typer.echo(f"a page of it: gossamer report {shlex.quote(str(error.folder))}", err=True)
         sys.exit(1)
     except GossamerError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(_say(1, str(error)))
+
+
+def _say(exit_code: int, *problems: str) -> int:
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    return exit_code
+
+
+def _usage_problem(error: Any) -> str:
+    """An error of the parser in one line, worded like all bad input."""
+    match type(error).__name__:
+        case "MissingParameter":
+            return f"{_name(error.param)}: missing; a value is required"
+        case "NoSuchOption":
+            accepted = [name for each in error.ctx.command.params for name in _options(each)]
+            near = suggest(error.option_name, accepted)
+            return f"{error.option_name}: no such option{near}; accepted: {listed(accepted)}"
+        case "BadParameter" if error.param is not None:
+            return f"{_name(error.param)}: {_refused(error)}"
+    help_ = f"; accepted: see {error.ctx.command_path} --help" if error.ctx is not None else ""
+    return f"{error.format_message().rstrip('.')}{help_}"
+
+
+def _refused(error: Any) -> str:
+    """A refused value and what is accepted; in the parser's words unless pydantic has checked it."""
+    from pydantic import ValidationError
+
+    from gossamer.config.validation import accepted
+
+    if not isinstance(error.__cause__, ValidationError):
+        return str(error.message).rstrip(".")
+    problem = error.__cause__.errors(include_url=False)[0]
+    return f"got {problem['input']!r}; accepted: {accepted(problem)}"
+
+
+def _name(parameter: Any) -> str:
+    """An option's long form, or an argument's name in the help."""
+    return max(_options(parameter), key=len, default=parameter.metavar or parameter.name.upper())
+
+
+def _options(parameter: Any) -> list[str]:
+    return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]

@@ -12,26 +12,26 @@ from gossamer.cli.options import Json, Quiet, log_errors_only
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
-    from gossamer.results.time_to import TimeTo
+    import polars as pl
 
 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps: what is in them is compared."),
+        typer.Argument(metavar="RUN...", help="Folders of runs or sweeps; all runs in them are compared."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page to write; default: report.html in the run's folder, or for several runs, or"
-            " a part of a timeline, in the working directory."
+            help="The page to write; default: report.html in the run's folder, or in the working directory for"
+            " several runs and for a part of a timeline."
         ),
     ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for the charts as PNG files: every metric against round, time, wall time and bytes, as"
-            " <metric>-vs-<axis>.png."
+            help="A folder for the charts as PNG files, <metric>-vs-<axis>.png: every metric against round, time,"
+            " wall time and bytes."
         ),
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
@@ -39,38 +39,43 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="METRIC=LEVEL[,LEVEL...]",
-            help="Compare how long the runs take to these levels, over their seeds; also written as a CSV file"
-            " beside the page. May be repeated.",
+            help="Compare the times that runs take to reach these levels, over their seeds. The table is also"
+            " written as a CSV file next to the page. May be repeated.",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The group that others are compared with (--time-to); an entry of a sweep's cells stands for its group"
-            " at each point of the grid.",
+            help="The group that the others are compared with (--time-to). The name of a sweep's cell stands for"
+            " its group at each point of the grid.",
         ),
     ] = None,
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIELD", help="Put runs together by this field, not by all but the seed. May be repeated."
+            metavar="FIELD",
+            help="Group runs by this field; default: by all fields but the seed. May be repeated.",
         ),
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="Draw when the nodes computed and sent into this SVG, PNG or PDF file."),
+        typer.Option(
+            help="Draw the nodes' computations and messages over time into this SVG, PNG or PDF file."
+        ),
     ] = None,
     window: Annotated[
         str | None,
         typer.Option(
-            metavar="FROM:TO", help="Show this part of the timeline, in seconds: 10:14. Default: all of it."
+            metavar="FROM:TO",
+            help="Show this part of the timeline, in seconds, e.g. 10:14; default: all of it.",
         ),
     ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
-            metavar="RANKS", help="Show these nodes' timeline: 0,3,8-12. Default: all that was recorded."
+            metavar="RANKS",
+            help="Show the timeline of these nodes, e.g. 0,3,8-12; default: all recorded nodes.",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -78,14 +83,13 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results.baseline import find_baseline
-    from gossamer.results.frames import finite
-    from gossamer.results.groups import groups
+    from gossamer.results.groups import find_baseline, groups
     from gossamer.results.report import write_report, write_time_to
     from gossamer.results.run import load_runs
-    from gossamer.results.time_to import parse_levels, time_to_frame
+    from gossamer.results.tidy import finite
+    from gossamer.results.time_to import parse_levels
     from gossamer.results.time_to import time_to as compare
-    from gossamer.results.window import choose
+    from gossamer.results.timeline import choose
 
     if baseline is not None and not time_to:
         raise BadInput("--baseline: accepted together with --time-to")
@@ -96,15 +100,15 @@ def report(
     against = None if baseline is None else find_baseline(baseline, grouped)
     rows = compare(grouped, levels, against)
     within = choose(loaded, window, nodes)
-    # A page of several runs is none of theirs, nor is one of a part: it must not take the place of one.
-    place = loaded[0].path if len(loaded) == 1 and within is None else Path()
+    # A page of several runs, or of a part of one, must not replace the page of a run.
+    folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
     if timeline is not None:
         from gossamer.results.timeline import write_timeline
 
         write_timeline(loaded, timeline, within)
     page = write_report(
         loaded,
-        out or place / "report.html",
+        out or folder / "report.html",
         png=png,
         csv=csv,
         groups=grouped,
@@ -112,26 +116,26 @@ def report(
         baseline=None if against is None else against.title,
         within=within,
     )
-    table = write_time_to(rows, page) if rows else None
+    table = None if rows.is_empty() else write_time_to(rows, page)
     written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}
     if as_json:
         said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
-        if rows:
-            said["table"] = finite(time_to_frame(rows)).to_dicts()
+        if table is not None:
+            said["table"] = finite(rows).to_dicts()
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        if rows:
+        if table is not None:
             _print_time_to(rows, None if against is None else against.title)
         for path in written.values():
             if path is not None:
                 typer.echo(path)
 
 
-def _print_time_to(rows: list[TimeTo], baseline: str | None) -> None:
+def _print_time_to(rows: pl.DataFrame, baseline: str | None) -> None:
     from rich.table import Table
 
-    from gossamer.results.console import table_console
-    from gossamer.results.time_to_text import note, tables
+    from gossamer.results.formatting import table_console
+    from gossamer.results.time_to import note, tables
 
     console = table_console()
     for title, head, lines in tables(rows, baseline):

@@ -1,10 +1,13 @@
-"""``gossamer run`` and ``gossamer resume``."""
+"""``gossamer run``, ``resume`` and ``sweep``, and the summary that they print."""
 
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,12 +26,13 @@ from gossamer.cli.options import (
     log_errors_only,
     overriding,
 )
-from gossamer.cli.summary import as_data, print_profile, print_summary, write_page
+from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
     from gossamer.config import Experiment
     from gossamer.progress import Watcher
     from gossamer.results.run import Run
+    from gossamer.results.tidy import Final
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 ListenAt = Annotated[
@@ -52,17 +56,19 @@ MinWorkers = Annotated[int, typer.Option(min=1, help="Wait for at least this man
 def run(
     file: File,
     overrides: Overrides = None,
-    engine: Annotated[str | None, typer.Option(help="simulate or processes, instead of the file's.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="simulate or processes, in place of the file's engine.")
+    ] = None,
     out: Out = Path("runs"),
     report: Report = True,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Say where the time went, and the peak of memory.")
+        bool, typer.Option("--profile", help="Print where the time went, and the peak of memory.")
     ] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the newest unfinished run of this very experiment, if it has a checkpoint.",
+            help="Continue the newest unfinished run of the same experiment, if it has a checkpoint.",
         ),
     ] = False,
     listen: ListenAt = None,
@@ -71,7 +77,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment and record it. Ctrl-C ends it in order, with its record; a second one at once."""
+    """Run an experiment and record it. Ctrl-C ends the run in order and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
 
@@ -91,7 +97,7 @@ def run(
             if left is not None:
                 return resume_run(left, observer=watcher, server=server, listen=where)
             if resume and experiment.has_faults:
-                watcher.say("begins anew: a run with faults or engine.restart can't be resumed")
+                watcher.say("starts from the beginning: a run with faults or engine.restart can't be resumed")
             return run_experiment(experiment, out, observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, profile, quiet, as_json)
@@ -107,7 +113,7 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its newest checkpoint: one that was killed or stopped, that failed, or that gets another end."""
+    """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
 
@@ -128,6 +134,54 @@ def resume(
         _watch(experiment, carry_out, report, False, quiet, as_json)
 
 
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (YAML).")],
+    overrides: Annotated[list[str] | None, overriding("a field of all cells")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="CELL", help="Run only this cell. May be repeated.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="The number of runs at a time; default: by the number of cores.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Start failed runs again.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Start finished runs again; the newest run of a cell counts, older ones are kept."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
+    out: Out = Path("runs"),
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run many experiments: cells times seeds over a base. A second call continues where the first one ended."""
+    log_errors_only(quiet)
+    from gossamer.sweep.sweep import Sweep
+
+    loaded = Sweep.load(file, overrides or (), out)
+    chosen = loaded.chosen(only or ())
+    from gossamer.sweep.display import as_data, print_plan, print_summary, watching_sweep
+
+    if dry_run:
+        print_plan(loaded, chosen)
+        return
+    from gossamer.sweep.execute import run_sweep
+
+    with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
+        outcome = run_sweep(
+            loaded, jobs=jobs, only=only or (), retry_failed=retry_failed, again=again, observer=watcher
+        )
+    if as_json:
+        typer.echo(json.dumps(as_data(loaded, outcome)))
+    elif not quiet:
+        print_summary(loaded, loaded.results(), outcome)
+    if outcome.stopped:
+        raise typer.Exit(INTERRUPTED)
+    if outcome.failed or outcome.counts.left:
+        raise typer.Exit(1)
+
+
 def _listen(address: str | None, token: str | None, min_workers: int) -> Listen | None:
     """Where workers join, as the options say."""
     from gossamer.runtime.processes.fork_server import Listen
@@ -140,7 +194,7 @@ def _listen(address: str | None, token: str | None, min_workers: int) -> Listen 
 
 @contextmanager
 def _server(engine: Any) -> Iterator[ForkServer | None]:
-    """The fork server, where real processes are asked for: it imports torch while this process does."""
+    """The fork server, if the engine is processes: it imports torch while this process does."""
     if engine != "processes":
         yield None
         return
@@ -158,17 +212,100 @@ def _watch(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Carry a run out, with a display, and say what came of it."""
+    """Carry out a run with a progress display, and print its summary."""
     from gossamer.progress import watching
 
     with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
         done = carry_out(watcher)
-    page = write_page(done) if report else None
+    page = _write_page(done) if report else None
     if as_json:
-        typer.echo(json.dumps(as_data(done, page), default=str))
+        typer.echo(json.dumps(_as_data(done, page), default=str))
     elif not quiet:
-        print_summary(done, page, watcher.round)
+        _print_summary(done, page, watcher.round)
     if profile and not as_json:
-        print_profile(done)
+        _print_profile(done)
     if done.status == "stopped":
         raise typer.Exit(INTERRUPTED)
+
+
+def _write_page(done: Run) -> Path | None:
+    """Write a run's page into its folder. If that is not possible, say why and return None."""
+    from gossamer.results.report import write_report
+
+    try:
+        return write_report([done], done.path / "report.html")
+    except BadInput as error:  # such as a missing library for charts: the run itself is done
+        typer.echo(f"no report: {error}", err=True)
+        return None
+
+
+def _as_data(done: Run, page: Path | None) -> dict[str, Any]:
+    """The summary of a run for ``--json``."""
+    from gossamer.results.tidy import final_summary
+
+    return {"run": done.path, "report": page, **asdict(final_summary(done))}
+
+
+def _print_summary(done: Run, page: Path | None, round_: int) -> None:
+    """Print the summary of a run; ``round_`` is the last round that the progress display has seen."""
+    from gossamer.progress import megabytes
+    from gossamer.results.checkpoints import newest
+    from gossamer.results.tidy import ASYNCHRONY, final_summary
+
+    summary = final_summary(done)
+    lines = {}
+    if done.status == "stopped":
+        of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
+        at = max(round_, summary.rounds or 0)
+        lines["STOPPED"] = (
+            f"at round {at}{of}, before its end; the figures below are those recorded until then"
+        )
+    if done.lost:
+        lines["status"] = done.outcome
+    lines |= {
+        name.replace("_", " "): _spread(final)
+        for name, final in summary.metrics.items()
+        if name not in ASYNCHRONY
+    }
+    clock = "virtual time" if done.experiment["engine"]["name"] == "simulate" else "time"
+    lines |= {
+        clock: f"{summary.time_s or 0:.4g} s",
+        "wall time": f"{summary.wall_s or 0:.1f} s",
+        "sent": megabytes(summary.bytes_sent or 0),
+    }
+    if done.private_bytes is not None:
+        mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
+        lines["private memory"] = f"{mean:.1f} MiB a node, {most:.1f} at most"
+    lines["run"] = str(done.path)
+    if page is not None:
+        lines["report"] = str(page)
+    if done.status == "stopped" and newest(done.path / "checkpoints") is not None:
+        lines["to go on"] = f"gossamer resume {done.path}"
+    for name, text in lines.items():
+        typer.echo(f"{name:20} {text}")
+
+
+def _print_profile(done: Run) -> None:
+    """Print where the time of a run went, and the peak of memory."""
+    wall_s = done.wall_s or 0.0
+    parts = done.profile
+    if parts:
+        parts["events"] = wall_s - sum(parts.values())
+    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+        typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
+    for part, forms in done.execution.items():
+        for form, shapes in forms.items():
+            typer.echo(f"{part:20} {form} ({shapes} {'shape' if shapes == 1 else 'shapes'} of input)")
+    if done.peak_vectors is not None:
+        share = done.peak_vectors / done.nodes
+        typer.echo(f"{'vectors at the peak':20} {done.peak_vectors} ({share:.1f} a node)")
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    # Linux counts in KiB, macOS in bytes.
+    typer.echo(f"{'peak memory':20} {peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")
+
+
+def _spread(final: Final) -> str:
+    from gossamer.progress import numerals
+
+    mean, std = numerals(final.mean, final.std)
+    return f"{mean}, std {std} over {final.count} nodes" if final.count > 1 else mean

@@ -1,21 +1,21 @@
-"""Experiments: one complete description of what is run, and its sections."""
+"""The experiment file: its fields, the components that it names, and one clear error for each mistake in it."""
 
-from gossamer.config.assign import assign, assign_all
-from gossamer.config.engines import ENGINES, Processes, Simulate, engine_name
-from gossamer.config.experiment import Experiment
+from gossamer.config.experiment import Experiment, engine_name
+from gossamer.config.mappings import assign, assign_all
 from gossamer.config.sections import (
     Checkpoints,
     Count,
     Evaluation,
     Failures,
     Gather,
+    Processes,
+    Simulate,
     Stop,
     Target,
     Timeline,
 )
 
 __all__ = [
-    "ENGINES",
     "Checkpoints",
     "Count",
     "Evaluation",

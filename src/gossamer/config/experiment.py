@@ -1,4 +1,4 @@
-"""Experiment: one complete description of what is run."""
+"""Experiment: one complete description of a run."""
 
 from __future__ import annotations
 
@@ -7,107 +7,114 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_serializer,
-    model_validator,
+from pydantic import BeforeValidator, Field, ValidationError, field_serializer, model_validator
+
+from gossamer.config.mappings import assign_all, parse_mapping, read_mapping
+from gossamer.config.registry import FilePath, component, components
+from gossamer.config.sections import (
+    Checkpoints,
+    Count,
+    Evaluation,
+    Failures,
+    Gather,
+    Processes,
+    Section,
+    Simulate,
+    Stop,
 )
-
-from gossamer.config.assign import assign_all
-from gossamer.config.engines import Processes, Simulate, other_engine, read_engine, same_engine
-from gossamer.config.mappings import parse_mapping, read_mapping
-from gossamer.config.registry import Component, FilePath, build, component
-from gossamer.config.sections import Checkpoints, Count, Evaluation, Failures, Gather, Stop
 from gossamer.config.validation import bad_input
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, shown, suggest
 
+_ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
 
 
-def _wrappers(value: Any) -> Any:
-    return (
-        [build("wrapper", item, None, "wrappers") for item in value]
-        if isinstance(value, list | tuple)
-        else value
-    )
+def engine_name(value: Any) -> Any:
+    """The name in a file's ``engine`` field, which is not validated yet."""
+    return value.get("name", "simulate") if isinstance(value, Mapping) else value
 
 
-def _faults(value: Any, info: Any) -> Any:
-    return (
-        [build("fault", item, info.context, f"faults.{number}") for number, item in enumerate(value)]
-        if isinstance(value, list | tuple)
-        else value
-    )
+def _engine(value: Any) -> Any:
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        return value
+    name = engine_name(value)
+    if not isinstance(name, str) or name not in _ENGINES:
+        raise BadInput(
+            f"engine.name: got {shown(name)}{suggest(str(name), _ENGINES)}; accepted: {', '.join(_ENGINES)}"
+        )
+    try:
+        return _ENGINES[name].model_validate(dict(value))
+    except ValidationError as error:
+        raise bad_input(error, _ENGINES[name], "engine") from None
 
 
-class Experiment(BaseModel):
-    """One complete description: task, partition, topology, algorithm, network, compute, faults, evaluation, stop
-    rule, seed.
+class Experiment(Section):
+    """One complete description of a run: task, partition, topology, poison, algorithm, network, compute, faults, evaluation,
+    stop rule, seed.
 
-    Every pluggable field takes a registered name or "package.module:Class", and its parameters. Frozen;
+    Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is frozen;
     :meth:`override` gives a changed copy.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(default=1, ge=0, strict=True)
     nodes: Count
-    task: component("task")  # type: ignore[valid-type]
-    partition: component("partition") = Field(default="iid", validate_default=True)  # type: ignore[valid-type]
-    topology: component("topology") = Field(default="ring", validate_default=True)  # type: ignore[valid-type]
-    algorithm: component("algorithm")  # type: ignore[valid-type]
-    wrappers: Annotated[tuple[Any, ...], BeforeValidator(_wrappers)] = ()
-    optimizer: component("optimizer") = Field(default={"name": "sgd", "lr": 0.1}, validate_default=True)  # type: ignore[valid-type]
+    task: Annotated[Any, component("task")]
+    partition: Annotated[Any, component("partition")] = Field(default="iid", validate_default=True)
+    topology: Annotated[Any, component("topology")] = Field(default="ring", validate_default=True)
+    poison: Annotated[tuple[Any, ...], components("poison")] = ()
+    algorithm: Annotated[Any, component("algorithm")]
+    wrappers: Annotated[tuple[Any, ...], components("wrapper")] = ()
+    aggregator: Annotated[Any, component("aggregator")] = Field(default="mean", validate_default=True)
+    optimizer: Annotated[Any, component("optimizer")] = Field(
+        default={"name": "sgd", "lr": 0.1}, validate_default=True
+    )
     batch_size: Count | Literal["full"] = 16
     initial: Literal["common", "independent"] = "common"
-    compute: component("compute") = Field(default="constant", validate_default=True)  # type: ignore[valid-type]
-    network: component("network") = Field(default="uniform", validate_default=True)  # type: ignore[valid-type]
-    faults: Annotated[tuple[Any, ...], BeforeValidator(_faults)] = ()
+    compute: Annotated[Any, component("compute")] = Field(default="constant", validate_default=True)
+    network: Annotated[Any, component("network")] = Field(default="uniform", validate_default=True)
+    faults: Annotated[tuple[Any, ...], components("fault")] = ()
     gather: Gather = Gather()
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
+    trackers: Annotated[tuple[Any, ...], components("tracker")] = ()
     data_root: FilePath | None = None
-    engine: Annotated[Simulate | Processes, BeforeValidator(read_engine)] = Simulate()
+    engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
 
     @field_serializer(
-        "task", "partition", "topology", "algorithm", "optimizer", "compute", "network", when_used="always"
+        "task", "partition", "topology", "algorithm", "aggregator", "optimizer", "compute", "network"
     )
-    def _component(self, value: Component) -> dict[str, Any]:
-        return value.spec()
+    def _spec(self, value: Any) -> dict[str, Any]:
+        spec: dict[str, Any] = value.spec()
+        return spec
 
-    @field_serializer("wrappers", "faults", when_used="always")
-    def _components(self, value: tuple[Component, ...]) -> list[dict[str, Any]]:
+    @field_serializer("wrappers", "faults", "poison", "trackers")
+    def _specs(self, value: tuple[Any, ...]) -> list[dict[str, Any]]:
         return [item.spec() for item in value]
-
-    @field_serializer("data_root", when_used="always")
-    def _path(self, value: Path | None) -> str | None:
-        return None if value is None else str(value)
 
     @property
     def has_faults(self) -> bool:
-        """Whether nodes may be away and come back. Such a run can't be resumed: its nodes are saved each for itself."""
+        """Whether nodes may leave and come back. Such a run can't be resumed, because its nodes are saved independently."""
         restarts = isinstance(self.engine, Processes) and self.engine.restart == "always"
         return bool(self.faults) or restarts
 
     @model_validator(mode="after")
     def _known_ranks(self) -> Experiment:
-        chosen = self.evaluation.nodes
+        chosen, timeline = self.evaluation.nodes, self.evaluation.timeline
         if isinstance(chosen, int) and chosen > self.nodes:
             raise BadInput(
                 f"evaluation.nodes: {chosen} of {self.nodes} nodes; accepted: at most {self.nodes}"
             )
-        if isinstance(chosen, list) and any(not 0 <= rank < self.nodes for rank in chosen):
-            raise BadInput(f"evaluation.nodes: got {chosen}; accepted: ranks 0 to {self.nodes - 1}")
-        shown = [] if self.evaluation.timeline is None else self.evaluation.timeline.ranks(self.nodes)
-        if any(not 0 <= rank < self.nodes for rank in shown):
-            raise BadInput(f"evaluation.timeline.nodes: got {shown}; accepted: ranks 0 to {self.nodes - 1}")
+        for field, ranks in {
+            "evaluation.nodes": chosen if isinstance(chosen, list) else [],
+            "evaluation.timeline.nodes": timeline.ranks(self.nodes) if timeline else [],
+        }.items():
+            if any(not 0 <= rank < self.nodes for rank in ranks):
+                raise BadInput(f"{field}: got {ranks}; accepted: ranks 0 to {self.nodes - 1}")
         return self
 
     @classmethod
@@ -115,10 +122,10 @@ class Experiment(BaseModel):
         """Read an experiment file.
 
         Args:
-            path: a YAML file; relative paths in it are relative to it.
+            path: a YAML file; relative paths in it are relative to its folder.
             overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
                 are relative to the working directory.
-            engine: another engine's name, in place of the file's; the overrides may not name one besides.
+            engine: the name of an engine that replaces the file's; the overrides may not name a different one.
 
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
@@ -129,16 +136,16 @@ class Experiment(BaseModel):
     def read(
         cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None
     ) -> dict[str, Any]:
-        """What an experiment file says, as :meth:`of` takes it. Nothing of it is used yet: its components bring torch, which
+        """The mapping in an experiment file, for :meth:`of`. It is not validated yet, since components import torch, which
         takes seconds. Arguments as for :meth:`load`.
 
         Raises:
-            BadInput: for a missing file, broken YAML, or assignments that are none.
+            BadInput: for a missing file, broken YAML, or assignments that can't be carried out.
         """
         raw = read_mapping(path, "a YAML experiment file", _FIELDS)
         if "base" in raw and "task" not in raw:
             raise BadInput(f"{path}: a sweep; accepted: an experiment (gossamer sweep runs a sweep)")
-        return cls._described(raw, overrides, engine)
+        return cls._assigned(raw, overrides, engine)
 
     @classmethod
     def parse(
@@ -150,21 +157,27 @@ class Experiment(BaseModel):
         folder: Path | None = None,
         source: str = "experiment",
     ) -> Experiment:
-        """The experiment that a YAML text describes; arguments and errors as for :meth:`load`."""
-        return cls.of(cls._described(parse_mapping(text, source, _FIELDS), overrides, engine), folder)
+        """The experiment in a YAML text; arguments and errors as for :meth:`load`."""
+        return cls.of(cls._assigned(parse_mapping(text, source, _FIELDS), overrides, engine), folder)
 
     @classmethod
-    def _described(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
-        if engine is not None:  # instead of the file's; what the overrides say of it is kept, or refused
-            raw["engine"] = other_engine(raw.get("engine"), engine)
+    def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
+        if engine is not None and ("engine" not in raw or engine_name(raw["engine"]) != engine):
+            raw["engine"] = {"name": engine}
         assign_all(raw, overrides, cls)
-        if engine is not None:
-            raw["engine"] = same_engine(raw["engine"], engine)
+        if engine is not None:  # the overrides may leave it unnamed, or name another one
+            said = raw["engine"] if isinstance(raw["engine"], Mapping) else {"name": raw["engine"]}
+            raw["engine"] = {"name": engine, **said}
+            if (other := raw["engine"]["name"]) != engine:
+                raise BadInput(
+                    f"engine.name: got {shown(other)} by --set, and {engine!r} by --engine or by the command;"
+                    " accepted: one of them"
+                )
         return raw
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
-        """The experiment that a mapping describes; relative paths are relative to ``folder``.
+        """The experiment in a mapping; relative paths are relative to ``folder``.
 
         Raises:
             BadInput: for anything in it that can't be used.
@@ -175,7 +188,7 @@ class Experiment(BaseModel):
             raise bad_input(error, cls) from None
 
     def override(self, **changes: Any) -> Experiment:
-        """A copy with other values for some fields, validated anew.
+        """A validated copy with other values for some fields.
 
         Raises:
             BadInput: for a value that can't be used.
@@ -183,7 +196,7 @@ class Experiment(BaseModel):
         return Experiment.of({**self.model_dump(mode="json"), **changes})
 
     def to_yaml(self) -> str:
-        """The resolved experiment: every field, as a YAML text that gives the same experiment again."""
+        """The resolved experiment: a YAML text with every field, which gives the same experiment again."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
     def save(self, path: str | Path) -> None:

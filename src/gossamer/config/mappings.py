@@ -1,61 +1,41 @@
-"""YAML files that hold a mapping: experiments, sweeps, hosts, peers."""
+"""The mapping in a YAML file, before it is validated: reading it, and assignments to its fields."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from gossamer.errors import BadInput
+from gossamer.config.registry import FromCommandLine
+from gossamer.errors import BadInput, shown
 
 
-class _Once:
-    """Takes a key once: of two, YAML itself would keep the last and say nothing."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice: YAML itself would silently keep the last one."""
 
-    def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
-        _check_keys(node)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} a second time", key.start_mark
+                )
+            seen.add((key.tag, str(key.value)))
         return node
 
 
-def _check_keys(root: yaml.Node | None) -> None:
-    """Before keys are merged: what is merged may be said again."""
-    to_do, seen = [root], set()
-    while to_do:
-        node = to_do.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            to_do += node.value
-        elif isinstance(node, yaml.MappingNode):
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            said = set()
-            for key in keys:
-                if (key.tag, key.value) in said:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"{key.value!r} a second time", key.start_mark
-                    )
-                said.add((key.tag, key.value))
-            to_do += [each for pair in node.value for each in pair]
-
-
-class _Loader(_Once, yaml.SafeLoader):
-    """Says in its errors where they are."""
-
-
-class _FastLoader(_Once, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """For the certificates of a thousand peers: much text for Python alone."""
-
-
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """What a YAML file says, which must be a mapping.
+    """The mapping in a YAML file.
 
     Args:
         path: the file.
-        accepted: what it should be, for messages.
-        fields: what it should hold, for messages.
+        accepted: the kind of file that is expected, for messages.
+        fields: the fields that are expected, for messages.
 
     Raises:
         BadInput: for a missing file, broken YAML, or anything but a mapping.
@@ -69,21 +49,28 @@ def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fi
 
 
 def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """What a YAML text says, which must be a mapping.
+    """The mapping in a YAML text.
 
     Args:
         text: the text.
-        source: where it comes from, for messages.
-        fields: what it should hold, for messages.
+        source: where the text comes from, for messages.
+        fields: the fields that are expected, for messages.
 
     Raises:
         BadInput: for broken YAML, or anything but a mapping.
     """
     try:
-        raw = _load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(_broken(error, text, source)) from None
-    except ValueError as error:  # a date that there is not, and its like
+        raw = yaml.load(text, _Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"{error.reason}: {chr(error.character)!r}"
+        raise BadInput(f"{source}, line {line}: not YAML: {problem}") from None
+    except yaml.MarkedYAMLError as error:
+        mark, start = error.problem_mark, error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        context = f"{error.context} that begins in line {start.line + 1}, " if start else ""
+        raise BadInput(f"{source}{where}: not YAML: {context}{error.problem}") from None
+    except ValueError as error:  # such as the date 2026-13-01
         raise BadInput(f"{source}: a value that YAML can't read: {error}") from None
     if not isinstance(raw, dict):
         found = "empty" if raw is None else f"a {type(raw).__name__}"
@@ -91,26 +78,79 @@ def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -
     return raw
 
 
-def _broken(error: yaml.YAMLError, text: str, source: str) -> str:
-    """A parser's error in one line that begins with where it is."""
-    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
-        since = error.context_mark
-        line, column = mark.line + 1, mark.column + 1
-        context = f"{error.context}, " if error.context else ""
-        if context and since is not None and since.line != mark.line:
-            context = f"{error.context} that begins in line {since.line + 1}, "
-        said = f"{context}{error.problem}"
-    elif isinstance(error, yaml.reader.ReaderError):
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        said = f"{error.reason}: {chr(error.character)!r}"
-    else:
-        return f"{source}: not YAML: {' '.join(str(error).split())}"
-    return f"{source}, line {line}, column {column}: not YAML: {said}"
+_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
-def _load(text: str) -> Any:
-    try:
-        return yaml.load(text, _FastLoader)  # a safe one, either way
-    except yaml.YAMLError:
-        return yaml.load(text, _Loader)
+def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
+    """Carry out assignments of the command line, ``"a.b=value"``, in place and whatever their order.
+
+    Args:
+        raw: the file's mapping.
+        overrides: the assignments; their values are YAML.
+        model: as for :func:`assign`.
+
+    Raises:
+        BadInput: for an assignment that can't be carried out, or a second one to the same field.
+    """
+    values: dict[str, tuple[Any, str]] = {}
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        said = f"--set {override}"
+        if not separator or not _PATH.fullmatch(path):
+            raise BadInput(f"{said}: accepted: a.b=value, e.g. optimizer.lr=0.05")
+        if path in values:
+            raise BadInput(f"{said}: {path} is set already; accepted: every field once")
+        try:
+            values[path] = _from_command_line(yaml.safe_load(text)), said
+        except (yaml.YAMLError, ValueError):
+            raise BadInput(f"{said}: {text!r} is not a YAML value") from None
+    # A component is replaced or named before its parameters are set.
+    for path in sorted(values, key=lambda path: (path.count("."), not path.endswith(".name"))):
+        assign(raw, path, *values[path], model)
+
+
+def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
+    """Set one field: ``"a"`` replaces all of it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component.
+
+    Args:
+        raw: the file's mapping; changed in place.
+        path: names, joined by dots.
+        value: the new value.
+        said: the origin of the assignment, for messages.
+        model: the model that the mapping describes; its defaults stand for components that the file leaves out.
+
+    Raises:
+        BadInput: for a path through something that has no fields.
+    """
+    if not _PATH.fullmatch(path):
+        raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
+    *parents, last = path.split(".")
+    fields = raw
+    for depth, name in enumerate(parents):
+        inner = fields.get(name, _default(name, model) if depth == 0 else {})
+        if isinstance(inner, str) and depth == 0:
+            inner = {"name": inner}  # a bare name stands for a component with default parameters
+        if not isinstance(inner, dict):
+            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {shown(inner)}, which has no fields")
+        fields[name] = inner
+        fields = inner
+    if parents and last == "name" and fields.get("name", value) != value:
+        fields.clear()  # the parameters of the old component do not apply to the new one
+    fields[last] = value
+
+
+def _default(name: str, model: type[BaseModel]) -> Any:
+    """A field's default as a file would give it."""
+    field = model.model_fields.get(name)
+    spec = None if field is None else field.default
+    return dict(spec) if isinstance(spec, dict) else spec if isinstance(spec, str) else {}
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, str):
+        return FromCommandLine(value)
+    if isinstance(value, list):
+        return [_from_command_line(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _from_command_line(item) for key, item in value.items()}
+    return value

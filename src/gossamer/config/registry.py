@@ -1,9 +1,8 @@
-"""Names for everything pluggable: a registered name, ``"package.module:Class"`` or an entry point.
+"""Names for everything pluggable: a registered name, an entry point, or ``"package.module:Class"``.
 
-A component is a frozen pydantic model: its fields are its parameters. A component is found by name in three
-places, in this order: the built-in names (given with :func:`register`), entry points of the group
-``gossamer.<kind>``, and ``"package.module:Class"`` (or ``":function"``, whose keyword parameters are then the
-parameters).
+A component is a frozen pydantic model whose fields are its parameters. Its name is looked up in this order: the
+built-in names (:func:`register`), entry points of the group ``gossamer.<kind>``, and ``"package.module:Class"``. A
+plain function is a component too: its parameters are the fields.
 """
 
 from __future__ import annotations
@@ -18,55 +17,60 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
-from gossamer.config.definition import Definition, settable
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "algorithm": ("gossamer.algorithms",),
-    "compute": ("gossamer.network",),
-    "fault": ("gossamer.faults",),
-    "network": ("gossamer.network",),
-    "optimizer": ("gossamer.learning",),
-    "partition": ("gossamer.tasks",),
-    "schedule": ("gossamer.learning",),
-    "task": ("gossamer.tasks",),
-    "topology": ("gossamer.topology",),
-    "weights": ("gossamer.topology",),
-    "wrapper": ("gossamer.algorithms",),
+KINDS: dict[str, tuple[str, str]] = {
+    "aggregator": ("gossamer.learning", "Aggregator"),
+    "algorithm": ("gossamer.algorithms", "Algorithm"),
+    "compute": ("gossamer.network", "ComputeProfile"),
+    "fault": ("gossamer.faults", "Fault"),
+    "network": ("gossamer.network", "Network"),
+    "optimizer": ("gossamer.learning", "Optimizer"),
+    "partition": ("gossamer.tasks", "Partition"),
+    "poison": ("gossamer.tasks", "Poison"),
+    "schedule": ("gossamer.learning", "LearningRateSchedule"),
+    "task": ("gossamer.tasks", ""),
+    "topology": ("gossamer.topology", ""),
+    "tracker": ("gossamer.results.trackers", "Tracker"),
+    "weights": ("gossamer.topology", "Weights"),
+    "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }
-"""Pluggable kind -> the packages whose import registers the built-in names."""
+"""Pluggable kind -> the package that registers its built-in names, and the base class of its components; the base class
+is empty where a function is accepted too."""
 
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
-_CLASSES = {
-    "algorithm": "Algorithm",
-    "compute": "ComputeProfile",
-    "fault": "Fault",
-    "network": "Network",
-    "optimizer": "Optimizer",
-    "partition": "Partition",
-    "schedule": "Schedule",
-    "weights": "Weights",
-    "wrapper": "NodeWrapper",
-}
-"""Kind that no function may give -> what its classes are subclasses of."""
+class Component(BaseModel):
+    """Base of everything that an experiment names. Its fields are its parameters; it is frozen.
 
-
-class Component(BaseModel, metaclass=Definition):
-    """Base of everything that an experiment names: frozen, no unknown fields, fields = parameters."""
+    Raises:
+        BadInput: when a subclass is defined with a field that has the name of a method.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
     _state_goes_to: ClassVar[str] = (
-        "local variables, or functools.cached_property for what follows from the settings"
+        "local variables, or functools.cached_property for values derived from the settings"
     )
+    _has_state: ClassVar[bool] = False  # whether private attributes can be assigned
 
-    if not TYPE_CHECKING:  # to a type checker, it is pydantic's: frozen
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        bases = [base for base in cls.__mro__[1:] if issubclass(base, Component)]
+        for field in cls.model_fields:
+            taken = "the name of the component" if field == "name" else "a method"
+            if field == "name" or any(callable(vars(base).get(field)) for base in bases):
+                raise BadInput(
+                    f"{cls.__name__}.{field}: this is {taken}; accepted: another name for the field"
+                )
+
+    if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not settable(type(self), name):
+            private = self._has_state and name in type(self).__private_attributes__
+            if not private and not isinstance(getattr(type(self), name, None), property):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} can't be set: the object holds settings only, and all nodes of a"
                     f" simulation share it; accepted: {self._state_goes_to}"
@@ -75,16 +79,16 @@ class Component(BaseModel, metaclass=Definition):
 
     @classmethod
     def name_of(cls) -> str:
-        """The name under which an experiment file finds this class."""
+        """The name by which an experiment file finds this class."""
         return cls.__dict__.get("registered_name") or f"{cls.__module__}:{cls.__qualname__}"
 
     def spec(self) -> dict[str, Any]:
-        """What an experiment file says to get this component: its name and every parameter."""
+        """The entry of an experiment file that gives this component: its name and every parameter."""
         return {"name": self.name_of(), **self.model_dump(mode="json")}
 
 
 class FunctionComponent(Component):
-    """A plain function under a name; its keyword parameters are the fields and :meth:`call` calls it."""
+    """A plain function under a name. The fields are its parameters; :meth:`call` calls it."""
 
     function: ClassVar[Callable[..., Any]]
 
@@ -97,7 +101,7 @@ C = TypeVar("C", bound=type[Component])
 
 
 def register(kind: str, name: str) -> Callable[[C], C]:
-    """Class decorator: give a built-in component its name."""
+    """Class decorator that gives a built-in component its name."""
 
     def add(cls: C) -> C:
         if name in _builtin[kind]:
@@ -110,50 +114,47 @@ def register(kind: str, name: str) -> Callable[[C], C]:
 
 
 def names(kind: str) -> dict[str, type[Component]]:
-    """Every name of a kind that can be used without a module path, built in or by entry point."""
-    _load_builtin(kind)
+    """Every name of a kind that needs no module path: built-in names and entry points."""
+    importlib.import_module(KINDS[kind][0])
     found = dict(_builtin[kind])
     for point in entry_points(group=f"gossamer.{kind}"):
-        found.setdefault(point.name, _as_component(point.load(), point.name, point.value))
+        if point.name not in found:
+            found[point.name] = _as_component(point.load(), point.name, point.value)
     return found
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class that a name stands for.
+    """The component class behind a name.
 
     Args:
         kind: one of :data:`KINDS`.
         name: a registered name or ``"package.module:Class"``.
-        field: where the name stands, for messages; None is the kind's name.
+        field: the field that holds the name, for messages; default: the kind.
 
     Raises:
-        BadInput: for a name that is not registered (it lists the accepted ones and the nearest), or a module
-            or attribute that can't be imported.
+        BadInput: for an unknown name, or a module or attribute that can't be imported.
     """
     field = field or kind
     if ":" in name:
         return _import(field, name)
-    _load_builtin(kind)
-    if name in _builtin[kind]:
+    importlib.import_module(KINDS[kind][0])
+    if name in _builtin[kind]:  # entry points need not be loaded
         return _builtin[kind][name]
-    accepted = names(kind)
-    if name not in accepted:
-        known = [listed(list(accepted))] if accepted else []
-        raise BadInput(
-            f"{field}: unknown name {name!r}{suggest(name, accepted)}; accepted: "
-            + " or ".join([*known, '"package.module:Class"'])
-        )
-    return accepted[name]
+    known = names(kind)
+    if name not in known:
+        accepted = " or ".join(filter(None, [listed(list(known)), '"package.module:Class"']))
+        raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
+    return known[name]
 
 
 def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
-    """A component from what an experiment file says: a mapping with ``name``, a bare name, or a component.
+    """Build a component from an entry of an experiment file.
 
     Args:
         kind: one of :data:`KINDS`.
-        value: what the file says.
-        context: pydantic's validation context; ``folder`` is what relative paths are relative to.
-        field: where the value stands, for messages; None is the kind's name.
+        value: a mapping with ``name`` and parameters, a bare name, or a component.
+        context: pydantic's validation context; relative paths are relative to its ``folder``.
+        field: the field that holds the value, for messages; default: the kind.
 
     Raises:
         BadInput: for an unknown name, or parameters that the component refuses.
@@ -169,38 +170,26 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         )
     parameters = {key: item for key, item in value.items() if key != "name"}
     cls = find(kind, value["name"], field)
-    _check_class(kind, cls, f"{field} {value['name']!r}")
+    said = f"{field} {value['name']!r}"
+    if issubclass(cls, FunctionComponent) and KINDS[kind][1]:
+        found = "a plain class" if inspect.isclass(cls.function) else "a function"
+        raise BadInput(f"{said}: {found}; accepted: a subclass of gossamer's {KINDS[kind][1]}")
+    if inspect.isabstract(cls):
+        missing = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
+        raise BadInput(f"{said}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
     try:
         return cls.model_validate(parameters, context=context)
     except ValidationError as error:
         raise bad_input(error, cls, field) from None
     except GossamerError:
         raise
-    except Exception as error:  # the user's own __init__, of any kind
-        raise BadInput(f"{field} {value['name']!r}: {cause(error)}") from error
-
-
-def _check_class(kind: str, cls: type[Component], said: str) -> None:
-    if issubclass(cls, FunctionComponent) and kind in _CLASSES:
-        what = "a plain class" if inspect.isclass(cls.function) else "a function"
-        raise BadInput(f"{said}: {what}; accepted: a subclass of gossamer's {_CLASSES[kind]}")
-    if inspect.isabstract(cls):
-        lacks = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
-        own = [f"{name}()" for name, each in vars(cls).items() if inspect.isfunction(each) and name[0] != "_"]
-        raise BadInput(
-            f"{said}: {cls.__name__} has no {lacks}{f' (it has {listed(own)})' if own else ''}; accepted: a class with"
-            f" {lacks}"
-        )
-
-
-def _load_builtin(kind: str) -> None:
-    for package in KINDS[kind]:
-        importlib.import_module(package)
+    except Exception as error:  # the user's own __init__ may raise anything
+        raise BadInput(f"{said}: {cause(error)}") from error
 
 
 def _import(field: str, path: str) -> type[Component]:
     module_name, _, attribute = path.partition(":")
-    # The working directory is importable, as under `python -m`.
+    # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -210,8 +199,6 @@ def _import(field: str, path: str) -> type[Component]:
         raise BadInput(
             f"{field} {path!r}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
-    except BadInput as error:
-        raise BadInput(*(f"{field} {path!r}: {problem}" for problem in error.problems)) from None
     except Exception as error:
         raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
     found = getattr(module, attribute, None)
@@ -221,6 +208,9 @@ def _import(field: str, path: str) -> type[Component]:
     return _as_component(found, path, path)
 
 
+_functions: dict[tuple[Callable[..., Any], str], type[Component]] = {}
+
+
 def _as_component(found: Any, name: str, path: str) -> type[Component]:
     if inspect.isclass(found) and issubclass(found, Component):
         if not found.registered_name:
@@ -228,59 +218,59 @@ def _as_component(found: Any, name: str, path: str) -> type[Component]:
         return found
     if not callable(found):
         raise BadInput(f"{path!r} is {type(found).__name__}; accepted: a Component class or a function")
-    return _from_function(found, name)
-
-
-_functions: dict[tuple[Callable[..., Any], str], type[Component]] = {}
+    if (found, name) not in _functions:
+        _functions[found, name] = _from_function(found, name)
+    return _functions[found, name]
 
 
 def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
-    if (function, name) not in _functions:
-        fields: dict[str, Any] = {}
-        hints = inspect.get_annotations(function, eval_str=True)
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise BadInput(f"{name!r}: parameter {parameter}; accepted: parameters by name")
-            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-            fields[parameter.name] = (hints.get(parameter.name, Any), default)
-        cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
-        cls.function = staticmethod(function)
-        cls.registered_name = name
-        _functions[function, name] = cls
-    return _functions[function, name]
+    fields: dict[str, Any] = {}
+    hints = inspect.get_annotations(function, eval_str=True)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise BadInput(f"{name!r}: parameter {parameter}; accepted: parameters by name")
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[parameter.name] = (hints.get(parameter.name, Any), default)
+    cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
+    cls.function = staticmethod(function)
+    cls.registered_name = name
+    return cls
 
 
-class FromCommandLine(str):
-    """A value given on the command line: a relative path in it is relative to the working directory."""
+def component(kind: str) -> BeforeValidator:
+    """Pydantic annotation of a field that holds a component of a kind."""
+    return BeforeValidator(lambda value, info: build(kind, value, info.context, info.field_name))
 
 
-class FromFolder(str):
-    """A value whose relative paths are relative to a folder of its own, whatever file it is put into."""
+def components(kind: str) -> BeforeValidator:
+    """Pydantic annotation of a field that holds a list of components of a kind."""
 
-    folder: Path
-
-
-def _component_validator(kind: str) -> BeforeValidator:
-    def validate(value: Any, info: Any) -> Component:
-        return build(kind, value, info.context, info.field_name or kind)
+    def validate(value: Any, info: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return [build(kind, item, info.context, f"{info.field_name}.{k}") for k, item in enumerate(value)]
 
     return BeforeValidator(validate)
 
 
-def component(kind: str) -> Any:
-    """The pydantic type of a field that holds a component of a kind."""
-    return Annotated[Component, _component_validator(kind)]
+class FromCommandLine(str):
+    """Text from the command line: a relative path in it is relative to the working directory."""
 
 
-def _keep_origin(value: Any, info: Any) -> Any:
+class FromFolder(str):
+    """Text from another file: a relative path in it is relative to that file's folder."""
+
+    folder: Path
+
+
+def _resolved(value: Any, info: Any) -> Any:
     if isinstance(value, FromFolder):
         return value.folder / value
     if isinstance(value, str) and not isinstance(value, FromCommandLine):
-        base = (info.context or {}).get("folder")
-        return Path(base) / value if base is not None else Path(value)
+        return Path((info.context or {}).get("folder") or ".") / value
     return value
 
 
-FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_keep_origin)]
-"""A path: relative to the experiment file where it stands in one, else to the working directory; resolved on
-reading."""
+FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_resolved)]
+"""A path. A relative one is relative to the experiment file that holds it, else to the working directory; it is resolved
+when it is read."""

@@ -1,4 +1,4 @@
-"""The parts of an experiment that are the same for all components: when it is evaluated, when it ends, how it waits."""
+"""The parts of an experiment that are not pluggable: evaluation, stop rule, waiting, checkpoints, engines."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Section(BaseModel):
-    """Fields that belong together: frozen, and no others."""
+    """A frozen group of fields; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Timeline(Section):
-    """A window of the engine's time in which it is recorded when nodes compute and send.
+    """The window of the engine's time in which computations and messages are recorded one by one.
 
     Args:
         from_s: its start, seconds.
         to_s: its end.
-        nodes: a number (the first so many ranks), or a list of ranks.
+        nodes: a list of ranks, or the number of nodes, counted from rank 0.
     """
 
     from_s: float = Field(default=0.0, ge=0)
@@ -36,22 +36,20 @@ class Timeline(Section):
         return self
 
     def ranks(self, nodes: int) -> list[int]:
-        """The ranks that are recorded, of so many nodes, ascending."""
-        return (
-            sorted(set(self.nodes)) if isinstance(self.nodes, list) else list(range(min(self.nodes, nodes)))
-        )
+        """The recorded ranks in a run of ``nodes`` nodes, ascending."""
+        return sorted(set(self.nodes)) if isinstance(self.nodes, list) else [*range(min(self.nodes, nodes))]
 
 
 class Evaluation(Section):
-    """When and on what models are evaluated for the record; it costs no time on the nodes' clocks.
+    """When and on what models are evaluated for the record. It takes no time on the nodes' clocks.
 
     Args:
-        every_rounds: a row a node every so many of its rounds, and before the first and after the last.
-        every_s: rows of all nodes at common instants, every so many seconds (for asynchronous algorithms).
-        nodes: whose models are evaluated: "all", "average" (the average model), a number (that many, drawn), or
-            a list of ranks.
-        samples: how many test samples, drawn once; null is all.
-        timeline: when nodes compute and send, for a window of time; null is off.
+        every_rounds: evaluate each node after this many of its rounds, and before its first and after its last one.
+        every_s: evaluate all nodes at common instants, this many seconds apart (for asynchronous algorithms).
+        nodes: the models to evaluate: "all", "average" (the average model), a number of nodes that are drawn, or a list
+            of ranks.
+        samples: the number of test samples, drawn once; null is all.
+        timeline: the window in which computations and messages are recorded; null is none.
     """
 
     every_rounds: Count | None = 10
@@ -62,8 +60,8 @@ class Evaluation(Section):
 
 
 class Target(Section):
-    """A level of a metric, at which a run may stop: mean over evaluated nodes; losses, errors and distances count
-    downwards.
+    """A level of a metric at which a run stops. It applies to the mean over evaluated nodes; of losses, errors and
+    distances, lower is better.
 
     Args:
         metric: a column of the recorded rows, e.g. test_accuracy.
@@ -78,7 +76,7 @@ class Stop(Section):
     """When a run ends: at the first of these.
 
     Args:
-        rounds: rounds of every node.
+        rounds: the rounds of every node.
         time_s: seconds of the engine's clock.
         target: a level of a metric.
     """
@@ -95,14 +93,14 @@ class Stop(Section):
 
 
 class Gather(Section):
-    """What a node that waits for its peers does about slow and dead ones.
+    """How a node waits for slow and dead peers.
 
     Args:
-        timeout_s: go on without the missing ones after so many seconds; null waits for ever.
-        lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without it; "wait" waits for it to come back, at
-            most ``timeout_s``.
-        missing: what becomes of the weight of a model that is not there, where an algorithm mixes with given weights:
-            the node's "own" model gets it, or "renormalize" divides by the weight of what is there.
+        timeout_s: after this many seconds, go on without the missing peers; null waits without a limit.
+        lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without the peer; "wait" waits for it to come
+            back, at most ``timeout_s``.
+        missing: which weight replaces that of a missing model, where an algorithm mixes with given weights: "own" adds it
+            to the node's own model, "renormalize" divides by the weight that is present.
     """
 
     timeout_s: float | None = Field(default=None, gt=0)
@@ -112,18 +110,18 @@ class Gather(Section):
     @model_validator(mode="after")
     def _waits_for_a_time(self) -> Gather:
         if self.lost_peer == "wait" and self.timeout_s is None:
-            raise ValueError("with lost_peer: wait, a timeout_s: who is dead may not come back")
+            raise ValueError("with lost_peer: wait, a timeout_s: a dead peer may not come back")
         return self
 
 
 class Failures(Section):
-    """When a node is taken for dead by its peers.
+    """When peers consider a node dead.
 
     Args:
-        heartbeat_s: seconds of silence on a connection after which a sign of life is sent on it; null sends none on
-            one machine, where the parent sees which process dies or is stopped, and else every fifth of detection_s.
-        detection_s: seconds without a sign of life, or in which it can't be reached, after which a peer is lost. With
-            heartbeats, one that stands still is noticed within detection_s + heartbeat_s / 2 seconds.
+        heartbeat_s: seconds of silence on a connection after which a heartbeat is sent. Null sends none on one machine, where
+            the parent process sees which node ends or stops, elsewhere every fifth of detection_s.
+        detection_s: seconds without a sign of life, or of failed connection attempts, after which a peer is lost. With
+            heartbeats, a peer that hangs is noticed within detection_s + heartbeat_s / 2 seconds.
     """
 
     heartbeat_s: float | None = Field(default=None, gt=0)
@@ -140,9 +138,9 @@ class Checkpoints(Section):
     """When a run is saved, so that it can be resumed. A node is saved at the end of one of its rounds.
 
     Args:
-        every_rounds: after every so many rounds of each node; null is off.
-        every_s: after the first round that ends after every so many seconds of the node's clock; null is off.
-        keep: the newest so many complete checkpoints are kept.
+        every_rounds: save after this many rounds of each node; null is off.
+        every_s: save after the first round that ends after this many seconds of the node's clock; null is off.
+        keep: the number of complete checkpoints to keep; older ones are deleted.
     """
 
     every_rounds: Count | None = None
@@ -151,11 +149,56 @@ class Checkpoints(Section):
 
     @property
     def on(self) -> bool:
-        """Whether there are checkpoints; then there is one at the end too."""
+        """Whether there are checkpoints; if so, there is one at the end too."""
         return self.every_rounds is not None or self.every_s is not None
 
     def due(self, rounds: int, time_s: float) -> int:
-        """How many checkpoints a node has made that has completed some rounds by a time, if it makes one now where one is
-        due."""
+        """The number of checkpoints that are due within a number of rounds and a time. (A node is saved when it grows.)"""
         by_rounds = 0 if self.every_rounds is None else rounds // self.every_rounds
         return by_rounds + (0 if self.every_s is None else int(time_s / self.every_s))
+
+
+class Simulate(Section):
+    """The engine ``simulate``: virtual time on one machine.
+
+    Args:
+        trainer: "sequential" (one node at a time), "batched" (vmap over nodes), "auto" (measures both on the first
+            batches), or "compiled" (one node at a time by torch.compile, which needs a C++ compiler and time to compile).
+        workers: the number of threads that share the computation; null is one a core. Results don't depend on it.
+        threads: torch's threads in each worker. With "sequential" and one thread, the bits are those of the engine
+            processes.
+        device: the device of models and data.
+    """
+
+    name: Literal["simulate"] = "simulate"
+    trainer: Literal["auto", "sequential", "batched", "compiled"] = "auto"
+    workers: Count | None = None
+    threads: Count = 1
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+
+
+class Processes(Section):
+    """The engine ``processes``: one operating-system process for each node, TCP between them.
+
+    Args:
+        trainer: a process has one node and can't batch: "auto" is "sequential".
+        threads: torch's threads in each node.
+        start_timeout_s: the seconds within which all nodes must have started.
+        train_at_once: the number of nodes that compute at the same time; null is the number of cores.
+        memory: "keep" keeps the memory that a computation has freed for the next one (fast), "trim" returns it to the
+            system (small), "auto" keeps it if that of all nodes fits into half of the machine's free memory.
+        pace: a computation that ends sooner than the compute profile says is delayed until then, so that real seconds
+            compare with virtual ones.
+        restart: "always" starts a node that dies unplanned again from its newest checkpoint, "never" does not.
+        restart_limit: the number of restarts of each node.
+    """
+
+    name: Literal["processes"] = "processes"
+    trainer: Literal["auto", "sequential"] = "auto"
+    threads: Literal[1] = 1
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    train_at_once: Count | None = None
+    memory: Literal["auto", "keep", "trim"] = "auto"
+    pace: bool = Field(default=False, strict=True)
+    restart: Literal["never", "always"] = "never"
+    restart_limit: Count = 3

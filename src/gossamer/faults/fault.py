@@ -1,4 +1,4 @@
-"""What every fault has: the spells of time in which something is wrong, and what it does to computing and to links."""
+"""The base of faults: intervals of time, and what happens in them to nodes, computations and links."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic import Field, NonNegativeInt
 from gossamer.config.registry import Component
 from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
-from gossamer.network import Path
+from gossamer.network import Path, SlowdownWindow
 from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
-"""What a node begins with that comes (back): its newest checkpoint (its initial model where there is none), its initial
-model, or the model of a node that is there."""
+"""The model with which a node starts when it joins or returns: its newest checkpoint (without one, its initial model), its
+initial model, or the model of a neighbour."""
 
 Nodes = Annotated[
     tuple[NonNegativeInt, ...]
@@ -30,20 +30,20 @@ Nodes = Annotated[
     | Literal["all"],
     accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them up to 1.0, or 'all'"),
 ]
-"""Which nodes are meant: a list of ranks, a number or a fraction of them (drawn by the experiment's seed), or all."""
+"""Which nodes a fault affects: a list of ranks, a number or a fraction of them (drawn by the experiment's seed), or all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
-    """A time in which something is wrong.
+class FaultInterval:
+    """An interval of time in which something is wrong.
 
     Args:
-        from_s: when it begins, seconds of the engine's clock.
-        to_s: when it is over; ``math.inf`` is never.
-        kind: "crash", "leave" and "join" (a node is away), "freeze", or what else the record calls it.
-        node: whose; None where it is not about one node.
-        start_from: what a node that was away begins with.
-        detail: what there is to say, for the record.
+        from_s: its start, seconds of the engine's clock.
+        to_s: its end; ``math.inf`` is never.
+        kind: "crash", "leave" and "join" (a node is away), "freeze", or another name for the record.
+        node: the node that it affects; None if it is not about one node.
+        start_from: the model with which a node that was away starts.
+        detail: a description, for the record.
     """
 
     from_s: float
@@ -56,7 +56,7 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class RoundCrash:
-    """A crash of a node as soon as it has completed so many rounds."""
+    """A crash of a node as soon as it has completed a number of rounds; it restarts ``after_s`` seconds later."""
 
     node: int
     round: int
@@ -64,22 +64,12 @@ class RoundCrash:
     start_from: StartFrom
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
-    """A time in which a node's computations take ``factor`` times as long; with ``math.inf`` they stand still."""
-
-    node: int
-    from_s: float
-    to_s: float
-    factor: float
-
-
-class Disturbance:
-    """A time in which links do something else. A subclass says what, in one or both of its methods.
+class LinkFault:
+    """An interval in which links behave differently. A subclass overrides one or both methods.
 
     Args:
-        from_s: when it begins, seconds of the engine's clock.
-        to_s: when it is over.
+        from_s: its start, seconds of the engine's clock.
+        to_s: its end.
     """
 
     loses: ClassVar[bool] = True
@@ -89,68 +79,67 @@ class Disturbance:
         self.from_s, self.to_s = from_s, to_s
 
     def path(self, source: int, to: int, path: Path) -> Path | None:
-        """What becomes of the path from one node to another; None where there is none now."""
+        """The path from one node to another under this fault; None if there is none."""
         return path
 
     def rates(self, rates: Float[np.ndarray, " links"]) -> Float[np.ndarray, " links"]:
-        """What becomes of the links' rates; the argument must not be written."""
+        """The rates of the links under this fault; must not write to its argument."""
         return rates
 
 
 class Fault(Component):
-    """Something that goes wrong in a run, the same under every engine.
+    """Something that goes wrong in a run, the same under both engines.
 
-    A fault is a description; what it says, for so many nodes, is asked for with the methods below. Each takes the number
-    of nodes, the experiment's seed, and the field of the experiment in which the fault stands, for errors and as the key
-    of what is drawn.
+    A fault is a description; the methods below apply it to a number of nodes. Each takes the number of nodes, the
+    experiment's seed, and the fault's field in the experiment, which is named in errors and keys the draws.
 
     Attributes:
-        freezes: whether its spells are those of nodes that stand still.
+        freezes: whether its intervals are those of frozen nodes.
     """
 
     freezes: ClassVar[bool] = False
 
     @property
     def endless(self) -> bool:
-        """Whether its spells never end to come; one that has endless :meth:`spells` says so."""
+        """Whether :meth:`intervals` is infinite."""
         return False
 
     @abstractmethod
-    def spells(self, nodes: int, seed: int, field: str) -> Iterator[Spell]:
-        """When something is wrong, by ``from_s``; may be endless.
+    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
+        """The intervals in which something is wrong, by ``from_s``; may be infinite.
 
         Raises:
-            BadInput: for a description that doesn't fit so many nodes; names the field.
+            BadInput: for a description that does not fit the number of nodes; names the field.
         """
 
     def at_rounds(self, nodes: int, seed: int, field: str) -> Sequence[RoundCrash]:
-        """Crashes whose time is not known, but their round."""
+        """Crashes that are given by a round instead of a time."""
         return ()
 
-    def slowness(self, nodes: int, seed: int, field: str) -> Sequence[Slowness]:
-        """What becomes of the time that computing takes."""
+    def slowdowns(self, nodes: int, seed: int, field: str) -> Sequence[SlowdownWindow]:
+        """When computations are slower."""
         return ()
 
-    def disturbances(self, nodes: int, seed: int, field: str) -> Sequence[Disturbance]:
-        """What becomes of the links."""
+    def link_faults(self, nodes: int, seed: int, field: str) -> Sequence[LinkFault]:
+        """When links behave differently."""
         return ()
 
-    def hit(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        """The nodes that may be away because of it, ascending."""
+    def affected(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
+        """The nodes that may be away because of this fault, ascending."""
         return ()
 
 
-def chosen(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-    """The ranks that are meant, ascending.
+def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
+    """The ranks of the nodes that a fault affects, ascending.
 
     Args:
-        which: what the experiment says.
+        which: the fault's ``nodes``.
         nodes: number of nodes.
         seed: the experiment's seed.
-        field: the fault's field; its ``nodes`` are named in errors, and key the draw.
+        field: the fault's field in the experiment.
 
     Raises:
-        BadInput: for more nodes than there are, or a rank that isn't there.
+        BadInput: for more nodes than there are, or a rank out of range.
     """
     if which == "all":
         return tuple(range(nodes))
@@ -165,16 +154,16 @@ def chosen(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
     return tuple(sorted(int(rank) for rank in drawn))
 
 
-def until(seconds: float | None) -> float:
-    """The end of a window, where null is never."""
-    return math.inf if seconds is None else seconds
+def end_of(to_s: float | None) -> float:
+    """The end of an interval: null is never."""
+    return math.inf if to_s is None else to_s
 
 
-def check_window(from_s: float, to_s: float | None) -> None:
-    """Refuse a window that ends before it begins.
+def check_order(from_s: float, to_s: float | None) -> None:
+    """Check that an interval does not end before it starts.
 
     Raises:
-        ValueError: saying what is accepted.
+        ValueError: with what is accepted.
     """
     if to_s is not None and to_s <= from_s:
         raise ValueError(f"to_s after from_s, {from_s:g}")

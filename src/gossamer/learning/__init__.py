@@ -1,9 +1,21 @@
-"""Local learning: flat parameters, optimizers, schedules, batches, trainers, evaluation, mixing."""
+"""Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
-from gossamer.learning.adam_variants import Adamax, NAdam, RAdam
-from gossamer.learning.adaptive import Adadelta, Adagrad, RMSprop, Rprop
-from gossamer.learning.optimizer import ASGD, SGD, Adam, AdamW, Optimizer
-from gossamer.learning.schedule import Schedule
+from gossamer.learning.aggregators import Aggregator, CoordinateMean, Krum, Mean, Median, TrimmedMean
+from gossamer.learning.learning_rate import LearningRateSchedule
+from gossamer.learning.optimizer import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 
 __all__ = [
     "ASGD",
@@ -13,10 +25,16 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Aggregator",
+    "CoordinateMean",
+    "Krum",
+    "LearningRateSchedule",
+    "Mean",
+    "Median",
     "NAdam",
     "Optimizer",
     "RAdam",
     "RMSprop",
     "Rprop",
-    "Schedule",
+    "TrimmedMean",
 ]

@@ -1,7 +1,7 @@
 """The trainer that takes a step of many nodes at once: ``vmap`` of the loss over stacked parameters.
 
-The nodes are cut into chunks that stay in a core's cache; a chunk is computed by one worker, so that results
-don't depend on the number of workers.
+The nodes are split into chunks that fit into a core's cache. One worker computes a chunk, so that results do not depend on
+the number of workers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
-"""Parameters of the nodes of a chunk in bytes (one node at least), and nodes in it, at most. On a CPU a chunk stays in the
-cache; on a GPU a chunk is what one launch of every kernel is for."""
+"""The most bytes of parameters in a chunk (but at least one node), and the most nodes. On a CPU a chunk fits into the cache;
+on a GPU each kernel is launched once for a chunk."""
 
 
 class BatchedTrainer(Trainer):
     """Many nodes at once.
 
-    Jobs are grouped by their number of steps, batch size and learning rate; a group is cut into chunks.
+    Jobs are grouped by number of steps, batch size and learning rate; a group is split into chunks.
 
     Raises:
-        BadInput: for models with dropout, whose draws would depend on which nodes share a batch, and with
-            torch's recurrent layers, which can't be computed for many nodes at once.
+        BadInput: for models with dropout, whose draws would depend on the nodes that share a batch, and for torch's
+            recurrent layers, which can't be computed for many nodes at once.
     """
 
     name = "batched"
@@ -63,10 +63,10 @@ class BatchedTrainer(Trainer):
     def _share(
         self, run: Callable[[Sequence[Any]], list[Any]], jobs: Sequence[Any], keys: Sequence[Hashable]
     ) -> list[Any]:
-        cut = list(chunks(_groups(keys), self._chunk))
-        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), cut)
+        split = list(chunks(_groups(keys), self._chunk))
+        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
         results: list[Any] = [None] * len(jobs)
-        for chunk, some in zip(cut, done, strict=True):
+        for chunk, some in zip(split, done, strict=True):
             for index, result in zip(chunk, some, strict=True):
                 results[index] = result
         return results
@@ -118,7 +118,7 @@ class BatchedTrainer(Trainer):
             gradient = self._flatten(gradients, torch.empty_like(parameters))
             self.step(parameters, gradient, state, lr, start)
             return
-        # Field by field: the gradient need not be copied into one vector.
+        # Field by field, which saves copying the gradients into one vector.
         for field, gradient in zip(self._trained, gradients, strict=True):
             states = {name: field.of(value) for name, value in state.items()}
             at = None if start is None else field.of(start)
@@ -135,37 +135,36 @@ class BatchedTrainer(Trainer):
         return out
 
     def _block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "nodes params"]]:
-        """New rows, and what to fill them by, where this trainer computes."""
+        """New rows, and a matrix of their values on this trainer's device."""
         rows, matrix = self.rows.block(count)
         return rows, matrix if matrix.device.type == self.device_type else torch.empty_like(
             matrix, device=self._device
         )
 
     def _stack(self, vectors: Sequence[Tensor]) -> Float[Tensor, "nodes values"]:
-        """Vectors, to be read where this trainer computes."""
+        """Vectors as a matrix on this trainer's device, to be read only."""
         stack = self.rows.stack if len(vectors[0]) == self.rows.length else torch.stack
         return stack(list(vectors)).to(self._device)
 
     def _writable(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Float[Tensor, "nodes values"]]:
-        """Optimizer state: new rows (or, of counters, new vectors) with these values, and the matrix to step them by."""
-        stacked = self._stack(vectors)
-        if stacked.shape[1] == self.rows.length:
-            rows, matrix = self._block(len(vectors))
-            return rows, matrix.copy_(stacked)
-        return [torch.empty_like(vector) for vector in vectors], stacked
+        """Optimizer state: new rows (or new counters) and a matrix of their values, which steps write."""
+        if len(vectors[0]) != self.rows.length:
+            return [torch.empty_like(vector) for vector in vectors], torch.stack(list(vectors))
+        rows, matrix = self._block(len(vectors))
+        return rows, matrix.copy_(self._stack(vectors))
 
 
 def can_batch(module: nn.Module) -> bool:
-    """Whether the batched trainer can run a module, as far as its layers tell."""
+    """Whether the batched trainer can run a module, judging by its layers."""
     return _hindrance(module) is None
 
 
 def _hindrance(module: nn.Module) -> str | None:
-    """What in a module the batched trainer can't do, or None."""
+    """The reason why the batched trainer can't run a module, or None."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             return "keep dropout's draws apart by node"
-        if isinstance(layer, nn.RNNBase):  # whose kernels take the weights of one model
+        if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
     return None
 
@@ -178,7 +177,7 @@ def _groups(keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 def chunks(groups: list[list[int]], largest: int) -> Iterator[list[int]]:
-    """Cut groups into chunks whose sizes are powers of two, so that few shapes are ever recorded."""
+    """Split groups into chunks whose sizes are powers of two, so that few shapes are recorded."""
     for group in groups:
         start = 0
         while start < len(group):
@@ -188,5 +187,5 @@ def chunks(groups: list[list[int]], largest: int) -> Iterator[list[int]]:
 
 
 def power_below(number: int) -> int:
-    """The largest power of two that is not above a number of one or more."""
+    """The largest power of two up to a number, which is at least 1."""
     return 1 << (number.bit_length() - 1)

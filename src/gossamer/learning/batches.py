@@ -1,4 +1,4 @@
-"""Which samples a node trains on: a keyed stream of permutations of its own samples, cut into batches."""
+"""The mini-batches of a node: a keyed stream of permutations of its samples, split into batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gossamer.randomness import generator
 class BatchStream:
     """The mini-batches of one node; batch k is a function of (seed, rank, k) only.
 
-    The node's samples are shuffled, epoch after epoch, and the sequence of epochs is cut into batches of
-    equal size; so every sample is seen once an epoch, and a batch may straddle two epochs.
+    The node's samples are shuffled in each epoch, and the sequence of epochs is split into batches of equal size: every
+    sample is seen once an epoch, and a batch may straddle two epochs.
 
     Args:
         seed: the experiment's seed.

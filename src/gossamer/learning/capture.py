@@ -8,14 +8,15 @@ hence the same bits.
 Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing
 written but what it made itself. So a function is recorded twice, on different values, while it runs as usual; nothing of
 that kind may be seen, and the program must be the same both times and reproduce the second result to the bit. Otherwise
-the function goes on as usual. (Draws from Python's own ``random``, and a counter in Python that matters only later, nobody
-sees.)
+the function goes on as usual, and :meth:`Captured.forms` says why. (Draws from Python's own ``random``, and a counter in
+Python that matters only later, go unnoticed.)
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gossamer.errors import cause
+
 Function = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out."""
 
@@ -35,6 +38,7 @@ MOST_SHAPES = 64
 _LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
 _STATISTICS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 """They write their running statistics, and their schemas don't say so."""
+_CALLED_ONCE = "called once; a second call with other values completes the recording"
 _COMPILING = threading.Lock()
 
 
@@ -57,10 +61,13 @@ class Program:
             result: tuple[Tensor, ...] = self._run(*arguments, *self.constants)
         return result
 
-    def same(self, other: Program) -> bool:
-        """Whether two recordings are of the same operations."""
-        together = zip(self.constants, other.constants, strict=False)
-        return self.source == other.source and all(one is another for one, another in together)
+    def difference(self, other: Program) -> str | None:
+        """Why two recordings are not of the same operations; None if they are."""
+        if self.source != other.source:
+            return "two calls are not the same operations"
+        if any(one is not another for one, another in zip(self.constants, other.constants, strict=True)):
+            return "a call reads tensors that another one does not"
+        return None
 
 
 class Captured:
@@ -77,16 +84,26 @@ class Captured:
         self._lock = threading.Lock()
         self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}
         self._programs: dict[Hashable, Program | None] = {}
+        self._reasons: dict[Hashable, str] = {}  # of the shapes that are not recorded
 
     @property
     def programs(self) -> list[Program]:
         """The programs that were found to do what the function does."""
         return [program for program in self._programs.values() if program is not None]
 
+    def forms(self) -> dict[str, int]:
+        """In which form calls run: the number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the
+        reason."""
+        found = Counter("recorded" for _ in self.programs)
+        found.update(f"eager: {reason}" for reason in self._reasons.values())
+        return dict(found)
+
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
-        if key not in self._programs and len(self._programs) < self._most_shapes:
-            return self._record(key, arguments)
+        if key not in self._programs:
+            if len(self._programs) < self._most_shapes:
+                return self._record(key, arguments)
+            self._reasons.setdefault(key, f"more than {self._most_shapes} shapes of input")
         program = self._programs.get(key)
         return self._function()(*arguments) if program is None else program(*arguments)
 
@@ -98,36 +115,49 @@ class Captured:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
         results, program = record(self._function(), arguments)
         with self._lock:
-            if program is None:
-                self._programs[key] = None
+            if isinstance(program, str):
+                self._programs[key], self._reasons[key] = None, program
                 self._recorded.pop(key, None)
+            elif key in self._programs:
+                pass  # another thread was first
             elif key not in self._recorded:
-                self._recorded[key] = program, before
-            elif key not in self._programs and not _equal(before, self._recorded[key][1]):
+                self._recorded[key], self._reasons[key] = (program, before), _CALLED_ONCE
+            elif not _equal(before, self._recorded[key][1]):
                 first, _ = self._recorded.pop(key)
-                same = program.same(first) and _reproduces(program, before, results)
-                self._programs[key] = program if same else None
+                problem = program.difference(first) or _difference(program, before, results)
+                self._programs[key] = None if problem else program
+                if problem:
+                    self._reasons[key] = problem
+                else:
+                    del self._reasons[key]
         return results
 
 
-def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Program | None]:
-    """Call a function; its results, and the program of what it did (None where it can't be one)."""
+def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Program | str]:
+    """Call a function; gives its results, and the program of its operations or the reason why there is none."""
     chance = str(np.random.get_state())
     recorder, watch = _Recorder(), _Watch()
     try:
         with watch, recorder:
             results = function(*arguments)
-    except Exception:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
-        return function(*arguments), None
-    pure = not (watch.left_torch or recorder.wrote()) and chance == str(np.random.get_state())
+    except Exception as error:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
+        return function(*arguments), f"an operation can't be recorded ({cause(error)})"
+    if watch.left_torch:
+        return results, "values leave torch (item(), numpy(), ...)"
+    if recorder.wrote():
+        return results, "it writes tensors that it did not create"
+    if chance != str(np.random.get_state()):
+        return results, "it draws random numbers"
     try:
-        return results, _write(recorder.calls, arguments, results) if pure else None
-    except Exception:  # noqa: BLE001 - whatever can't be written down goes on through Python
-        return results, None
+        return results, _write(recorder.calls, arguments, results)
+    except _CannotRecord as reason:
+        return results, str(reason)
+    except Exception as error:  # noqa: BLE001 - what can't be written down goes on through Python
+        return results, f"an operation can't be recorded ({cause(error)})"
 
 
 class _CannotRecord(Exception):
-    pass
+    """The reason why a call can't be written down as a program."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -207,7 +237,7 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
         targets: list[str] = []
         for output in result if isinstance(result, tuple | list) else (result,):
             if not (output is None or isinstance(output, Tensor)):
-                raise _CannotRecord  # a number that Python may decide by
+                raise _CannotRecord("it decides by values")
             targets.append(f"v{len(lines)}_{len(targets)}")
             names.setdefault(id(output), targets[-1])
         name = func._schema.name.replace("::", ".")
@@ -215,14 +245,14 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
         assigned = f"{', '.join(targets)}{comma} = " if targets else ""
         lines.append(f"    {assigned}torch.ops.{name}({', '.join(given)})")
     if any(id(tensor) not in names for tensor in results):
-        raise _CannotRecord
+        raise _CannotRecord("a result comes from no operation of torch's")
     inputs = [f"a{number}" for number in range(len(arguments))] + [f"c{n}" for n in range(len(constants))]
     returned = "".join(f"{names[id(tensor)]}, " for tensor in results)
     source = "\n".join([f"def run({', '.join(inputs)}):", *lines, f"    return ({returned})\n"])
     try:
         return Program(source, constants)
     except RuntimeError as error:  # something that torch's interpreter has no words for
-        raise _CannotRecord from error
+        raise _CannotRecord(f"torch's interpreter lacks an operation ({cause(error)})") from error
 
 
 def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
@@ -232,7 +262,7 @@ def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
     for call in reversed(calls):
         func, args, kwargs, result = call
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise _CannotRecord
+            raise _CannotRecord("it draws random numbers")
         outputs = tree_leaves(result)
         numbers = any(not (output is None or isinstance(output, Tensor)) for output in outputs)
         if func._schema.is_mutable or numbers or any(id(output) in wanted for output in outputs):
@@ -271,18 +301,19 @@ def _literal(value: Any, names: dict[int, str]) -> str:
         value, bool | int | float | str | torch.dtype | torch.memory_format | torch.layout
     ):
         return repr(value)
-    raise _CannotRecord
+    raise _CannotRecord(f"an operation takes a value of type {type(value).__name__}")
 
 
-def _reproduces(program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
+def _difference(program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> str | None:
+    """Why a program does not give a call's results to the bit; None if it does."""
     try:
         again = program(*arguments)
-    except RuntimeError:
-        return False
-    return all(
-        one.shape == other.shape and one.dtype == other.dtype and bool(_same_bits(one, other).all())
-        for one, other in zip(results, again, strict=True)
-    )
+    except RuntimeError as error:
+        return f"the recorded operations fail ({cause(error)})"
+    for one, other in zip(results, again, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype or not bool(_same_bits(one, other).all()):
+            return "the recorded operations give other bits"
+    return None
 
 
 def _same_bits(one: Tensor, other: Tensor) -> Tensor:

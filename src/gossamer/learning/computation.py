@@ -1,7 +1,6 @@
-"""Computations of a node, as engines see them: what to do, and what becomes of the result.
+"""Computations of a node, as engines see them: the job, and what commits its result.
 
-An engine decides when a computation runs and when its result is due; what it is does not depend on the
-engine.
+An engine decides when a computation runs and when its result is due.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -22,8 +21,8 @@ from gossamer.learning.trainer import Trainer, TrainResult
 from gossamer.messages.tags import Model
 
 
-class Kind(Enum):
-    """What is computed; computations of one kind can share a batch."""
+class ComputationKind(Enum):
+    """Computations of one kind can share a batch."""
 
     TRAIN = "train"
     GRADIENT = "gradient"
@@ -36,17 +35,16 @@ class Computation:
     """One await of a node that computes.
 
     Args:
-        kind: what is computed.
+        kind: decides which computations can share a batch.
         rank: the node.
         first_step: number of the node's first local step in it.
-        work: how many local steps it is worth.
-        prepare: gives the job; called when the node's earlier computations are done (they hand on optimizer
-            state).
-        commit: takes the result at its due instant and returns what the await gives.
-        cancelled: set when nobody wants the result any more; it is then not committed.
+        work: its duration in local steps.
+        prepare: returns the job; called when the node's earlier computations are done, since they hand on optimizer state.
+        commit: takes the result at its due instant and returns the value of the await.
+        cancelled: set when nobody waits for the result any more, which is then not committed.
     """
 
-    kind: Kind
+    kind: ComputationKind
     rank: int
     first_step: int
     work: float
@@ -67,26 +65,31 @@ class ApplyJob:
 
 @dataclass(frozen=True, eq=False)
 class EvaluateJob:
-    """Judging a model on the test sample, or on a node's training samples (indices [n])."""
+    """Evaluation of a model on an evaluation set, or for ``train`` on a node's training samples (indices [n])."""
 
     model: Model
-    on: Literal["test", "train"]
+    on: str
     samples: Int[np.ndarray, " n"]
 
 
 def execute(
-    kind: Kind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
+    kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
 ) -> list[Any]:
     """Run jobs of one kind; results in the jobs' order."""
-    if kind is Kind.TRAIN:
+    if kind is ComputationKind.TRAIN:
         return list(trainer.train(jobs))
-    if kind is Kind.GRADIENT:
+    if kind is ComputationKind.GRADIENT:
         return list(trainer.gradient(jobs))
-    if kind is Kind.APPLY:
+    if kind is ComputationKind.APPLY:
         return [_apply(job, trainer) for job in jobs]
-    tested = iter(evaluator.test_each([job.model for job in jobs if job.on == "test"]))
+    tested = {
+        on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on))
+        for on in dict.fromkeys(job.on for job in jobs)
+        if on != "train"
+    }
     return [
-        _given(next(tested)) if job.on == "test" else evaluator.train(job.model, job.samples) for job in jobs
+        evaluator.train(job.model, job.samples) if job.on == "train" else _given(next(tested[job.on]))
+        for job in jobs
     ]
 
 

@@ -1,11 +1,12 @@
-"""Evaluation: loss and metrics of a model on a keyed sample of the test set (or of a node's training
+"""Evaluation: loss and metrics of a model on a keyed sample of each evaluation set (or on a node's training
 samples)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,30 +23,32 @@ from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
+if TYPE_CHECKING:
+    from gossamer.learning.batched_evaluate import BatchedEvaluator
+
 BATCH = 100
-"""Samples a forward pass: large enough to amortise calls, small enough that activations stay in the cache."""
+"""Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
 
 MEAN = "the mean over the samples, one value"
-"""What the loss and the metrics give."""
+"""The value of a loss or metric, in error messages."""
 
 Found = dict[str, float]
 """Name -> value of the loss and of each metric."""
 
 
 class Evaluator:
-    """Judges models; the test sample is drawn and laid out once.
+    """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
 
     Args:
-        task: gives test data, loss and metrics.
+        task: has evaluation sets, loss and metrics.
         seed: the experiment's seed.
-        samples: how many test samples to use; None is all.
+        samples: number of samples of each set to use; None is all.
         device: where it computes.
-        workers: the threads that may call it at the same time, each with a module of its own.
+        workers: the threads that may call it at the same time, each with a separate module.
 
     Attributes:
-        inputs: of the test sample.
-        targets: of the test sample.
-        measures: the means over samples that are taken: the loss, and what each metric is, or is the root of.
+        sets: evaluation set -> (inputs, targets) of its sample.
+        measures: the loss and each metric, or the mean of which a metric is the root.
     """
 
     def __init__(
@@ -58,10 +61,6 @@ class Evaluator:
     ) -> None:
         self.task, self.device = task, device
         self.workers = workers or Workers(1)
-        inputs, targets = task.test
-        if samples is not None and samples < len(inputs):
-            chosen = np.sort(generator(seed, "evaluation").choice(len(inputs), samples, replace=False))
-            inputs, targets = inputs[torch.from_numpy(chosen)], targets[torch.from_numpy(chosen)]
         measures = {"loss": task.loss, **task.metrics}
         self._roots = {name for name, measure in measures.items() if isinstance(measure, RootMean)}
         self.measures = {
@@ -69,48 +68,51 @@ class Evaluator:
             for name, measure in measures.items()
         }
         self._means = Captured(lambda: self.workers.own(self._make_means))
-        self.inputs, self.targets = channels_last(inputs.to(device)), targets.to(device)
+        drawn = {name: _sample(task, name, seed, samples) for name in task.tests}
+        self.sets = {name: (channels_last(x.to(device)), y.to(device)) for name, (x, y) in drawn.items()}
 
-    @property
-    def samples(self) -> int:
-        """Number of test samples in use."""
-        return len(self.inputs)
+    def test(self, model: Model, on: str = "test") -> Found:
+        """``loss`` and every metric of the task on an evaluation set: means over its sample, and roots of such means."""
+        return self._evaluate(model, *self.sets[on])
 
-    def test(self, model: Model) -> Found:
-        """``loss`` and every metric of the task: means over the test sample, and roots of such means."""
-        return self._evaluate(model, self.inputs, self.targets)
+    def forms(self) -> dict[str, int]:
+        """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
+        return self._means.forms()
 
-    def test_each(self, models: Sequence[Model]) -> list[Found | Exception]:
-        """:meth:`test` of each model, shared among the workers; or what the user's model, loss or metric raised for it."""
-        return self.workers.map(self._attempt, models)
+    def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
+        """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
+        return self.workers.map(lambda model: self._attempt(model, on), models)
+
+    def columns(self, model: Model) -> Found:
+        """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set."""
+        return columns({on: self.test(model, on) for on in self.sets})
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
         """The same over some training samples, given by their indices [n]."""
         chosen = torch.from_numpy(samples)
         inputs, targets = self.task.train
-        device = self.inputs.device
-        return self._evaluate(model, inputs[chosen].to(device), targets[chosen].to(device))
+        return self._evaluate(model, inputs[chosen].to(self.device), targets[chosen].to(self.device))
 
     def warm_up(self, *models: Model) -> None:
-        """Have the passes of :meth:`test` recorded, if two models or more are given, on as few samples as that takes."""
-        rest = self.samples % BATCH
+        """Have the passes of :meth:`test` recorded on few samples. This takes two models or more."""
         for model in models:
-            for end in (slice(BATCH), slice(self.samples - rest, self.samples)):
-                # (Nothing, where there is no rest.)
-                self._evaluate(model, self.inputs[end], self.targets[end])
+            for inputs, targets in self.sets.values():
+                rest = len(inputs) % BATCH
+                for end in (slice(BATCH), slice(len(inputs) - rest, len(inputs))):  # (empty without a rest)
+                    self._evaluate(model, inputs[end], targets[end])
 
     def results(self, totals: Sequence[float], samples: int) -> Found:
-        """What is said of a model, given the sum over so many samples of each measure."""
+        """The results of a model, from each measure's sum over some samples."""
         means = [total / max(samples, 1) for total in totals]
         return {
             name: math.sqrt(mean) if name in self._roots else mean
             for name, mean in zip(self.measures, means, strict=True)
         }
 
-    def _attempt(self, model: Model) -> Found | Exception:
+    def _attempt(self, model: Model, on: str) -> Found | Exception:
         try:
-            return self.test(model)
-        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; who asked knows whose model it was
+            return self.test(model, on)
+        except Exception as error:  # noqa: BLE001 - the user's own, of any kind; the caller knows the model's node
             return error
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> Found:
@@ -140,11 +142,36 @@ class Evaluator:
         return means
 
 
+def columns(found: Mapping[str, Found]) -> Found:
+    """The results on all evaluation sets as columns ``<set>_<name>``."""
+    return {f"{on}_{name}": value for on, each in found.items() for name, value in each.items()}
+
+
+def columns_each(evaluator: Evaluator | BatchedEvaluator, models: Sequence[Model]) -> list[Found | Exception]:
+    """The recorded columns of each model, as :meth:`Evaluator.columns`; or the exception that the user's code raised."""
+    by_set = {on: evaluator.test_each(models, on) for on in evaluator.sets}
+    found: list[Found | Exception] = []
+    for each in zip(*by_set.values(), strict=True):
+        error = next((one for one in each if isinstance(one, Exception)), None)
+        found.append(error or columns(dict(zip(by_set, each, strict=True))))
+    return found
+
+
+def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
+    """The keyed sample of an evaluation set, in the order of the data."""
+    inputs, targets = task.tests[name]
+    if samples is None or samples >= len(inputs):
+        return inputs, targets
+    purpose = "evaluation" if name == "test" else f"evaluation-{name}"
+    chosen = torch.from_numpy(np.sort(generator(seed, purpose).choice(len(inputs), samples, replace=False)))
+    return inputs[chosen], targets[chosen]
+
+
 def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure of a task gives, a tensor of one value. (A user's metric may also give a plain number.)
+    """The mean that a measure returns, as a tensor of one value. (A user's metric may also return a plain number.)
 
     Raises:
-        TypeError: if it gives something else.
+        TypeError: if it returns something else.
     """
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
     given = {"outputs": outputs, "targets": targets} if isinstance(outputs, Tensor) else {"targets": targets}
@@ -163,7 +190,7 @@ def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Te
 
 @contextmanager
 def naming(field: str, **given: Tensor) -> Iterator[None]:
-    """Where an error of torch's own about some tensors says what part of the task was given them."""
+    """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
     try:
         yield
     except Exception as error:
@@ -175,6 +202,6 @@ def naming(field: str, **given: Tensor) -> Iterator[None]:
 
 
 def batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples as passes take them."""
+    """Split samples into batches for forward passes."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

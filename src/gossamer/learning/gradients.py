@@ -1,4 +1,4 @@
-"""The loss of a model and its gradient, as a pure function of flat vectors: of one node, or of many at once."""
+"""The loss of a model and its gradient as a pure function of flat vectors, for one node or for many at once."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def gradient_function(
     nodes: bool,
     compiled: bool = False,
 ) -> Function:
-    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``, or for many nodes
-    with the gradients of the trained fields in their own shapes: a vector of all would be one more to go through memory.
+    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``. For many nodes, the
+    gradients of the trained fields come in their own shapes, which saves copying them into one vector.
 
     Args:
-        task: gives the loss.
-        module: the model, in training mode; the values in it are not used.
+        task: has the loss.
+        module: the model, in training mode; its values are not used.
         data: the training data that batches index.
         trained: the fields that have a gradient; the others are frozen.
-        nodes: stack the arguments and results of many nodes: [nodes, P] and so on. Else frozen fields have a gradient of
-            zeros.
-        compiled: run the loss, and the way back, as torch.compile translates them.
+        nodes: whether arguments and results are stacks of many nodes, [nodes, P] and so on. If not, frozen fields have a
+            gradient of zeros.
+        compiled: run the forward and backward pass through torch.compile.
     """
     inputs, targets = data
     layout = Layout.of(module)
@@ -49,7 +49,7 @@ def gradient_function(
             outputs: Tensor = functional_call(module, tensors, (x,))
             loss = task.loss(outputs, y)
         _check_loss(loss)
-        # Buffers are what the forward pass has made of them, in place or by assignment.
+        # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
     loss_of: Any = vmap(node_loss) if nodes else torch.compile(node_loss) if compiled else node_loss
@@ -61,7 +61,7 @@ def gradient_function(
         others = named_parameters(parameters, frozen) | named_buffers(buffers, layout, module)
         with torch.enable_grad():
             losses, after = loss_of(leaves, others, x if nodes else channels_last(x), y)
-            # No node's loss depends on another's parameters: the gradient of the sum is all of theirs. A
+            # No node's loss depends on another's parameters, so the gradient of the sum holds all nodes' gradients. A
             # parameter that the loss does not use has a gradient of zeros.
             found = torch.autograd.grad(
                 losses.sum() if nodes else losses, list(leaves.values()), materialize_grads=True
@@ -92,7 +92,7 @@ def _check_loss(loss: object) -> None:
 
 
 class ForMany(TorchFunctionMode):
-    """The forms of some functions that are fast under ``vmap``."""
+    """Replaces some functions by forms that are fast under ``vmap``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -110,8 +110,8 @@ class ForMany(TorchFunctionMode):
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of a batched product, the gradient of the first factor lies in memory as the factor does, so that a step goes
-    through both in one sweep. (The other way round it is transposed.)"""
+    """The gradient of the first factor of a batched product has the factor's memory layout, that of the second is
+    transposed. So the weight comes first, and a step reads both in one sweep."""
     outputs = (weight @ inputs.mT).mT if inputs.dim() > 1 else weight @ inputs
     return outputs if bias is None else outputs + bias
 
@@ -123,11 +123,11 @@ def _is_plain_cross_entropy(outputs: Tensor, targets: Tensor, **options: Any) ->
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """With class numbers as targets, of which -100 does not count. (torch's own form of it under ``vmap`` first loads a
-    library for symbolic algebra, which takes half a second.)"""
+    """With class numbers as targets, where -100 is ignored. Under ``vmap``, torch's own form first imports a library for
+    symbolic algebra, which takes half a second."""
     counted = targets != -100
     classes = torch.where(counted, targets, 0).unsqueeze(0)
-    # With samples side by side, as linear layers leave them: where few classes lie side by side, it takes five times as long.
+    # Samples are contiguous, as linear layers leave them: with few contiguous classes it takes five times as long.
     chosen = F.log_softmax(outputs.mT, 0).gather(0, classes).squeeze(0)
     return -torch.where(counted, chosen, 0.0).sum() / counted.sum()
 
@@ -141,22 +141,22 @@ def _embedding(
     *rest: Any,
     **options: Any,
 ) -> Tensor:
-    """Reads what is looked up, where torch's own form under ``vmap`` copies the whole table."""
-    if max_norm is not None:  # which writes the table
+    """Reads only the rows that are looked up, where torch's own form under ``vmap`` copies the whole table."""
+    if max_norm is not None:  # it writes the table
         found: Tensor = func(input, weight, padding_idx, max_norm, *rest, **options)
         return found
     return weight.index_select(0, input.flatten()).view(*input.shape, weight.shape[1])
 
 
 def _argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The same places, in a fifth of the time."""
-    # (Inside of it the mode is off: this is torch's own.)
+    """The same indices, in a fifth of the time."""
+    # (The mode is off here, so this is torch's own argmax.)
     return torch.argmax(input, dim, keepdim) if dim is None else input.max(dim, keepdim).indices
 
 
 def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
-    """Each with a memory of its own, since an optimizer may write it: autograd gives the same tensor to both terms of a
-    sum, parts of one to what was joined, and one value that is repeated where all are equal."""
+    """Gradients that share no memory, since an optimizer may write them. Autograd returns the same tensor for both terms of a
+    sum, slices of one for concatenated tensors, and one repeated value where all are equal."""
     apart: list[Tensor] = []
     seen: set[int] = set()
     for gradient in gradients:

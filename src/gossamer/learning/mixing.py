@@ -1,20 +1,23 @@
-"""Mixing: weighted sums of vectors, of which some may be missing or known only in part.
+"""Mixing: weighted sums of vectors, some of which may be missing or known only in part.
 
-Sums run in rank order, whatever the order of arrival, and by the same kernels under every engine, so that
-engines agree to the bit.
+Sums run in rank order, whatever the order of arrival, and use the same kernels under every engine, so that engines agree
+to the bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
+
+if TYPE_CHECKING:
+    from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]
@@ -23,7 +26,7 @@ Fresh = Callable[[int], Tensor]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mix:
-    """A weighted sum that a node asked for; the arguments of :func:`combine`."""
+    """A mixing step that a node asked for: the arguments of :func:`combine`, and the aggregator that replaces it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
@@ -31,9 +34,14 @@ class Mix:
     self_weight: float | None
     missing: Missing
     index_sets: Mapping[str, Tensor]
+    aggregator: Aggregator | None = None
 
     def run(self, fresh: Fresh) -> Any:
-        """The sum, in a vector that ``fresh`` makes."""
+        """The result, in a vector that ``fresh`` creates."""
+        if self.aggregator is not None:
+            return self.aggregator.mix(
+                self.own, self.inbox, self.weights, self.self_weight, self.index_sets, fresh
+            )
         return combine(
             self.own,
             self.inbox,
@@ -45,8 +53,8 @@ class Mix:
         )
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, where all are whole vectors; else None."""
-        if self.missing != "own" or type(self.own) is not Tensor:
+        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
+        if self.aggregator is not None or self.missing != "own" or type(self.own) is not Tensor:
             return None
         inbox, vectors = self.inbox, [self.own]
         ranks = sorted(inbox)
@@ -54,7 +62,7 @@ class Mix:
             if type(inbox[rank]) is not Tensor:
                 return None
             vectors.append(inbox[rank])
-        own = _own_weight(inbox, self.weights, self.self_weight)
+        own = own_weight(inbox, self.weights, self.self_weight)
         return vectors, [own, *[self.weights[rank] for rank in ranks]]
 
 
@@ -70,21 +78,20 @@ def combine(
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
 
-    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. A
-    part whose missing coordinates are the own values adds ``weight * (values - own)`` where it is, and its weight to
-    that of the own vector before; so only those coordinates are touched.
+    The order of the sum, to the bit: the own vector times its weight, then rank by rank a fused multiply-add. Where own
+    values replace missing coordinates, a part's weight is added to that of the own vector first, and then
+    ``weight * (values - own)`` at the part's coordinates, so that only these are touched.
 
     Args:
         own: a vector float32 [n], or a :class:`Model`.
         inbox: rank -> a vector [n], a :class:`Part` of one, a list of parts (a later part replaces an earlier
             one where they overlap), or a :class:`Model` if ``own`` is one.
-        weights: rank -> weight, for every rank in the inbox at least.
+        weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
-        missing: what stands for a coordinate that a rank in ``weights`` did not send: ``"own"`` takes the own
-            value in its place (so that weight goes to self); ``"renormalize"`` leaves it out and divides by
-            the weight that is present.
+        missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present.
         index_sets: indices of the sets that parts name.
-        fresh: makes the result's vector.
+        fresh: creates the result's vector.
 
     Returns:
         A new vector [n], or a new Model.
@@ -108,7 +115,7 @@ def combine(
         return Model(*vectors)
     sets = index_sets or {}
     if missing == "own":
-        self_weight = _own_weight(inbox, weights, self_weight)
+        self_weight = own_weight(inbox, weights, self_weight)
         return _fill_with_own(own, inbox, weights, self_weight, sets, fresh(len(own)))
     if missing == "renormalize":
         self_weight = _self_weight(inbox, weights, self_weight)
@@ -125,8 +132,8 @@ def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: 
     return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
 
 
-def _own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
-    """The weight of the own value, which also stands in for those who did not send."""
+def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
+    """The weight of the own value, which includes that of the ranks which did not send."""
     self_weight = _self_weight(inbox, weights, given)
     if len(inbox) == len(weights):
         return self_weight
@@ -158,7 +165,7 @@ def _fill_with_own(
             where = region(payload, length, sets)
             _add_at(out, where, payload.values - _at(own, where), weight)
         elif isinstance(payload, Tensor):
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
         else:
             vector = own.clone()
             for part in _parts(payload):
@@ -185,7 +192,7 @@ def _renormalize(
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
         elif isinstance(payload, Tensor):
-            out.add_(_checked(payload, own, rank), alpha=weight)
+            out.add_(checked(payload, own, rank), alpha=weight)
             present.add_(weight)
         else:
             vector, sent = torch.zeros_like(own), torch.zeros_like(own)
@@ -197,7 +204,7 @@ def _renormalize(
             present.add_(sent, alpha=weight)
     if length and present.amin() > 0:
         return out.div_(present)
-    # Where nobody (not even self) has weight, the own value stays. (Looking for such places costs more.)
+    # Where all weights are 0, the own value stays.
     torch.where(present == 0, own, out.div_(present), out=out)
     return out
 
@@ -209,11 +216,11 @@ def _at(vector: Float[Tensor, " n"], where: slice | Tensor) -> Float[Tensor, " k
 def _add_at(
     vector: Float[Tensor, " n"], where: slice | Tensor, values: Float[Tensor, " k"] | float, weight: float
 ) -> None:
-    """``vector[where] += weight * values``; an index that is there twice counts once."""
+    """``vector[where] += weight * values``; a repeated index counts once."""
     if isinstance(where, slice):
         vector[where].add_(values, alpha=weight)
     else:
-        # (A third of the time that indexing by brackets takes.)
+        # (This takes a third of the time of indexing by brackets.)
         vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
 
 
@@ -231,7 +238,7 @@ def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tenso
     """The coordinates of a part, as something that indexes a vector of the given length.
 
     Raises:
-        ValueError: for another length, an unknown index set, or indices that don't fit the values.
+        ValueError: for another length, an unknown index set, or a number of indices that differs from that of values.
     """
     if part.size != length:
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
@@ -251,7 +258,12 @@ def region(part: Part, length: int, sets: Mapping[str, Tensor]) -> slice | Tenso
     return indices
 
 
-def _checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+def checked(vector: Tensor, own: Tensor, rank: int) -> Tensor:
+    """The vector.
+
+    Raises:
+        ValueError: if its length is not that of ``own``.
+    """
     if vector.shape != own.shape:
         raise ValueError(f"combine: rank {rank} sent shape {tuple(vector.shape)}, own is {tuple(own.shape)}")
     return vector

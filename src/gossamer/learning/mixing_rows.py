@@ -1,7 +1,7 @@
-"""Mixing many nodes at once: weighted sums of whole vectors, each vector read from memory once.
+"""Mixing of many nodes at once: weighted sums of whole vectors, where each vector is read from memory once.
 
-The sums are those of :func:`gossamer.learning.mixing.combine` to the bit: own value first, then in rank order,
-each a fused multiply-add. Which kernel does that is a matter of the machine: see :func:`_kernel`.
+The sums are those of :func:`gossamer.learning.mixing.combine` to the bit: the own value first, then a fused multiply-add in
+rank order. Which kernel does this depends on the machine: see :func:`_kernel`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gossamer.learning.rows import Rows, select
 from gossamer.learning.workers import Workers
 
 CACHE_BYTES = 16 << 20
-"""A block of columns of all rows that are read or written takes about this much: a core's share of the last cache,
-and long pieces of each row, since short ones are slow to fetch."""
+"""Size of a block of columns of all rows that are read or written: a core's share of the last-level cache, since shorter
+pieces of rows are slow to fetch."""
 LEAST_COLUMNS = 512
-"""Pieces of rows shorter than that take longer to fetch than the cache saves: with 10,000 rows and more."""
+"""Shorter pieces of rows (with 10,000 rows and more) take longer to fetch than the cache saves."""
 SHARE_BYTES = 4 << 20
-"""Less than this is not worth another thread."""
+"""A thread's share of the work, at least."""
 REACH = 2**31 - 1
-"""Values from the first one of a matrix to the last one that MKL can count: it counts by 32 bits."""
+"""The largest index of a matrix for MKL, which counts by 32 bits."""
 SHORT_RUN = 8
-"""Sums for which it is not worth to write them by a product of their own."""
+"""Fewer sums are not worth a product of their own."""
 _COLUMNS = 64
-"""Blocks begin at multiples of this many columns and are no narrower: there the kernels are others."""
+"""Blocks begin at multiples of this many columns and are no narrower, where kernels would round differently."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +43,7 @@ class Sum:
     weights: Sequence[float]
 
     def write(self, out: Float[Tensor, " params"]) -> None:
-        """By itself, as :func:`gossamer.learning.mixing.combine` does it."""
+        """Compute this sum alone, as :func:`gossamer.learning.mixing.combine` does."""
         torch.mul(self.vectors[0], self.weights[0], out=out)
         for vector, weight in zip(self.vectors[1:], self.weights[1:], strict=True):
             out.add_(vector, alpha=weight)
@@ -51,8 +51,8 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """The terms of all sums, one sum after the other: row numbers [t] and weights [t]; sum i has those from
-    ``starts[i]`` to ``starts[i + 1]``, starts [s + 1]."""
+    """The terms of all sums, one sum after the other: row numbers [t] and weights [t]. Sum i has the terms from
+    ``starts[i]`` to ``starts[i + 1]``; starts is [s + 1]."""
 
     numbers: Int[np.ndarray, " t"]
     weights: Float[Tensor, " t"]
@@ -66,7 +66,7 @@ class _Terms:
 
 
 _Add = Callable[[Float[Tensor, "rows columns"], slice | Tensor], None]
-"""(columns of all rows, the rows that the sums go to): write the sums."""
+"""(columns of all rows, the rows of the results): write the sums."""
 _Kernel = Callable[[_Terms], _Add]
 
 
@@ -76,7 +76,8 @@ def mix_rows(
     """Write sums of whole rows into new rows, whose version counters stay as they are.
 
     Returns:
-        Whether that could be done: False if any vector is no whole row, or no kernel here has the bits of ``combine``.
+        Whether this was possible: False if a vector is no whole row, or no kernel on this machine has the bits of
+        ``combine``.
     """
     vectors = [vector for each in sums for vector in each.vectors]
     if vectors[0].device.type != "cpu":
@@ -118,7 +119,7 @@ def mix_rows(
 
 
 def _runs(written: Int[np.ndarray, " s"], most: int) -> list[tuple[int, int]]:
-    """Ranges of at most so many sums whose rows lie together; regardless of that if such ranges were short."""
+    """Ranges of at most ``most`` sums whose rows are adjacent, or of any sums if such ranges were short."""
     ends = [*(np.flatnonzero(np.diff(written) != 1) + 1).tolist(), len(written)]
     if len(ends) * SHORT_RUN > len(written):
         ends = [len(written)]
@@ -127,16 +128,16 @@ def _runs(written: Int[np.ndarray, " s"], most: int) -> list[tuple[int, int]]:
 
 
 def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
-    """The sums of vectors on any one device, by a few launches for all of them; None if the vectors are not alike."""
+    """The sums of vectors on one device by few launches; None if the vectors differ in shape, type or device."""
     first = sums[0].vectors[0]
     kind = (first.shape, first.dtype, first.device)
-    places: dict[tuple[int, ...], int] = {}
+    positions: dict[tuple[int, ...], int] = {}
     distinct: list[Tensor] = []
     numbers: list[int] = []
     for vector in (vector for each in sums for vector in each.vectors):
         if (vector.shape, vector.dtype, vector.device) != kind or vector.dim() != 1:
             return None
-        number = places.setdefault((vector.data_ptr(), *vector.stride()), len(distinct))
+        number = positions.setdefault((vector.data_ptr(), *vector.stride()), len(distinct))
         if number == len(distinct):
             distinct.append(vector)
         numbers.append(number)
@@ -152,7 +153,7 @@ def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
 
 @functools.cache
 def _kernel(wide: bool) -> _Kernel | None:
-    """The fastest kernel that goes in order by fused multiply-adds here, as ``combine`` does; None if none does."""
+    """The fastest kernel that sums in order by fused multiply-adds here, as ``combine`` does; None if none does."""
     kernels: list[_Kernel] = [_sparse, _bags] if wide and torch._C.has_mkl else [_bags]
     return next((kernel for kernel in kernels if _in_order(kernel, wide)), None)
 
@@ -171,7 +172,7 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
         for out, each in zip(expected, given, strict=True):
             each.write(out)
         with warnings.catch_warnings():
-            # Once a process, that torch's sparse matrices may still change.
+            # torch warns once per process that its sparse matrices may still change.
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
             kernel(_Terms.of(given, numbers))(table, slice(20, None))
         if not torch.equal(table[20:], expected):
@@ -180,7 +181,7 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
 
 
 def _sparse(terms: _Terms) -> _Add:
-    """By MKL's product of a sparse and a dense matrix, straight from rows to rows."""
+    """MKL's product of a sparse and a dense matrix, from rows to rows without copies."""
     sums = len(terms.starts) - 1
     starts = terms.starts.int()
     first, last = int(terms.numbers.min()), int(terms.numbers.max())
@@ -188,8 +189,8 @@ def _sparse(terms: _Terms) -> _Add:
 
     @functools.cache
     def gathered() -> tuple[Tensor, Tensor]:
-        read, places = np.unique(terms.numbers, return_inverse=True)
-        return torch.from_numpy(read), torch.from_numpy(places.astype(np.int32))
+        read, positions = np.unique(terms.numbers, return_inverse=True)
+        return torch.from_numpy(read), torch.from_numpy(positions.astype(np.int32))
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
         if (last - first + 1) * columns.stride(0) <= REACH:
@@ -208,16 +209,16 @@ def _sparse(terms: _Terms) -> _Add:
 
 
 def _bags(terms: _Terms) -> _Add:
-    """By torch's own sums of embeddings, which want their table in one piece."""
+    """torch's sums of embeddings, which take a contiguous table."""
     read, indices = np.unique(terms.numbers, return_inverse=True)
-    source, places, offsets = select(read), torch.from_numpy(indices), terms.starts[:-1]
+    source, positions, offsets = select(read), torch.from_numpy(indices), terms.starts[:-1]
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
-        # Pieces that fit a core's own cache.
+        # Pieces that fit into one core's cache.
         width = max(1, (1 << 20) // (4 * len(read) * _COLUMNS)) * _COLUMNS
         for piece in torch.split(columns, width, dim=1):
             piece[target] = embedding_bag(
-                places, piece[source].contiguous(), offsets, mode="sum", per_sample_weights=terms.weights
+                positions, piece[source].contiguous(), offsets, mode="sum", per_sample_weights=terms.weights
             )
 
     return add

@@ -1,51 +1,65 @@
-"""Optimizers that work elementwise on flat vectors: one node's vector [P], or a stack of them [nodes, P].
+"""Optimizers of flat vectors: torch.optim's own functions, applied to one node's vector [P] or to a stack [nodes, P].
 
-They give torch.optim's results (tested against it); their state is a dict of tensors, so that it can lie
-beside the parameters, batch over nodes and be checkpointed.
-
-Here are what all have in common, SGD and Adam; more are in :mod:`gossamer.learning.adam_variants` and
-:mod:`gossamer.learning.adaptive`. torch's other optimizers are not elementwise: LBFGS and Muon see a parameter as a whole,
-Adafactor its rows and columns, and SparseAdam is for sparse gradients, which a flat vector does not have.
+The state is a dict of tensors, so that it is stored like the parameters, stacked over nodes and checkpointed. Included are
+all optimizers of torch that work elementwise, with their defaults and the names of their settings. (``betas`` are
+``beta1`` and ``beta2``; Rprop's ``etas`` and ``step_sizes`` are ``eta_minus``, ``eta_plus``, ``min_step`` and ``max_step``.)
+LBFGS and Muon see a parameter as a whole, Adafactor sees its rows and columns, and SparseAdam needs sparse gradients, which a
+flat vector does not have.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, final
 
 import torch
 from pydantic import Field, field_serializer, field_validator, model_validator
 from torch import Tensor
+from torch.optim.adadelta import adadelta
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.adamax import adamax
+from torch.optim.adamw import adamw
+from torch.optim.asgd import asgd
+from torch.optim.nadam import nadam
+from torch.optim.radam import radam
+from torch.optim.rmsprop import rmsprop
+from torch.optim.rprop import rprop
+from torch.optim.sgd import sgd
 
 from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
-from gossamer.learning.schedule import Schedule
+from gossamer.learning.learning_rate import LearningRateSchedule
+
+List = list[Tensor]
 
 State = dict[str, Tensor]
-"""Optimizer state: name -> tensor of shape [P], or [1] for counters (stacked: [nodes, P], [nodes, 1])."""
+"""Optimizer state: name -> tensor [P], or a counter [1] on the CPU (stacked: [nodes, P], [nodes, 1])."""
 
 _NORM_EPS = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
+"""Added to the gradient's norm before it divides, as by torch.nn.utils.clip_grad_norm_."""
 
 
 class Optimizer(Component):
-    """Base of optimizers: pure data, the state is the caller's. A subclass implements :meth:`init` and :meth:`update`.
+    """Base of optimizers: holds settings, while the caller holds the state. A subclass implements :meth:`init` and
+    :meth:`update`.
 
     Args:
         lr: learning rate.
-        schedule: what multiplies it from round to round; None: nothing does.
-        clip_value: the gradient's elements are cut off at plus and minus this, as by torch.nn.utils.clip_grad_value_.
-        clip_norm: a node's gradient is shortened to this Euclidean length, as by torch.nn.utils.clip_grad_norm_ (Pascanu
-            et al., 2013); after ``clip_value``.
-        reset_every_round: begin each round with a new state (momentum and so on), as DecentralizePy does.
+        schedule: multiplies the learning rate, round by round; None keeps it.
+        clip_value: clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
+        clip_norm: scales a node's gradient down to this Euclidean norm, after ``clip_value``, as
+            torch.nn.utils.clip_grad_norm_ does (Pascanu et al., 2013).
+        reset_every_round: starts each round with a new state (momentum and so on), as DecentralizePy does.
     """
 
     elementwise: ClassVar[bool] = False
-    """Whether a coordinate's update depends on its own parameter, gradient and state, and on counters, alone."""
+    """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
     lr: float = Field(gt=0)
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     clip_value: float | None = Field(default=None, gt=0)
     clip_norm: float | None = Field(default=None, gt=0)
     reset_every_round: bool = False
@@ -56,7 +70,7 @@ class Optimizer(Component):
         return None if value is None else build("schedule", value, info.context, "optimizer.schedule")
 
     @field_serializer("schedule")
-    def _schedule_spec(self, schedule: Schedule | None) -> dict[str, Any] | None:
+    def _schedule_spec(self, schedule: LearningRateSchedule | None) -> dict[str, Any] | None:
         return None if schedule is None else schedule.spec()
 
     def lr_at(self, round: int) -> float:
@@ -65,8 +79,8 @@ class Optimizer(Component):
 
     @cached_property
     def by_coordinate(self) -> bool:
-        """Whether a coordinate's step depends on its own parameter, gradient and state alone, all of its state being
-        of shape [P]: the step may then be taken for any part of the coordinates."""
+        """Whether :meth:`step` may be called for any part of the coordinates: the update is elementwise, the gradient's norm
+        does not matter, and there are no counters."""
         shapes = {tuple(value.shape) for value in self.init(torch.zeros(2)).values()}
         return self.elementwise and self.clip_norm is None and shapes <= {(2,)}
 
@@ -78,13 +92,13 @@ class Optimizer(Component):
     def step(
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
     ) -> None:
-        """One step: clips the gradient and updates.
+        """Clip the gradient and take one step.
 
-        Writes parameters [..., P] and state in place; the gradient may be overwritten. Where :attr:`by_coordinate` holds,
-        parameters, gradient and state may be any part of the coordinates, in any one shape.
+        Parameters [..., P] and state are written in place, and the gradient may be overwritten. Where :attr:`by_coordinate`
+        holds, all of them may be any part of the coordinates, in any one shape.
 
         Args:
-            start: what the step starts from, and only reads, if not from the parameters; these are then overwritten.
+            start: the step starts from here instead of from the parameters, which are then overwritten; only read.
         """
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
@@ -96,50 +110,29 @@ class Optimizer(Component):
         else:
             self.update_from(start, parameters, gradient, state, lr)
 
+    @abstractmethod
+    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        """Take one step with a clipped gradient; arguments as for :meth:`step`."""
+
     def update_from(
         self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
     ) -> None:
-        """:meth:`update` of a copy of ``start``, with the same bits. Overridden where that is one sweep over memory."""
+        """:meth:`update` of a copy of ``start``. An override may save the copy, but gives the same bits."""
         self.update(parameters.copy_(start), gradient, state, lr)
-
-    @abstractmethod
-    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """One step with a gradient as it is; shapes and what is written as for :meth:`step`."""
 
 
 def counter(parameters: Tensor) -> Tensor:
-    """Zero steps so far, [..., 1]."""
-    return parameters.new_zeros((*parameters.shape[:-1], 1))
+    """No steps taken so far, [..., 1]; on the CPU, since it is read before each step."""
+    return torch.zeros((*parameters.shape[:-1], 1))
 
 
-def correction(beta: float, steps: Tensor) -> Tensor:
-    """1 - beta^steps, of what a moving average from zero is too small by; in double precision, as torch.optim computes it
-    in Python floats."""
-    return 1 - beta ** steps.double()
-
-
-def decay(
-    parameters: Tensor, gradient: Tensor, lr: float, weight_decay: float, decoupled: bool = False
-) -> None:
-    """Weight decay: an L2 penalty in the gradient, or decoupled from it (Loshchilov and Hutter, 2019)."""
-    if not weight_decay:
-        return
-    if decoupled:
-        parameters.mul_(1 - lr * weight_decay)
-    else:
-        gradient.add_(parameters, alpha=weight_decay)
+def _zeros(parameters: Tensor, *names: str) -> State:
+    return {name: torch.zeros_like(parameters) for name in names}
 
 
 @register("optimizer", "sgd")
 class SGD(Optimizer):
-    """Stochastic gradient descent, as torch.optim.SGD; momentum: Polyak (1964), Nesterov (1983).
-
-    Args:
-        momentum: factor of the velocity.
-        dampening: what is taken off the weight of a gradient in the velocity, from the second step on.
-        nesterov: look ahead along the velocity.
-        weight_decay: L2 penalty added to the gradient.
-    """
+    """Stochastic gradient descent, as torch.optim.SGD, with momentum (Polyak, 1964; Nesterov, 1983)."""
 
     elementwise: ClassVar[bool] = True
 
@@ -163,122 +156,303 @@ class SGD(Optimizer):
     def init(self, parameters: Tensor) -> State:
         if not self.momentum:
             return {}
-        state = {"velocity": torch.zeros_like(parameters)}
+        state = _zeros(parameters, "velocity")
         return state | {"steps": counter(parameters)} if self.dampening else state
+
+    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        if self.weight_decay:
+            gradient.add_(parameters, alpha=self.weight_decay)
+        if not self.momentum:
+            parameters.add_(gradient, alpha=-lr)
+            return
+        velocity = state["velocity"]
+        if self.dampening:
+            # The first velocity is the whole first gradient: its dampened part comes from the velocity before.
+            first = (state["steps"] == 0).to(velocity.device)
+            torch.where(first, gradient * (self.dampening / self.momentum), velocity, out=velocity)
+            state["steps"].add_(1)
+        sgd(
+            [parameters],
+            [gradient],
+            [velocity],
+            foreach=False,
+            lr=lr,
+            momentum=self.momentum,
+            dampening=self.dampening,
+            nesterov=self.nesterov,
+            weight_decay=0.0,
+            maximize=False,
+        )
 
     def update_from(
         self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
     ) -> None:
-        if self.momentum or type(self).update is not SGD.update:  # a subclass may do otherwise
+        if self.momentum or type(self).update is not SGD.update:  # a subclass may take other steps
             super().update_from(start, parameters, gradient, state, lr)
-        else:
-            decay(start, gradient, lr, self.weight_decay)
-            torch.add(start, gradient, alpha=-lr, out=parameters)
+            return
+        if self.weight_decay:
+            gradient.add_(start, alpha=self.weight_decay)
+        torch.add(start, gradient, alpha=-lr, out=parameters)
+
+
+@register("optimizer", "rprop")
+class Rprop(Optimizer):
+    """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches: it uses only the
+    signs of gradients. The learning rate is the first step size and has no effect later."""
+
+    elementwise: ClassVar[bool] = True
+
+    eta_minus: float = Field(default=0.5, gt=0, lt=1)
+    eta_plus: float = Field(default=1.2, gt=1)
+    min_step: float = Field(default=1e-6, gt=0)
+    max_step: float = Field(default=50.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Rprop:
+        if self.min_step > self.max_step:
+            raise BadInput(
+                f"optimizer.min_step: got {self.min_step:g} with max_step {self.max_step:g};"
+                f" accepted: at most {self.max_step:g}"
+            )
+        if self.schedule is not None:
+            raise BadInput(
+                f"optimizer.schedule: got {self.schedule.name_of()!r} for rprop, which finds its step sizes itself;"
+                " accepted: null"
+            )
+        return self
+
+    def init(self, parameters: Tensor) -> State:
+        return _zeros(parameters, "previous") | {"size": torch.full_like(parameters, self.lr)}
 
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        decay(parameters, gradient, lr, self.weight_decay)
-        if not self.momentum:
-            parameters.add_(gradient, alpha=-lr)
-            return
-        velocity = state["velocity"].mul_(self.momentum)
-        if self.dampening:
-            # torch's velocity begins as the first gradient, whole.
-            weight = torch.where(state["steps"] == 0, 1.0, 1 - self.dampening)
-            velocity.addcmul_(gradient, weight.to(gradient.dtype))
-            state["steps"].add_(1)
-        else:
-            velocity.add_(gradient)
-        if self.nesterov:
-            parameters.add_(gradient, alpha=-lr).add_(velocity, alpha=-lr * self.momentum)
-        else:
-            parameters.add_(velocity, alpha=-lr)
+        rprop(
+            [parameters],
+            [gradient],
+            [state["previous"]],
+            [state["size"]],
+            [torch.zeros(())],
+            foreach=False,
+            step_size_min=self.min_step,
+            step_size_max=self.max_step,
+            etaminus=self.eta_minus,
+            etaplus=self.eta_plus,
+        )
 
 
-@register("optimizer", "asgd")
-class ASGD(Optimizer):
-    """Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as torch.optim.ASGD: the average lies in the
-    state, the parameters are the last iterate. A step's size follows from that step's learning rate; torch's is a step late.
+_NO_STEPS = torch.zeros(1)
+"""For functions that only count them."""
 
-    Args:
-        lambd: decay of the parameters, and of the step size.
-        alpha: power of the step size's decay.
-        t0: step after which the average begins; until then it is the iterate.
-        weight_decay: L2 penalty added to the gradient.
+
+class TorchOptimizer(Optimizer):
+    """Base of the other optimizers. Each calls one function of torch.optim.
+
+    The function takes lists of tensors: a stack of nodes is one tensor if all of them have taken equally many steps, else
+    one tensor for each node.
     """
 
     elementwise: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Any]]
+    """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's, or an adapter of it."""
+    vectors: ClassVar[tuple[str, ...]]
+    """Names of the state, except the steps, in the order of the function's arguments."""
+    settings: ClassVar[tuple[str, ...]]
+    """Names of the fields that the function takes."""
+    fused: ClassVar[bool] = False
+    """Whether to use torch's fused kernel on a CPU, which needs one sweep over memory."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+
+    def init(self, parameters: Tensor) -> State:
+        return _zeros(parameters, *self.vectors) | {"steps": counter(parameters)}
+
+    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        steps = state.get("steps", _NO_STEPS)
+        fused = self.fused and parameters.device.type == "cpu"
+        by_node = len(steps) > 1 and bool(steps.min() < steps.max())
+        if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):
+            by_node = True  # a fused kernel takes contiguous tensors, which padded rows are only one by one
+        type(self).function(
+            _tensors(parameters, by_node),
+            _tensors(gradient, by_node),
+            *(_tensors(state[name], by_node) if name in state else [] for name in self.vectors),
+            list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
+            lr=lr,
+            foreach=False,
+            maximize=False,
+            **{name: getattr(self, name) for name in self.settings},
+            **({"fused": True} if fused else {}),
+        )
+        if "steps" in state:
+            steps.add_(1)
+
+
+def _tensors(stack: Tensor, by_node: bool) -> List:
+    return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
+
+
+def _asgd(
+    p: List,
+    g: List,
+    averages: List,
+    counts: List,
+    *,
+    lr: float,
+    lambd: float,
+    alpha: float,
+    t0: float,
+    **rest: Any,
+) -> None:
+    weights = [1 / (count.double() - t0).clamp(min=1) for count in counts]
+    sizes = [lr / (1 + lambd * lr * count.double()) ** alpha for count in counts]
+    asgd(p, g, averages, weights, sizes, counts, lr=lr, lambd=lambd, alpha=alpha, t0=t0, **rest)
+
+
+@register("optimizer", "asgd")
+class ASGD(TorchOptimizer):
+    """Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as torch.optim.ASGD: the average is part of the
+    state, the parameters are the last iterate. A step uses its own learning rate; torch's uses that of the step before."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
+    vectors: ClassVar[tuple[str, ...]] = ("average",)
+    settings: ClassVar[tuple[str, ...]] = ("lambd", "alpha", "t0", "weight_decay")
 
     lambd: float = Field(default=1e-4, ge=0)
     alpha: float = Field(default=0.75, ge=0)
     t0: float = Field(default=1e6, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-
-    def init(self, parameters: Tensor) -> State:
-        return {"average": torch.zeros_like(parameters), "steps": counter(parameters)}
-
-    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        decay(parameters, gradient, lr, self.weight_decay)
-        before = state["steps"].double()
-        state["steps"].add_(1)
-        size = lr / (1 + self.lambd * lr * before) ** self.alpha
-        parameters.mul_((1 - self.lambd * size).to(parameters.dtype))
-        parameters.sub_(gradient.mul_(size.to(gradient.dtype)))
-        state["average"].lerp_(parameters, (1 / (before - self.t0).clamp_(min=1)).to(parameters.dtype))
 
 
-class Moments(Optimizer):
-    """Base of Adam and its descendants: moving averages of the gradient and of its size, with their usual defaults."""
+class MomentOptimizer(TorchOptimizer):
+    """Base of Adam and its variants, which keep moving averages of the gradient and of its square."""
 
-    elementwise: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = ("first", "second")
+    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "eps", "weight_decay")
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
 
 
 @register("optimizer", "adam")
-class Adam(Moments):
-    """Adam (Kingma and Ba, 2015), as torch.optim.Adam.
+class Adam(MomentOptimizer):
+    """Adam (Kingma and Ba, 2015), as torch.optim.Adam, with AMSGrad (Reddi, Kale and Kumar, 2018)."""
 
-    Args:
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        eps: added to the denominator.
-        weight_decay: L2 penalty added to the gradient.
-        amsgrad: divide by the largest second moment so far (Reddi, Kale and Kumar, 2018).
-    """
-
-    decoupled: ClassVar[bool] = False
+    function: ClassVar[Callable[..., Any]] = staticmethod(adam)
+    vectors: ClassVar[tuple[str, ...]] = ("first", "second", "largest")
+    settings: ClassVar[tuple[str, ...]] = (*MomentOptimizer.settings, "amsgrad")
+    fused: ClassVar[bool] = True
 
     amsgrad: bool = False
 
     def init(self, parameters: Tensor) -> State:
-        names = ["first", "second", "largest"] if self.amsgrad else ["first", "second"]
-        return {name: torch.zeros_like(parameters) for name in names} | {"steps": counter(parameters)}
-
-    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        decay(parameters, gradient, lr, self.weight_decay, self.decoupled)
-        steps = state["steps"].add_(1)
-        first = state["first"].lerp_(gradient, 1 - self.beta1)
-        second = state["second"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        if self.amsgrad:
-            second = torch.maximum(state["largest"], second, out=state["largest"])
-        root = correction(self.beta2, steps).sqrt_()
-        # The gradient is done with: its memory takes what is left to compute.
-        denominator = torch.sqrt(second, out=gradient).div_(root.to(second.dtype)).add_(self.eps)
-        step_size = lr / correction(self.beta1, steps)
-        parameters.sub_(torch.div(first, denominator, out=gradient).mul_(step_size.to(first.dtype)))
+        state = super().init(parameters)
+        if not self.amsgrad:
+            del state["largest"]
+        return state
 
 
 @register("optimizer", "adamw")
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW.
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW."""
 
-    Args:
-        weight_decay: what a step of learning rate 1 takes off the parameters, as a fraction.
-    """
-
-    decoupled: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Any]] = staticmethod(adamw)
 
     weight_decay: float = Field(default=0.01, ge=0)
+
+
+@register("optimizer", "adamax")
+class Adamax(MomentOptimizer):
+    """Adam with the infinity norm in place of the second moment (Kingma and Ba, 2015, section 7.1), as
+    torch.optim.Adamax."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(adamax)
+    vectors: ClassVar[tuple[str, ...]] = ("first", "norm")
+
+
+def _nadam(
+    p: List, g: List, first: List, second: List, products: List, counts: List, **settings: Any
+) -> None:
+    # torch wants one value; nodes that have taken equally many steps have the same one.
+    own = [product.flatten()[0].clone() for product in products]
+    nadam(p, g, first, second, own, counts, **settings)
+    for product, new in zip(products, own, strict=True):
+        product.fill_(new)
+
+
+@register("optimizer", "nadam")
+class NAdam(MomentOptimizer):
+    """Adam with Nesterov's momentum (Dozat, 2016), as torch.optim.NAdam."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(_nadam)
+    vectors: ClassVar[tuple[str, ...]] = ("first", "second", "product")
+    settings: ClassVar[tuple[str, ...]] = (
+        *MomentOptimizer.settings,
+        "momentum_decay",
+        "decoupled_weight_decay",
+    )
+
+    momentum_decay: float = Field(default=0.004, ge=0)
+    decoupled_weight_decay: bool = False
+
+    def init(self, parameters: Tensor) -> State:
+        return super().init(parameters) | {"product": counter(parameters) + 1}
+
+
+@register("optimizer", "radam")
+class RAdam(MomentOptimizer):
+    """Rectified Adam (Liu et al., 2020), as torch.optim.RAdam: the first moment alone until the second one is known well
+    enough."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(radam)
+    settings: ClassVar[tuple[str, ...]] = (*MomentOptimizer.settings, "decoupled_weight_decay")
+
+    decoupled_weight_decay: bool = False
+
+
+@register("optimizer", "adagrad")
+class Adagrad(TorchOptimizer):
+    """Adagrad (Duchi, Hazan and Singer, 2011), as torch.optim.Adagrad."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(adagrad)
+    vectors: ClassVar[tuple[str, ...]] = ("sum",)
+    settings: ClassVar[tuple[str, ...]] = ("lr_decay", "eps", "weight_decay")
+
+    lr_decay: float = Field(default=0.0, ge=0)
+    initial_accumulator_value: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-10, gt=0)
+
+    def init(self, parameters: Tensor) -> State:
+        state = {"sum": torch.full_like(parameters, self.initial_accumulator_value)}
+        return state | {"steps": counter(parameters)} if self.lr_decay else state
+
+
+@register("optimizer", "rmsprop")
+class RMSprop(TorchOptimizer):
+    """RMSprop (Tieleman and Hinton, 2012; centered: Graves, 2013), as torch.optim.RMSprop."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(rmsprop)
+    vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
+    settings: ClassVar[tuple[str, ...]] = ("alpha", "eps", "weight_decay", "momentum", "centered")
+
+    alpha: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    centered: bool = False
+
+    def init(self, parameters: Tensor) -> State:
+        kept = {"square": True, "mean": self.centered, "velocity": self.momentum > 0}
+        return _zeros(parameters, *(name for name, wanted in kept.items() if wanted))
+
+
+@register("optimizer", "adadelta")
+class Adadelta(TorchOptimizer):
+    """Adadelta (Zeiler, 2012), as torch.optim.Adadelta, whose learning rate is 1 by default."""
+
+    function: ClassVar[Callable[..., Any]] = staticmethod(adadelta)
+    vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
+    settings: ClassVar[tuple[str, ...]] = ("rho", "eps", "weight_decay")
+
+    rho: float = Field(default=0.9, ge=0, lt=1)
+    eps: float = Field(default=1e-6, gt=0)
+
+    def init(self, parameters: Tensor) -> State:
+        return _zeros(parameters, *self.vectors)

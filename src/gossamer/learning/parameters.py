@@ -1,7 +1,6 @@
-"""Flat vector <-> module: parameters (and, beside them, buffers) as one float32 vector each.
+"""Flat vector <-> module: all parameters as one float32 vector, and all buffers as another.
 
-The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are kept in the buffer
-vector as whole numbers, so that a whole model is two float32 vectors.
+The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gossamer.messages.tags import Model
 
 @dataclass(frozen=True)
 class Field:
-    """Where one named tensor lies in a flat vector."""
+    """The position of one named tensor in a flat vector."""
 
     name: str
     start: int
@@ -38,7 +37,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shapes behind the flat vectors: a field a parameter, a field a buffer."""
+    """The shapes behind the flat vectors: one field per parameter and per buffer."""
 
     parameters: tuple[Field, ...]
     buffers: tuple[Field, ...]
@@ -100,7 +99,7 @@ def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
 
 
 def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:
-    """A module whose own initial values are never used: drawing them disturbs nobody's generator."""
+    """A module whose initial values are not used. Drawing them leaves torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         return make().to(device)
 
@@ -115,7 +114,7 @@ def named_parameters(
 def named_buffers(
     v: Float[Tensor, "*nodes buffers"], layout: Layout, module: nn.Module
 ) -> dict[str, Float[Tensor, "..."] | Int[Tensor, "..."]]:
-    """Buffers by name, each in its own dtype, as new tensors that a forward pass may write."""
+    """Buffers by name, each in its dtype, as new tensors that a forward pass may write."""
     named = {}
     for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
         value = field.of(v)

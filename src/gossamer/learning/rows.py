@@ -1,12 +1,11 @@
 """The store of parameter vectors: a pool of immutable, reference-counted rows.
 
-A row is a tensor with a storage of its own over the pool's memory. While any tensor, slice or view of that
-storage is alive the row is taken; when the last one goes, the row is free again. So snapshots, messages and
-results share rows without copies, and memory is not handed back and taken again at every step.
+Each row is a tensor with a separate storage over the pool's memory. The row is taken while any tensor, slice or view of that
+storage exists, and free again when the last one goes. So snapshots, messages and results share rows without copies, and
+memory is not returned to the system at every step.
 
-The pool is one matrix, so that many rows can be read by number in one call: address space for it is reserved
-at once, memory comes when a row is first written. Freed rows are taken again lowest first: rows that are taken
-together lie together.
+The pool is one matrix, so that many rows can be read by number in one call. Its address space is reserved at once; memory is
+used when a row is first written. The lowest free row is taken first, so that rows taken together are adjacent.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes. Rows begin at multiples of it, so that kernels see the offsets that they see in a vector of its
-own."""
+"""Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
 
 SPREAD = 1.5
-"""The store may be so many times as large as what is in use, for the sake of rows that lie together."""
+"""Largest size of the store, in multiples of the rows in use, for the sake of adjacent rows."""
 
 _RESERVED = 4
-"""Address space, as a multiple of the machine's memory; less where that much is refused."""
+"""Address space in multiples of the machine's memory; less where the system refuses that."""
 
-# Python names it from 3.13 on; this is its value on Linux.
+# Python has this name from 3.13 on; the number is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
 
@@ -43,12 +41,12 @@ class Rows:
     """Rows of one length.
 
     Args:
-        length: values a row, P.
-        device: where; on other devices than the CPU, torch's own caching allocator is the pool.
+        length: values in a row, P.
+        device: on other devices than the CPU, torch's caching allocator is the pool.
 
     Attributes:
-        rows: rows that have been in use so far; the pool holds memory for as many.
-        peak: the most rows that were taken at once.
+        rows: number of rows that have memory.
+        peak: largest number of rows that were taken at once.
     """
 
     def __init__(self, length: int, device: str = "cpu") -> None:
@@ -56,10 +54,10 @@ class Rows:
         self._device = torch.device(device)
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
         self._free: list[int] = []
-        # Rows end wherever a thread or the collector drops the last tensor: they are only noted there.
+        # Any thread, or the garbage collector, may drop a row's last tensor. There, its number is only noted.
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
-        self._live: dict[int, _Life] = {}
+        self._taken: dict[int, _RowReference] = {}
         self.rows = 0
         self.peak = 0
         if self._device.type == "cpu":
@@ -78,12 +76,12 @@ class Rows:
     @property
     def taken(self) -> int:
         """Rows that are in use now."""
-        return len(self._live) - len(self._ended)
+        return len(self._taken) - len(self._ended)
 
     def _collect(self) -> None:
         while self._ended:
             index = self._ended.popleft()
-            del self._live[index]
+            del self._taken[index]
             heapq.heappush(self._free, index)
 
     def _grow(self, count: int) -> int:
@@ -94,11 +92,11 @@ class Rows:
         return first
 
     def _row(self, index: int) -> Float[Tensor, " length"]:
-        # A view object of its own, whose end is the end of everything that shares the storage.
+        # A new view object, which lives exactly as long as anything shares the storage.
         view = self._array[index, : self.length]
-        life = self._live[index] = _Life(view, _end)
-        life.ended, life.index = self._ended, index
-        self.peak = max(self.peak, len(self._live))
+        reference = self._taken[index] = _RowReference(view, _end)
+        reference.ended, reference.index = self._ended, index
+        self.peak = max(self.peak, len(self._taken))
         return torch.from_numpy(view)
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
@@ -106,17 +104,17 @@ class Rows:
         return self.fresh() if length == self.length else torch.empty(length, device=self._device)
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
-        """A row of these values: the same object if it is a whole row already."""
+        """A row of these values: the vector itself if it is a whole row."""
         if self.number(vector) is not None:
             return vector
         return self.fresh().copy_(vector.detach())
 
     def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
-        """New rows, and one writable matrix to fill them by: over the rows themselves where they lie together, as they
-        do if there is room for that, else beside them. See :meth:`filled`."""
+        """New rows, and one writable matrix of their values: over the rows themselves if they are adjacent, else separate
+        memory. :meth:`filled` gives the rows their values."""
         if self._device.type != "cpu":
             matrix = torch.empty(count, self.length, device=self._device)
-            # (The rows as they come would count each other's writes.)
+            # (Plain rows would share a version counter.)
             return [row.data for row in matrix.unbind()], matrix
         with self._lock:
             self._collect()
@@ -125,12 +123,12 @@ class Rows:
         first = numbers[0]
         if numbers[-1] - first != count - 1:
             return rows, self._beside(count)
-        # A tensor of its own, since slices of the matrix would count each other's writes.
+        # A separate tensor, since slices of the matrix would share a version counter.
         return rows, torch.from_numpy(self._array[first : first + count, : self.length])
 
     def _together(self, count: int) -> list[int]:
-        """Numbers of free rows, ascending: the lowest ones if these lie together, else the first ones that do, else new
-        ones while the store is not much larger than what is in use, else the lowest ones."""
+        """Numbers of free rows, ascending: the lowest ones if they are adjacent, else the first adjacent ones, else new
+        ones while the store is not much larger than the rows in use, else the lowest ones."""
         lowest = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
         if len(lowest) == count and lowest[-1] - lowest[0] == count - 1:
             return lowest
@@ -139,7 +137,7 @@ class Rows:
         if len(runs):
             numbers: list[int] = free[runs[0] : runs[0] + count].tolist()
             self._free = np.delete(free, slice(runs[0], runs[0] + count)).tolist()  # sorted, hence a heap
-        elif len(lowest) < count or self.rows + count <= SPREAD * (len(self._live) + count):
+        elif len(lowest) < count or self.rows + count <= SPREAD * (len(self._taken) + count):
             self._free = free.tolist()
             first = self._grow(count)
             numbers = list(range(first, first + count))
@@ -148,7 +146,7 @@ class Rows:
         return numbers
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
-        """The rows of a :meth:`block`, or any vectors, once a matrix of their values is written."""
+        """The rows of a :meth:`block`, or any vectors, with the values of a matrix."""
         for row, values in zip(rows, matrix, strict=True):
             if row.data_ptr() == values.data_ptr():
                 break
@@ -156,15 +154,15 @@ class Rows:
         return rows
 
     def stack(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
-        """Vectors as the rows of a matrix, which is only to be read: it is no copy where they lie together."""
+        """Vectors as the rows of a matrix, to be read only: no copy if they are adjacent."""
         numbers = self.numbers(vectors)
         if numbers is not None and isinstance(which := select(numbers), slice):
             return self.matrix[which]
         return torch.stack(list(vectors), out=self._beside(len(vectors)))
 
     def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
-        """Vectors as a matrix of its own, in one piece: over free rows where enough of them lie together, which are not free
-        again then."""
+        """Vectors as a new contiguous matrix: over free rows if enough of them are adjacent, which then are lost to the
+        pool."""
         if self._device.type != "cpu":
             return torch.stack(list(vectors))
         count = len(vectors)
@@ -179,7 +177,7 @@ class Rows:
         return torch.stack(list(vectors), out=torch.from_numpy(values.reshape(count, self.length)))
 
     def _beside(self, count: int) -> Float[Tensor, "count length"]:
-        """A matrix beside the store whose rows are as far apart."""
+        """A matrix outside the store with the store's distance between rows."""
         return torch.empty(count, self._stride, device=self._device)[:, : self.length]
 
     def owns(self, tensor: Tensor) -> bool:
@@ -187,31 +185,31 @@ class Rows:
         if self._device.type != "cpu" or tensor.device.type != "cpu":
             return False
         offset = tensor.untyped_storage().data_ptr() - self._base
-        return offset >= 0 and offset // (self._stride * 4) in self._live
+        return offset >= 0 and offset // (self._stride * 4) in self._taken
 
     def number(self, tensor: Tensor) -> int | None:
         """The number of a whole row in :attr:`matrix`; None for any other tensor."""
         if self._device.type != "cpu":
             return None
-        # Only a row has this many values from a row's beginning on.
+        # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self._stride * 4)
         whole = rest == 0 and 0 <= index < self.rows and tensor.numel() == self.length and tensor.dim() == 1
         return index if whole and tensor.dtype is torch.float32 and tensor.is_contiguous() else None
 
     def numbers(self, tensors: Sequence[Tensor]) -> Int[np.ndarray, " n"] | None:
-        """The numbers of whole rows; None if any of the tensors is none."""
+        """The numbers of whole rows; None if any of the tensors is not a whole row."""
         if self._device.type != "cpu":
             return None
-        known: dict[int, int] = {}  # by id: many nodes mix the same vector
+        known: dict[int, int] = {}  # by id, since many nodes mix the same vector
         numbers = np.empty(len(tensors), dtype=np.int64)
-        for place, tensor in enumerate(tensors):
+        for at, tensor in enumerate(tensors):
             number = known.get(id(tensor))
             if number is None:
                 number = self.number(tensor)
                 if number is None:
                     return None
                 known[id(tensor)] = number
-            numbers[place] = number
+            numbers[at] = number
         return numbers
 
     def is_row(self, tensor: Tensor) -> bool:
@@ -223,27 +221,27 @@ class Rows:
 
 
 def select(numbers: Int[np.ndarray, " n"]) -> slice | Tensor:
-    """What picks some rows of the matrix: a slice where they lie together, as they mostly do."""
+    """An index of some rows of the matrix: a slice if they are adjacent, as they mostly are."""
     first, last = int(numbers[0]), int(numbers[-1])
     if np.array_equal(numbers, np.arange(first, last + 1)):
         return slice(first, last + 1)
     return torch.from_numpy(numbers)
 
 
-class _Life(weakref.ref[np.ndarray]):
-    """Frees a row when the array that all its tensors hold ends."""
+class _RowReference(weakref.ref[np.ndarray]):
+    """Frees a row when the array that all its tensors hold goes."""
 
     ended: deque[int]
     index: int
 
 
-def _end(life: weakref.ref[np.ndarray]) -> None:
-    assert isinstance(life, _Life)
-    life.ended.append(life.index)
+def _end(reference: weakref.ref[np.ndarray]) -> None:
+    assert isinstance(reference, _RowReference)
+    reference.ended.append(reference.index)
 
 
 def _reserve(stride: int) -> Float[np.ndarray, "rows stride"]:
-    """Address space for as many rows as the machine could ever hold; pages without content take no memory."""
+    """Address space for more rows than the machine can hold; pages that were never written take no memory."""
     size = _RESERVED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     while True:
         try:

@@ -72,14 +72,14 @@ class Trainer(ABC):
     Args:
         task: the data, model and loss.
         optimizer: takes the steps.
-        rows: where results are put.
+        rows: the store that results go to.
         device: where it computes; data is moved there once.
-        workers: share the jobs; results don't depend on how many there are.
+        workers: share the jobs; results do not depend on their number.
     """
 
     name = ""
     nodes = False
-    """Whether its gradients are those of many nodes at once."""
+    """Whether it computes the gradients of many nodes at once."""
 
     def __init__(
         self,
@@ -110,6 +110,10 @@ class Trainer(ABC):
         # A module of this thread's own.
         return gradient_function(self.task, self._make_module(), self._data, self._trained, nodes=self.nodes)
 
+    def forms(self) -> dict[str, int]:
+        """How gradients were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
+        return self._gradients.forms()
+
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         """Run every job's steps; results in the jobs' order."""
@@ -121,8 +125,8 @@ class Trainer(ABC):
     def step(
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
     ) -> None:
-        """One optimizer step of parameters [..., P] (from ``start``, if it is given), which leaves those alone that don't
-        require a gradient: weight decay needs none."""
+        """One optimizer step of parameters [..., P], from ``start`` if it is given. Frozen parameters stay as they are, also
+        under weight decay, which needs no gradient."""
         kept = [field.of(parameters if start is None else start).clone() for field in self._frozen]
         self.optimizer.step(parameters, gradient, state, lr, start)
         for field, value in zip(self._frozen, kept, strict=True):
@@ -143,7 +147,7 @@ class SequentialTrainer(Trainer):
 
     def _share(self, run: Callable[[Function, J], R], jobs: Sequence[J]) -> list[R]:
         if self._draws is None and jobs:
-            # Whether the model draws random numbers is seen on the first job.
+            # The first job shows whether the model draws random numbers.
             torch.manual_seed(jobs[0].seed)
             before = torch.get_rng_state()
             first = run(self._gradients, jobs[0])
@@ -160,22 +164,29 @@ class SequentialTrainer(Trainer):
         return results
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
-        at = (vector.to(self._device, copy=True) for vector in job.at)  # which a model may write
+        at = (vector.to(self._device, copy=True) for vector in job.at)  # a model may write them
         _, _, gradient = function(*at, job.batch)
         return self.rows.fresh().copy_(gradient)
 
+    def _copied(self, value: Tensor) -> Tensor:
+        """A copy of optimizer state; a counter stays on the CPU."""
+        return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
+
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
         result = self.rows.fresh()
-        ended = {name: self.rows.vector(len(value)).copy_(value) for name, value in job.state.items()}
-        # Where the store is on another device than the trainer, these are copies, else the rows themselves.
+        ended = {name: self._copied(value) for name, value in job.state.items()}
+        # These are copies if the store is on another device than the trainer, else the rows themselves.
         start, buffers = job.start.parameters.to(self._device), job.start.buffers.to(self._device)
         parameters = result if result.device == start.device else torch.empty_like(start)
-        state = {name: value.to(self._device) for name, value in ended.items()}
+        state = {
+            name: value.to(self._device) if len(value) == self.rows.length else value
+            for name, value in ended.items()
+        }
         first = first_step_at(function, start, parameters, buffers, job.batches)
         losses = 0.0
         for batch in job.batches:
             loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
-            losses += float(loss)  # now, as it may be a view of what the step writes
+            losses += float(loss)  # now, since it may be a view of memory that the step writes
             self.step(parameters, gradient, state, job.lr, first)
             first = None
         if parameters is not result:
@@ -186,8 +197,8 @@ class SequentialTrainer(Trainer):
 
 
 class CompiledTrainer(SequentialTrainer):
-    """One node at a time, by what torch.compile makes of the loss: for models whose steps gain by it more than the
-    translation takes, and where there is a C++ compiler. Its bits differ from those of the other trainers."""
+    """One node at a time, with the loss through torch.compile: for models whose steps gain more than the compilation takes,
+    on machines with a C++ compiler. Its bits differ from those of the other trainers."""
 
     name = "compiled"
 
@@ -195,6 +206,9 @@ class CompiledTrainer(SequentialTrainer):
         super().__init__(*arguments, **options)
         # None is recorded: below compiled code there are no operations of torch's to be seen.
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes=0)
+
+    def forms(self) -> dict[str, int]:
+        return {"compiled by torch.compile": 1}
 
     def _make_gradients(self) -> Function:
         return gradient_function(
@@ -205,8 +219,8 @@ class CompiledTrainer(SequentialTrainer):
 def first_step_at(
     function: Function, start: Tensor, parameters: Tensor, buffers: Tensor, batches: Sequence[Tensor]
 ) -> Tensor | None:
-    """Where the first of some steps starts: at ``start`` itself if it is known only to read it; else its values are copied
-    to the parameters, and it is None, as for the steps after it."""
+    """The vector from which the first step starts: ``start`` itself if the step is known only to read it. Else its values are
+    copied to the parameters and the result is None, as for later steps."""
     if batches and isinstance(function, Captured) and function.only_reads(start, buffers, batches[0]):
         return start
     parameters.copy_(start)

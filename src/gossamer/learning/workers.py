@@ -1,5 +1,5 @@
-"""Threads that share a simulation's computation. torch lets them run side by side; each computes with one
-thread, so that what is computed does not depend on how many there are."""
+"""Threads that share a simulation's computation. Each uses one torch thread, so that results do not depend on the number of
+workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ R = TypeVar("R")
 
 
 def _nothing() -> None:
-    """What most have to do between two items."""
+    """The default between two items."""
 
 
 class Workers:
-    """Some threads, this one among them.
+    """The calling thread and some others.
 
     Args:
-        count: how many; None is one a core.
+        count: number of threads; None is one per core.
         threads: torch's threads in each.
-        between: called by this thread after each item of its own, which may be a small one.
+        between: called by the calling thread after each of its items.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Workers:
         self._local = threading.local()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """``[function(item) for item in items]``, shared among the threads; the first exception is raised when all
-        have ended."""
+        """``[function(item) for item in items]``, shared among the threads; raises the first exception when all have
+        ended."""
         todo = list(items)
         numbers = iter(range(len(todo)))
         results: list[R | None] = [None] * len(todo)
 
         def work(between: Callable[[], None]) -> None:
-            for number in numbers:  # an iterator over a range is shared safely: next() on it is one step
+            for number in numbers:  # threads can share an iterator over a range: next() on it is atomic
                 results[number] = function(todo[number])
                 between()
 
@@ -67,7 +67,7 @@ class Workers:
         return results  # type: ignore[return-value]
 
     def own(self, make: Callable[[], T]) -> T:
-        """Something that each thread has one of, made when it first asks."""
+        """This thread's instance, created at its first call."""
         if not hasattr(self._local, "made"):
             self._local.made = {}
         made: dict[Callable[[], T], T] = self._local.made

@@ -1,17 +1,20 @@
-"""What links and processors cost: networks and compute profiles."""
+"""Networks, which say what links do to messages, and compute profiles, which say how long steps take."""
 
-from gossamer.network.compute import ComputeProfile, Constant, LogNormal
-from gossamer.network.delivery import fate
+from gossamer.network.access import Access, Star, Stragglers, Uniform
+from gossamer.network.compute import (
+    ComputeProfile,
+    Constant,
+    LogNormal,
+    PerNode,
+    Slowdowns,
+    SlowdownWindow,
+    SlowNodes,
+    StepTrace,
+)
 from gossamer.network.kollaps import Kollaps
 from gossamer.network.matrix import Matrix
-from gossamer.network.network import Access, Conditions, Network, Path, Uniform
-from gossamer.network.slowdowns import Slowdowns
-from gossamer.network.speeds import PerNode, SlowNodes
-from gossamer.network.star import Star
-from gossamer.network.step_trace import StepTrace
-from gossamer.network.stragglers import Stragglers
-from gossamer.network.trace import Trace
-from gossamer.network.varying import Varying
+from gossamer.network.network import Conditions, Network, Path, delivery
+from gossamer.network.varying import Trace, Varying
 
 __all__ = [
     "Access",
@@ -25,6 +28,7 @@ __all__ = [
     "Path",
     "PerNode",
     "SlowNodes",
+    "SlowdownWindow",
     "Slowdowns",
     "Star",
     "StepTrace",
@@ -32,5 +36,5 @@ __all__ = [
     "Trace",
     "Uniform",
     "Varying",
-    "fate",
+    "delivery",
 ]

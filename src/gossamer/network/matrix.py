@@ -1,4 +1,4 @@
-"""A network of sites: latency and bandwidth between each two of them, from files."""
+"""A network of sites, with a latency and a bandwidth between each two of them, from files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-te
 
 
 @dataclass(frozen=True, eq=False)
-class _Between(Conditions):
-    """Nodes at sites: what is between them depends on their sites alone.
+class _SiteConditions(Conditions):
+    """Nodes at sites: a path depends on the sites of its ends only.
 
     Args:
-        rates: uplinks, downlinks and, where pairs of sites have a link for all, those links, row by row.
-        site: of each node.
+        rates: uplinks, downlinks and, if ``shared``, a link for each ordered pair of sites, row by row.
+        site: the site of each node.
         latency_s: between sites, seconds.
-        limit: bytes a second between sites.
-        shared: whether a pair of sites has a link for all of its nodes, or the limit is for each pair of nodes.
+        limit: bytes per second between sites.
+        shared: whether all nodes of two sites share one link; else the limit applies to each pair of nodes.
     """
 
     rates: Float[np.ndarray, " links"]
@@ -43,10 +43,10 @@ class _Between(Conditions):
 
     def path(self, source: int, to: int) -> Path | None:
         nodes, sites = len(self.site), len(self.limit)
-        here, there = int(self.site[source]), int(self.site[to])
-        latency_s, limit = float(self.latency_s[here, there]), float(self.limit[here, there])
+        origin, dest = int(self.site[source]), int(self.site[to])
+        latency_s, limit = float(self.latency_s[origin, dest]), float(self.limit[origin, dest])
         if self.shared and math.isfinite(limit):
-            links = (source, 2 * nodes + here * sites + there, nodes + to)
+            links = (source, 2 * nodes + origin * sites + dest, nodes + to)
             return Path(links, latency_s, self.jitter_s, self.loss)
         return Path((source, nodes + to), latency_s, self.jitter_s, self.loss, limit)
 
@@ -58,24 +58,24 @@ class _Between(Conditions):
 class Matrix(Network):
     """Nodes at sites, with a latency and a bandwidth for each ordered pair of sites (row: from, column: to).
 
-    A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first column.
-    What the diagonal has is for nodes of one site; where it's blank, the parameters ``within_...`` say.
-    ``bandwidth_mbps: aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology that
-    DivShare was evaluated on (there with a latency of 1 ms).
+    A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first column. The
+    diagonal applies to nodes of one site; if it is blank, the ``within_...`` parameters do. ``bandwidth_mbps:
+    aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology of DivShare's experiments
+    (there with a latency of 1 ms).
 
     Args:
         latency_ms: one-way delays, a CSV file; or else ``latency_s``.
-        bandwidth_mbps: 10^6 bits a second, a CSV file or "aws-ten-regions"; null is unlimited.
-        latency_s: one-way delay between sites where no file says.
+        bandwidth_mbps: 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
+        latency_s: one-way delay between sites, in place of a file.
         within_latency_s: delay within a site.
         within_bandwidth_mbps: bandwidth within a site; null is unlimited.
         jitter_s: standard deviation of every delay, seconds.
         loss: probability that a message is lost.
         placement: node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
             ("blocks").
-        shared: whether all nodes of two sites share the bandwidth between them, or each pair of nodes has it for itself.
-        unmeasured: a pair of sites whose value is negative or blank is an "error", or "drop-sites": of those with the
-            most such pairs the last is left out, again and again until none is left.
+        shared: whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
+        unmeasured: a pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site
+            with the most such pairs (of several, the last), until none is left.
         uplink_mbps: of every node, or a list with one for each; null is unlimited.
         downlink_mbps: as ``uplink_mbps``.
     """
@@ -94,7 +94,7 @@ class Matrix(Network):
     downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Matrix:
+    def _check_files(self) -> Matrix:
         if self.latency_ms is None and self.bandwidth_mbps is None:
             raise ValueError("latency_ms, bandwidth_mbps, or both")
         if self.latency_ms is not None and self.latency_s > 0:
@@ -107,7 +107,7 @@ class Matrix(Network):
         rank = np.arange(nodes)
         up = for_each(self.uplink_mbps, nodes, "network.uplink_mbps") * BYTES_PER_MEGABIT
         down = for_each(self.downlink_mbps, nodes, "network.downlink_mbps") * BYTES_PER_MEGABIT
-        return _Between(
+        return _SiteConditions(
             rates=np.concatenate([up, down, limit.ravel()] if self.shared else [up, down]),
             site=rank % sites if self.placement == "round-robin" else rank * sites // nodes,
             latency_s=latency_s,
@@ -118,7 +118,7 @@ class Matrix(Network):
         )
 
     def _between_sites(self) -> tuple[Float[np.ndarray, "sites sites"], Float[np.ndarray, "sites sites"]]:
-        """Seconds and bytes a second between sites that are all measured."""
+        """Seconds and bytes per second between the sites that are used."""
         latency = None if self.latency_ms is None else _Table(self.latency_ms, "network.latency_ms")
         bandwidth = None
         if self.bandwidth_mbps is not None:
@@ -128,16 +128,15 @@ class Matrix(Network):
         tables = [table for table in (latency, bandwidth) if table is not None]
         _check_same_sites(tables)
         kept = self._measured_sites(tables)
-        shape = (len(kept), len(kept))
-        latency_s = np.full(shape, self.latency_s)
-        limit = np.full(shape, math.inf)
-        np.fill_diagonal(latency_s, math.nan)
-        np.fill_diagonal(limit, math.nan)
+        within = np.eye(len(kept), dtype=bool)
         if latency is not None:
             latency_s = latency.values[np.ix_(kept, kept)] / 1000
+        else:
+            latency_s = np.where(within, math.nan, self.latency_s)
         if bandwidth is not None:
             limit = bandwidth.values[np.ix_(kept, kept)] * BYTES_PER_MEGABIT
-        within = np.eye(len(kept), dtype=bool)
+        else:
+            limit = np.where(within, math.nan, math.inf)
         latency_s[within & np.isnan(latency_s)] = self.within_latency_s
         limit[within & np.isnan(limit)] = bytes_per_second(self.within_bandwidth_mbps)
         return latency_s, limit
@@ -157,7 +156,7 @@ class Matrix(Network):
 
 
 class _Table:
-    """A file's numbers; NaN where nothing was measured.
+    """The numbers of a file; NaN for pairs that were not measured.
 
     Args:
         path: the file.
@@ -165,26 +164,26 @@ class _Table:
     """
 
     def __init__(self, path: FileSystemPath, field: str) -> None:
-        self._said = f"{field}: {path}"
+        self._where = f"{field}: {path}"
         self.names, self.values = read_square(path, field)
         self.values[self.values < 0] = math.nan
 
     @property
     def missing(self) -> Bool[np.ndarray, "sites sites"]:
-        """Where a pair of sites has no value."""
+        """The pairs of different sites without a value."""
         missing: Bool[np.ndarray, "sites sites"] = np.isnan(self.values)
         np.fill_diagonal(missing, False)
         return missing
 
     def check_complete(self) -> None:
-        """Refuse a table where a pair of sites has no value."""
+        """Raise BadInput if a pair of different sites has no value."""
         pairs = np.argwhere(self.missing)
         if len(pairs):
             row, column = pairs[0].tolist()
             named = f" (from {self.names[row]} to {self.names[column]})" if self.names else ""
             raise BadInput(
-                f"{self._said}: row {row + 1}, column {column + 1} of the numbers{named}, the first of {len(pairs)}: none,"
-                " or below 0; accepted: a number for each two sites, or network.unmeasured: drop-sites"
+                f"{self._where}: row {row + 1}, column {column + 1} of the numbers{named}, the first of {len(pairs)}:"
+                " blank or below 0; accepted: a number for each two sites, or network.unmeasured: drop-sites"
             )
 
 

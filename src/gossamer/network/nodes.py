@@ -1,4 +1,4 @@
-"""Parameters that are about nodes: some of them, or a value for each."""
+"""Parameters that select nodes, or give a value to each of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from gossamer.randomness import generator
 
 
 class SomeNodes(Component):
-    """Which nodes are meant: exactly one of ``count``, ``fraction`` and ``ranks``.
+    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``.
 
     Args:
-        count: so many nodes.
-        fraction: this share of the nodes, rounded to the nearest number.
+        count: number of nodes.
+        fraction: fraction of the nodes, rounded to the nearest number.
         ranks: these nodes.
-        which: of ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks (with ``ranks`` refused).
+        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks; refused with
+            ``ranks``.
     """
 
     count: NonNegativeInt | None = None
@@ -35,21 +36,21 @@ class SomeNodes(Component):
     def _one_of_three(self) -> SomeNodes:
         if [self.count, self.fraction, self.ranks].count(None) != 2:
             raise ValueError("exactly one of count, fraction and ranks")
-        # (The default stands beside ranks wherever an experiment was saved.)
+        # A saved experiment has the default next to ranks, so only "first" is refused.
         if self.ranks is not None and self.which == "first":
             raise ValueError('which "first" with count or fraction, not with ranks')
         return self
 
     def chosen(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        """The ranks that are meant, sorted.
+        """The selected ranks, sorted.
 
         Args:
             nodes: number of nodes.
             seed: the experiment's seed.
-            field: the field of the experiment that says which; also the purpose of the draw.
+            field: this component's field in the experiment, for errors and the key of the draw.
 
         Raises:
-            BadInput: for more nodes than there are, or a rank that isn't there.
+            BadInput: for more nodes than there are, or a rank out of range.
         """
         if self.ranks is not None:
             check_ranks(self.ranks, nodes, f"{field}.ranks")
@@ -64,10 +65,10 @@ class SomeNodes(Component):
 
 
 def check_ranks(ranks: Iterable[int], nodes: int, field: str) -> None:
-    """Refuse ranks that aren't there.
+    """Check that ranks are those of nodes.
 
     Raises:
-        BadInput: naming the field and the first such rank.
+        BadInput: naming the field and the first rank out of range.
     """
     for rank in ranks:
         if rank >= nodes:
@@ -80,10 +81,10 @@ def for_each(
     """A value for each node: the same for all, or one of a list each.
 
     Args:
-        value: what the experiment says.
+        value: of the experiment's field.
         nodes: number of nodes.
-        field: where it says so, for errors.
-        none: what null stands for.
+        field: the field, for errors.
+        none: the value that null stands for.
 
     Raises:
         BadInput: for a list of another length than the number of nodes.
@@ -99,7 +100,7 @@ def for_each(
 
 @contextmanager
 def nested(kind: str) -> Iterator[None]:
-    """Errors of a component inside another one call a field ``kind.x``; here that is ``kind.base.x``."""
+    """Rename ``kind.x`` in errors to ``kind.base.x``: for a component inside another one."""
     try:
         yield
     except BadInput as error:

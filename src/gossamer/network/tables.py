@@ -1,4 +1,4 @@
-"""Tables of numbers from CSV files, which may be gzipped: records under a header, and square matrices."""
+"""Tables from CSV files, which may be gzipped: records under a header, and square matrices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read_records(
     Args:
         path: the file, UTF-8; .csv or .csv.gz.
         field: the experiment's field that names it, for errors.
-        columns: those that it has to have, in any order.
-        optional: those that it may have.
+        columns: the required columns, in any order.
+        optional: further columns that are accepted.
 
     Yields:
-        where a record stands, for errors, and its cells by column.
+        the location of a record, for errors, and its cells by column.
 
     Raises:
         BadInput: for a file that can't be read, other columns, no record, or a record of another length.
@@ -48,14 +48,13 @@ def read_records(
 
 
 def read_number(cell: str, where: str, *, above: float | None = None, least: float = 0.0) -> float:
-    """The finite number in a cell, which must lie above one bound or be at least another.
+    """The finite number in a cell; it must be above one bound, or at least the other.
 
     Raises:
-        BadInput: for anything else; ``where`` says where it stands.
+        BadInput: for anything else; ``where`` is its location.
     """
     value = _as_number(cell)
-    fits = value is not None and math.isfinite(value)
-    if value is None or not fits or (value <= above if above is not None else value < least):
+    if value is None or not math.isfinite(value) or (value < least if above is None else value <= above):
         bound = f"above {above:g}" if above is not None else f"from {least:g}"
         raise BadInput(f"{where}: {cell!r}; accepted: a number {bound}")
     return value
@@ -67,40 +66,40 @@ def read_square(path: Path, field: str) -> tuple[list[str] | None, Float[np.ndar
     Cells that are blank or "nan" are NaN.
 
     Returns:
-        the sites' names (None where the file has none), and the matrix.
+        the names of the sites (None if the file has none), and the matrix.
 
     Raises:
-        BadInput: for a file that can't be read, a cell that is no number, rows that are no square matrix, or names in the
-            first column that aren't those in the first row.
+        BadInput: for a file that can't be read, a cell that is not a number, a matrix that is not square, or different
+            names in the first column and the first row.
     """
     rows = _read_rows(path, field)
-    above: list[str] = []
-    beside: list[str] = []
+    column_names: list[str] = []
+    row_names: list[str] = []
     if any(_as_number(cell) is None for cell in rows[0][1][1:]):
-        above = rows.pop(0)[1]
+        column_names = rows.pop(0)[1]
     if any(_as_number(row[0]) is None for _, row in rows):
-        beside = [row[0] for _, row in rows]
+        row_names = [row[0] for _, row in rows]
         rows = [(line, row[1:]) for line, row in rows]
-        above = above[1:] if len(above) > len(rows) else above  # a corner cell
-    if any(len(row) != len(rows) for _, row in rows) or not rows:
-        line, row = next(((line, row) for line, row in rows if len(row) != len(rows)), (1, []))
+        column_names = column_names[len(column_names) > len(rows) :]  # without the corner cell
+    for line, row in rows or [(1, [])]:
+        if len(row) != len(rows) or not rows:
+            raise BadInput(
+                f"{field}: {path}, line {line}: {len(row)} numbers, in {len(rows)} rows; accepted: a square matrix"
+            )
+    if column_names and row_names and column_names != row_names:
         raise BadInput(
-            f"{field}: {path}, line {line}: {len(row)} numbers, in {len(rows)} rows; accepted: a square matrix"
-        )
-    if above and beside and above != beside:
-        raise BadInput(
-            f"{field}: {path}: rows and columns have different names; accepted: the same, in one order"
+            f"{field}: {path}: rows and columns have different names; accepted: the same, in the same order"
         )
     matrix = np.empty((len(rows), len(rows)))
-    for place, (line, row) in enumerate(rows):
-        for column, cell in enumerate(row):
+    for i, (line, row) in enumerate(rows):
+        for j, cell in enumerate(row):
             value = _as_number(cell)
             if value is None or math.isinf(value):
                 raise BadInput(
-                    f"{field}: {path}, line {line}, number {column + 1}: {cell!r}; accepted: a finite number, or none"
+                    f"{field}: {path}, line {line}, number {j + 1}: {cell!r}; accepted: a finite number, or none"
                 )
-            matrix[place, column] = value
-    return above or beside or None, matrix
+            matrix[i, j] = value
+    return column_names or row_names or None, matrix
 
 
 def _as_number(cell: str) -> float | None:
@@ -112,7 +111,7 @@ def _as_number(cell: str) -> float | None:
 
 
 def _read_rows(path: Path, field: str) -> list[tuple[int, list[str]]]:
-    """The number and the cells of each line that isn't empty or a comment (``#``)."""
+    """The number and the cells of each line that is neither empty nor a comment (``#``)."""
     try:
         with _open(path) as file:
             reader = csv.reader(file)

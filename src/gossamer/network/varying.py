@@ -1,14 +1,15 @@
-"""Another network, whose nodes' bandwidth is multiplied by factors that change with time."""
+"""Networks whose bandwidth changes with time: by a trace file, or by factors at given times."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import merge
-from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from itertools import count, groupby
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -21,14 +22,119 @@ from pydantic import (
     model_validator,
 )
 
-from gossamer.config.registry import Component, build, register
+from gossamer.config.registry import Component, FilePath, build, register
 from gossamer.errors import BadInput
-from gossamer.network.network import Changing, Conditions, Network, Path
+from gossamer.network.access import Access, Uniform
+from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path
 from gossamer.network.nodes import check_ranks, nested
+from gossamer.network.tables import read_number, read_records
+
+
+class _Record(NamedTuple):
+    """A line of a trace about the link of one node or (rank None) of all; None leaves a value unchanged."""
+
+    time_s: float
+    rank: int | None = None
+    uplink: float | None = None
+    downlink: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _DelayedAccess(Access):
+    """Nodes whose own links have delays, seconds, float64 [nodes], in addition to the common latency."""
+
+    delays_s: Float[np.ndarray, " nodes"]
+
+    def path(self, source: int, to: int) -> Path | None:
+        path = super().path(source, to)
+        assert path is not None
+        return replace(path, latency_s=self.latency_s + float(self.delays_s[source] + self.delays_s[to]))
+
+    def common_latency(self) -> float | None:
+        return None if self.delays_s.any() else super().common_latency()
+
+
+@register("network", "trace")
+class Trace(Changing, Uniform):
+    """Uplinks and downlinks from a CSV file with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
+    and, optionally, ``latency_ms``.
+
+    A line applies from its time on, to a rank or to all ("*"); a blank cell leaves a value unchanged. The first values are
+    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``.
+
+    Args:
+        path: the file; .csv or .csv.gz. Times ascend, from 0.
+        repeat_s: period after which the trace starts again, with its first values; null: its last values stay.
+        latency_s: as the rest, see :class:`Uniform`.
+    """
+
+    path: FilePath
+    repeat_s: PositiveFloat | None = None
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        records = self._records
+        check_ranks((record.rank or 0 for record in records), nodes, f"network.path: {self.path}, rank")
+        if self.repeat_s is not None and self.repeat_s <= records[-1].time_s:
+            raise BadInput(
+                f"network.repeat_s: {self.repeat_s:g}; accepted: more than the trace's last time, "
+                f"{records[-1].time_s:g}"
+            )
+        return super().conditions(nodes, seed)
+
+    def loses(self, nodes: int, seed: int) -> bool:
+        return self.loss > 0
+
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        first_rates = Uniform.conditions(self, nodes, seed).rates
+        for repetition in [0] if self.repeat_s is None else count():
+            rates, delays_s = first_rates, np.zeros(nodes)
+            start_s = repetition * (self.repeat_s or 0.0)
+            for time_s, simultaneous in groupby([_Record(0.0), *self._records], key=attrgetter("time_s")):
+                rates, delays_s = rates.copy(), delays_s.copy()
+                for record in simultaneous:
+                    ranks = slice(None) if record.rank is None else record.rank
+                    for values, value in zip(
+                        (rates[:nodes], rates[nodes:], delays_s), record[2:], strict=True
+                    ):
+                        if value is not None:
+                            values[ranks] = value
+                yield (
+                    start_s + time_s,
+                    _DelayedAccess(rates, self.latency_s, self.jitter_s, self.loss, delays_s=delays_s),
+                )
+
+    @cached_property
+    def _records(self) -> list[_Record]:
+        records: list[_Record] = []
+        columns = ("time_s", "rank", "uplink_mbps", "downlink_mbps")
+        for where, cells in read_records(self.path, "network.path", columns, ["latency_ms"]):
+            last_s = records[-1].time_s if records else 0.0
+            rank = cells["rank"]
+            if rank != "*" and not rank.isdecimal():
+                raise BadInput(f"{where}, rank: {rank!r}; accepted: a rank, or * for all")
+            records.append(
+                _Record(
+                    read_number(cells["time_s"], f"{where}, time_s", least=last_s),
+                    None if rank == "*" else int(rank),
+                    _rate(cells["uplink_mbps"], f"{where}, uplink_mbps"),
+                    _rate(cells["downlink_mbps"], f"{where}, downlink_mbps"),
+                    _delay(cells.get("latency_ms", ""), f"{where}, latency_ms"),
+                )
+            )
+        return records
+
+
+def _rate(mbps: str, where: str) -> float | None:
+    return BYTES_PER_MEGABIT * read_number(mbps, where, above=0) if mbps else None
+
+
+def _delay(milliseconds: str, where: str) -> float | None:
+    return read_number(milliseconds, where) / 1000 if milliseconds else None
 
 
 class RateChange(Component):
-    """What becomes of some nodes' bandwidth.
+    """A change of the bandwidth of some nodes.
 
     Args:
         at_s: when, seconds of the engine's clock.
@@ -41,12 +147,13 @@ class RateChange(Component):
     ranks: tuple[NonNegativeInt, ...] | None = None
 
 
-_Event = tuple[float, Conditions | RateChange]
+_Change = tuple[float, Conditions | RateChange]
 
 
 @dataclass(frozen=True, eq=False)
-class _Scaled(Conditions):
-    """Conditions with a factor for each node: on its links, and on what a pair has for itself (the smaller one)."""
+class _ScaledConditions(Conditions):
+    """Conditions with a factor for each node, which multiplies its links; the rate of a path is multiplied by the smaller
+    factor of its ends."""
 
     rates: Float[np.ndarray, " links"]
     base: Conditions
@@ -64,10 +171,9 @@ class _Scaled(Conditions):
 
 @register("network", "varying")
 class Varying(Changing):
-    """Another network, whose nodes' bandwidth is multiplied by a factor that changes at given times.
+    """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
 
-    A node's uplink, its downlink and what it has for itself with another node are multiplied; links that nodes share
-    stay as they are.
+    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change.
 
     Args:
         base: the other network; transfers share links as it says.
@@ -79,7 +185,7 @@ class Varying(Changing):
 
     @model_validator(mode="before")
     @classmethod
-    def _shares_as_its_base(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
+    def _take_sharing_of_base(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
         if not isinstance(value, dict) or "base" not in value:
             return value
         with nested("network"):
@@ -88,15 +194,14 @@ class Varying(Changing):
             raise BadInput(f"network.base: {base.name_of()}; accepted: a network")
         if value.get("sharing", base.sharing) != base.sharing:
             raise BadInput(
-                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {base.sharing!r}; accepted: what"
-                " the base says"
+                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {base.sharing!r}; accepted: the same"
             )
         return {**value, "base": base, "sharing": base.sharing}
 
     @field_validator("rate_changes")
     @classmethod
-    def _any(cls, value: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
-        # (Not by a minimal length, which leaves out the changes that are refused themselves.)
+    def _not_empty(cls, value: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
+        # Not by a minimal length, which does not count changes that are themselves invalid.
         if not value:
             raise ValueError("at least one change")
         return value
@@ -109,30 +214,28 @@ class Varying(Changing):
         for number, change in enumerate(self.rate_changes):
             check_ranks(change.ranks or (), nodes, f"network.rate_changes.{number}.ranks")
         start = super().conditions(nodes, seed)
-        own = [path.rate for rank in range(1, nodes) if (path := start.path(0, rank))]
-        if np.isinf(start.rates[: 2 * nodes]).all() and np.isinf(own).all():
-            raise BadInput(
-                "network.base: nodes without limits; accepted: with bandwidths for factors to multiply"
-            )
+        path_rates = [path.rate for rank in range(1, nodes) if (path := start.path(0, rank))]
+        if np.isinf(start.rates[: 2 * nodes]).all() and np.isinf(path_rates).all():
+            raise BadInput("network.base: nodes without limits; accepted: bandwidths for factors to multiply")
         return start
 
     def loses(self, nodes: int, seed: int) -> bool:
         return self.base.loses(nodes, seed)
 
-    def _course(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         with nested("network"):
             base = self.base.conditions(nodes, seed)
         factors = np.ones(nodes)
-        own: list[_Event] = sorted(((change.at_s, change) for change in self.rate_changes), key=itemgetter(0))
-        start: list[_Event] = [(0.0, base)]
-        events = merge(start, self.base.changes(nodes, seed), own, key=itemgetter(0))
-        for at_s, together in groupby(events, key=itemgetter(0)):
-            for _, event in together:
-                if isinstance(event, Conditions):
-                    base = event
+        start: list[_Change] = [(0.0, base)]
+        own: list[_Change] = sorted(((each.at_s, each) for each in self.rate_changes), key=itemgetter(0))
+        changes = merge(start, self.base.changes(nodes, seed), own, key=itemgetter(0))
+        for at_s, simultaneous in groupby(changes, key=itemgetter(0)):
+            for _, change in simultaneous:
+                if isinstance(change, Conditions):
+                    base = change
                 else:
                     factors = factors.copy()
-                    factors[slice(None) if event.ranks is None else list(event.ranks)] = event.factor
+                    factors[slice(None) if change.ranks is None else list(change.ranks)] = change.factor
             rates = base.rates.copy()
             rates[: 2 * nodes] *= np.tile(factors, 2)
-            yield at_s, _Scaled(rates, base, factors)
+            yield at_s, _ScaledConditions(rates, base, factors)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.computation import ApplyJob, Computation, EvaluateJob, Kind
+from gossamer.learning.computation import ApplyJob, Computation, ComputationKind, EvaluateJob
 from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
 from gossamer.node.host import Host
@@ -40,16 +40,22 @@ class Learner:
         batches = [self._batches.batch(first + k) for k in range(steps)]
         seed = self._seed(first)
         loss = await self._step(
-            Kind.TRAIN, start, lambda state: TrainJob(start, batches, lr, state, seed), first, steps
+            ComputationKind.TRAIN,
+            start,
+            lambda state: TrainJob(start, batches, lr, state, seed),
+            first,
+            steps,
         )
         return float(loss)
 
     async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
         """Take one step from the model as it is with a gradient [P]."""
-        await self._step(Kind.APPLY, start, lambda state: ApplyJob(start, gradient, lr, state), step, 0)
+        await self._step(
+            ComputationKind.APPLY, start, lambda state: ApplyJob(start, gradient, lr, state), step, 0
+        )
 
     async def _step(
-        self, kind: Kind, start: Model, job: Callable[[Any], Any], first: int, work: float
+        self, kind: ComputationKind, start: Model, job: Callable[[Any], Any], first: int, work: float
     ) -> float:
         """Have steps taken; gives their loss.
 
@@ -88,18 +94,21 @@ class Learner:
         """The mean gradient [P] over some samples."""
         seed = self._seed(step)
         gradient: Tensor = await self._compute(
-            Kind.GRADIENT, lambda: GradientJob(model, indices, seed), lambda found: found, step, 1
+            ComputationKind.GRADIENT, lambda: GradientJob(model, indices, seed), lambda found: found, step, 1
         )
         return gradient
 
-    async def evaluate(self, step: int, model: Model, on: Literal["test", "train"]) -> dict[str, float]:
-        """Judge a model."""
+    async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
+        """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
         job = EvaluateJob(model, on, self._setup.samples)
-        samples = self._setup.test_samples if on == "test" else len(self._setup.samples)
+        known = {**self._setup.test_samples, "train": len(self._setup.samples)}
+        if on not in known:
+            raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
+        samples = known[on]
         # A forward pass is about a third of a step's work.
         work = samples / max(self._batches.batch_size, 1) / 3
         result: dict[str, float] = await self._compute(
-            Kind.EVALUATE, lambda: job, lambda found: found, step, work
+            ComputationKind.EVALUATE, lambda: job, lambda found: found, step, work
         )
         return result
 
@@ -107,6 +116,11 @@ class Learner:
         return torch_seed(self._setup.seed, "train", self._setup.rank, step)
 
     async def _compute(
-        self, kind: Kind, prepare: Callable[[], Any], commit: Callable[[Any], Any], first: int, work: float
+        self,
+        kind: ComputationKind,
+        prepare: Callable[[], Any],
+        commit: Callable[[Any], Any],
+        first: int,
+        work: float,
     ) -> Any:
         return await self._host.compute(Computation(kind, self._setup.rank, first, work, prepare, commit))

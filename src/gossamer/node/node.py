@@ -175,13 +175,15 @@ class Node:
         *,
         self_weight: float | None = None,
         missing: Missing | None = None,
+        aggregate: bool = False,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`. What stands for who is missing, the experiment's ``gather.missing`` says
         where ``missing`` doesn't. ``self_weight`` None is one minus the sum of ``weights``; where it is given, nobody checks
-        what all sum to."""
+        what all sum to. With ``aggregate``, own and inbox are models, and the experiment's aggregator combines them."""
         stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
-        mix = Mix(own, inbox, weights, self_weight, stands_in, self._index_sets)
+        aggregator = self._setup.aggregator if aggregate else None
+        mix = Mix(own, inbox, weights, self_weight, stands_in, self._index_sets, aggregator)
         return await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
 
     async def mix(
@@ -192,7 +194,8 @@ class Node:
         self_weight: float | None = None,
         missing: Missing | None = None,
     ) -> None:
-        """Read the parameters, combine them with the inbox and write the result, indivisibly.
+        """Read the parameters, combine them with the inbox by the experiment's aggregator (the weighted mean, unless it
+        names another one) and write the result, indivisibly.
 
         An inbox of :class:`Model` mixes parameters and buffers, any other the parameters only. ``missing`` and
         ``self_weight`` are as for :meth:`combine`.
@@ -202,7 +205,8 @@ class Node:
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, stands_in, self._index_sets)
+            aggregator = self._setup.aggregator
+            return Mix(own, inbox, weights, self_weight, stands_in, self._index_sets, aggregator)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -213,11 +217,14 @@ class Node:
         await self._host.mix(prepare, commit, read=False)
 
     async def evaluate(
-        self, v: Float[Tensor, " params"] | Model | None = None, on: Literal["test", "train"] = "test"
+        self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
     ) -> dict[str, float]:
-        """Judge a model (None: the node's own): ``loss`` and the task's metrics, on the experiment's test
-        sample or on the node's training samples. It takes time on the node's clock (when simulated, a third of the
-        steps that as many samples are), unlike the evaluation that the engine records.
+        """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
+        evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
+        a third of the steps that as many samples are), unlike the evaluation that the engine records.
+
+        Raises:
+            ValueError: for a name that is no evaluation set.
         """
         return await self._learner.evaluate(self.step, self._as_model(v), on)
 

@@ -3,8 +3,8 @@
     checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.node.checkpoint)
     checkpoints/<number>/manifest.json              written last: with it the checkpoint is complete
 
-Every file is written beside its place, flushed to disk and renamed, and older checkpoints go only when a newer one is
-complete: a kill at any instant leaves the newest complete one as it was.
+Every file is written under another name, flushed to disk and renamed, and older checkpoints are removed only when a newer
+one is complete: a kill at any time leaves the newest complete one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gossamer.node.checkpoint import Checkpoint, Place
 from gossamer.results.folder import atomic, sync, write_json
 from gossamer.results.run import flat
 
-_FREE = ("name", "stop", "checkpoint", "data_root")
-"""Fields of an experiment that don't change how a node goes on."""
+_FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
+"""Fields of an experiment that may change when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Cut:
     """A complete checkpoint of a run.
 
     Args:
-        folder: where its files are.
-        number: which one; later ones have larger numbers.
-        rounds: rounds completed, by rank. A node that was lost has no part in it.
+        folder: of its files.
+        number: larger for later checkpoints.
+        rounds: rounds completed, by rank; lost nodes are not in it.
         times_s: the nodes' clocks.
         wall_s: real seconds since the run's start.
-        experiment: what is run, as a mapping.
-        trainer: which trainer computed; None where none had to yet.
+        experiment: the experiment, as a mapping.
+        trainer: the trainer that computed; None if none had to yet.
     """
 
     folder: Path
@@ -55,20 +55,12 @@ class Cut:
         return checkpoint.read(self.folder / _file(rank), _digest(self.experiment), place)
 
     def verify(self) -> None:
-        """Read all of it.
-
-        Raises:
-            BadInput: for the first part that is missing or damaged.
-        """
+        """Read every part; a missing or damaged one is bad input."""
         for rank in self.rounds:
             self.read(rank)
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse to go on with another experiment.
-
-        Raises:
-            BadInput: naming the first field that differs.
-        """
+        """Refuse to resume another experiment, naming the first field that differs."""
         before, now = flat(_essence(self.experiment)), flat(_essence(_dump(experiment)))
         for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
             raise BadInput(
@@ -81,8 +73,8 @@ class CheckpointFolder:
     """All checkpoints of one run.
 
     Args:
-        path: their folder; made when it is needed.
-        experiment: what is run.
+        path: their folder.
+        experiment: the experiment.
         digest: of the experiment as it was written first, where this one names copies of its files.
     """
 
@@ -93,11 +85,7 @@ class CheckpointFolder:
         self._keep = experiment.checkpoint.keep
 
     def write(self, number: int, saved: Checkpoint) -> None:
-        """Write one node's part of a checkpoint.
-
-        Raises:
-            OSError: where it can't be written.
-        """
+        """Write one node's part of a checkpoint (OSError if it can't be written)."""
         folder = self._path / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(folder / _file(saved.rank)) as temporary:
@@ -111,8 +99,8 @@ class CheckpointFolder:
         wall_s: float,
         trainer: str | None = None,
     ) -> None:
-        """Say that all parts of a checkpoint are written, and remove what it makes needless; arguments as for
-        :class:`Cut`."""
+        """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
+        for :class:`Cut`."""
         manifest = {
             "number": number,
             "rounds": dict(rounds),
@@ -122,7 +110,7 @@ class CheckpointFolder:
             "experiment": self._experiment,
         }
         write_json(self._path / str(number) / "manifest.json", manifest)
-        for folder in (self._path, self._path.parent):  # before older ones go, this one's folder is on disk
+        for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
         kept = set(sorted(_complete(self._path))[-self._keep :])
         for other in _numbers(self._path):
@@ -131,10 +119,7 @@ class CheckpointFolder:
 
 
 def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint of a run that some node has a part in; None where there is none.
-
-    Args:
-        path: the run's folder of checkpoints.
+    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None.
 
     Raises:
         BadInput: for a manifest that can't be read.
@@ -144,7 +129,7 @@ def newest(path: Path) -> Cut | None:
 
 
 def highest(path: Path) -> int:
-    """The highest number that a checkpoint has, complete or not; 0 where there is none."""
+    """The highest number of a checkpoint, complete or not; 0 without any."""
     return max(_numbers(path), default=0)
 
 
@@ -161,7 +146,7 @@ def _complete(path: Path) -> list[int]:
 
 
 def _remove(folder: Path) -> None:
-    # Without its manifest it is incomplete, however far the rest gets.
+    # Without its manifest it is incomplete, even if the rest can't be removed.
     (folder / "manifest.json").unlink(missing_ok=True)
     shutil.rmtree(folder)
 

@@ -1,4 +1,4 @@
-"""How a record is closed: models, tables, and the status, which is there also where the rest can't be written."""
+"""Closing a record: models, tables, and the status, which is written even if the rest can't be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("gossamer")
 
 
 def status_of(reason: str) -> Status:
-    """The status of a run that ended for some reason; see :class:`~gossamer.runtime.outcome.Outcome`."""
+    """The status for the reason of an :class:`~gossamer.runtime.outcome.Outcome`."""
     return {"failed": "failed", "stopped": "stopped"}.get(reason, "done")  # type: ignore[return-value]
 
 
@@ -28,25 +28,30 @@ def close_record(
     write_outcome: Callable[[], None] | None = None,
     **figures: Any,
 ) -> str | None:
-    """Write what is left to write, tables, and the status, which is there when all else is, or when it can't be (a full disk,
-    ...); what could not be put into tables stays in its segments.
+    """Write models, tables, and at last the status. If something can't be written (a full disk, ...), rows stay in their
+    segments, and the run has failed.
 
     Args:
-        folder: whose record it is; nobody writes to it any more.
+        folder: the record, to which nothing else writes any more.
         status: how the run ended.
-        error: why, if it failed.
-        write_outcome: writes what there is beside rows; None where nothing is.
-        figures: what else the status says; see :meth:`~gossamer.results.folder.RunFolder.write_status`.
+        error: why it failed.
+        write_outcome: writes everything but rows; None if there is nothing.
+        figures: see :meth:`~gossamer.results.folder.RunFolder.write_status`.
 
     Returns:
-        What kept it from being written, in one line; None where nothing did.
+        The first error in one line; None if everything was written.
     """
     unwritten = None
     try:
         if write_outcome is not None:
             write_outcome()
         compact(folder)
-    except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # (of a full disk, each has its own)
+    except (
+        OSError,
+        BadInput,
+        PolarsError,
+        SafetensorError,
+    ) as trouble:  # each library has its own for a full disk
         unwritten = f"the record can't be written: {trouble}"
         status, error = "failed", error or unwritten
     try:
@@ -57,8 +62,7 @@ def close_record(
 
 
 def close_after(error: BaseException, folder: RunFolder, **figures: Any) -> None:
-    """Close the record of a run that an error ends, which is what is to be raised: that the record can't be written is only
-    logged."""
+    """Close the record of a run that an error ends. A failure to write it is only logged, since the error is raised."""
     status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
     if (unwritten := close_record(folder, status, cause(error), **figures)) is not None:
         log.warning(unwritten)

@@ -4,18 +4,17 @@
 
     experiment.yaml      the resolved experiment, as text
     environment.json     versions, machine, command, start
-    setup.json           what the engine knew before the first round (see :meth:`RunFolder.write_setup`)
+    setup.json           nodes, data and graphs at the start (see :meth:`RunFolder.write_setup`)
     segments/            append-only rows while the run goes on, compacted at its end
     metrics.parquet      one row per node and evaluation (gossamer.results.recorder)
     events.parquet       joins, leaves, faults, dropped frames
-    timeline.parquet     when nodes computed and sent, where the experiment asks for it (evaluation.timeline)
+    timeline.parquet     when nodes computed and sent, if the experiment asks for it (evaluation.timeline)
     models.safetensors   "parameters" [nodes, params] float32, and "buffers" [nodes, buffers] if any
-    checkpoints/         the engine's
-    restart/             checkpoints of nodes that are saved each for itself
+    checkpoints/         checkpoints of the whole run
+    restart/             checkpoints of single nodes
     status.json          how the run ended; absent while it runs and after a kill
 
-Every file but the segments is written beside its place and renamed into it, so that a reader finds it whole
-or not at all.
+Every file but the segments is written under another name and then renamed, so that a reader finds all of it or none.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from jaxtyping import Float, Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gossamer import numerics
 from gossamer.errors import BadInput
 from gossamer.results.segment import Segment
 
@@ -49,11 +49,12 @@ SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
 _ATTEMPTS = 16
+_FIGURES = ("wall_s", "profile", "peak_vectors", "private_bytes", "link_shares", "execution")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where one run is written; made with :meth:`create` or :meth:`open`."""
+    """The folder of one run, from :meth:`create` or :meth:`open`."""
 
     path: Path
 
@@ -61,17 +62,17 @@ class RunFolder:
     def create(
         cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any], of: str = ""
     ) -> RunFolder:
-        """Make the folder of a new run, with ``experiment.yaml`` and ``environment.json`` in it.
+        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``.
 
         Args:
-            out: the folder of all runs; made where it is missing.
-            name: the experiment's name, which names the folder between.
+            out: the folder of all runs.
+            name: the name of the folder between, usually the experiment's.
             experiment: text of the resolved experiment (YAML).
             environment: see :func:`environment`.
-            of: what it is the record of, where it is not a whole run's; stands at the end of its id.
+            of: suffix of the id, where this is not the record of a whole run.
 
         Raises:
-            BadInput: for a name that can't name a folder, and for a place where nothing can be written.
+            BadInput: for a name that can't name a folder, or a place where nothing can be written.
         """
         if not _NAME.fullmatch(name):
             raise BadInput(
@@ -91,11 +92,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that exists, to go on writing to it (resuming, compacting).
-
-        Raises:
-            BadInput: when the path isn't a run's folder.
-        """
+        """The folder of an existing run; anything else is bad input."""
         if not (Path(path) / "experiment.yaml").is_file():
             raise BadInput(
                 f"{path}: not a run folder (it has no experiment.yaml); accepted: <out>/<name>/<id>"
@@ -104,7 +101,7 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """Start of the run in UTC, and a suffix that tells runs of one microsecond apart. Sorts by time."""
+        """Start of the run in UTC and a random suffix. Sorts by time."""
         return self.path.name
 
     @property
@@ -114,11 +111,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the engine's checkpoints; the engine makes it."""
+        """Folder of the checkpoints; the engine creates it."""
         return self.path / "checkpoints"
 
     def restart(self, rank: int) -> Path:
-        """A node's own checkpoint, from which it is started anew while the others live."""
+        """A node's own checkpoint, from which it restarts while the others go on."""
         return self.path / "restart" / f"node-{rank}.safetensors"
 
     @property
@@ -127,20 +124,19 @@ class RunFolder:
         return self.path / "models.safetensors"
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
-        """Open this process's own segment for appending; ``rank`` tells processes apart.
+        """Open this process's segment for appending; ``rank`` tells processes apart.
 
-        Rows of ``metrics``, ``events`` and ``timeline`` are described in :mod:`gossamer.results.recorder`. Rows of
-        ``graphs`` are ``{"round": r, "edges": [[i, j], ...]}``: the graph from round r on, where it differs
-        from the one before.
+        Rows are described in :mod:`gossamer.results.recorder`. Rows of ``graphs`` are ``{"round": r, "edges": [[i, j],
+        ...]}``: the graph from round r on, if it differs from the one before.
         """
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Write to it alone; the lock ends with its holder, however that ends.
+        """Lock the folder for this process; the system releases it when the process ends.
 
         Raises:
-            BadInput: while another process does.
+            BadInput: while another process has it.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -153,14 +149,10 @@ class RunFolder:
             os.close(descriptor)
 
     def write_setup(self, setup: Mapping[str, Any]) -> None:
-        """Write ``setup.json``, what the engine knows at the start and the report draws.
-
-        Args:
-            setup: ``nodes`` (int), ``directed`` (bool), ``samples`` ([nodes] training samples), ``labels``
-                ([nodes][classes] counts, or None), ``classes`` (names, or None), ``graphs`` (round as text ->
-                [[i, j], ...]; a static graph has only ``"0"``; later ones are appended to the segment
-                ``graphs``).
-        """
+        """Write ``setup.json``: ``nodes`` (int), ``directed`` (bool), ``samples`` ([nodes] training samples), ``labels``
+        ([nodes][classes] counts, or None), ``classes`` (names, or None), ``evaluation_sets``, ``poisoned`` (the ranks of
+        each poison), and ``graphs`` (round as text -> [[i, j], ...]; graphs after the first are appended to the segment
+        ``graphs``)."""
         write_json(self.path / "setup.json", setup)
 
     def write_models(
@@ -168,51 +160,29 @@ class RunFolder:
         parameters: Float[Tensor, "nodes params"],
         buffers: Shaped[Tensor, "nodes buffers"] | None = None,
     ) -> None:
-        """Write ``models.safetensors``: row i is node i; "parameters" as float32, "buffers" as they are."""
+        """Write ``models.safetensors``: row i is node i; "parameters" as float32, "buffers" unchanged."""
         tensors = {"parameters": parameters.detach().to("cpu", torch.float32).contiguous()}
         if buffers is not None:
             tensors["buffers"] = buffers.detach().cpu().contiguous()
         with atomic(self.models) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
-            # safetensors makes files that only their owner can read; it is to be as readable as the others.
+            # safetensors creates files that only their owner can read.
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
-    def write_status(
-        self,
-        status: Status,
-        *,
-        error: str | None = None,
-        wall_s: float | None = None,
-        profile: Mapping[str, float] | None = None,
-        peak_vectors: int | None = None,
-        private_bytes: Mapping[str, float] | None = None,
-        link_shares: Mapping[str, float] | None = None,
-    ) -> None:
+    def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
         """Write ``status.json``: the last thing a run does.
 
         Args:
-            status: ``done``, ``failed`` (the error says why) or ``stopped`` (by the user).
+            status: ``done``, ``failed`` (see the error) or ``stopped`` (by the user).
             error: the cause, in one line or as a traceback.
-            wall_s: real seconds from start to end.
-            profile: real seconds by part of the work.
-            peak_vectors: the most parameter vectors that were alive at once.
-            private_bytes: memory that a node's process had to itself at its end, "mean" and "max" over the nodes.
-            link_shares: use of the links between uplinks and downlinks, "mean" and "max" over those that carried anything.
+            figures: ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows.
         """
-        said = {
-            "status": status,
-            "error": error,
-            "wall_s": wall_s,
-            "profile": dict(profile or {}),
-            "peak_vectors": peak_vectors,
-            "private_bytes": None if private_bytes is None else dict(private_bytes),
-            "link_shares": None if link_shares is None else dict(link_shares),
-        }
-        write_json(self.path / "status.json", said)
+        known = {name: figures.get(name) for name in _FIGURES}
+        write_json(self.path / "status.json", {"status": status, "error": error, **known, **figures})
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
-    """Where and with what a run is made: command, start, machine, versions of all that gossamer depends on.
+    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on.
 
     Args:
         command: the command line, e.g. ``sys.argv``.
@@ -226,20 +196,17 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
             "host": platform.node(),
             "architecture": platform.machine(),
             "cpus": os.cpu_count(),
-            # Counting them, unlike naming them, starts no CUDA context, which a fork would not survive.
+            # Naming them would start a CUDA context, which a fork would not survive.
             "gpus": torch.cuda.device_count(),
         },
+        "numerics": numerics.describe(),
         "packages": _versions(),
     }
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A path to write to instead of ``path``.
-
-    When the block succeeds, what it wrote is flushed to disk and renamed to ``path``; else ``path`` stays as
-    it was.
-    """
+    """A path to write to instead of ``path``, which is flushed to disk and renamed when the block succeeds."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -247,7 +214,7 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    # The rename itself is only on disk once its folder is.
+    # The rename is on disk when its folder is.
     sync(path.parent)
 
 
@@ -263,7 +230,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or which names a folder has, on disk."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -274,7 +241,7 @@ def sync(path: Path) -> None:
 def _fresh_folder(parent: Path, of: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
-        # Not a draw of the experiment: two runs of one seed need two folders, so it must not be keyed.
+        # Not keyed by the seed: two runs of one seed need two folders.
         path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}{of and '-'}{of}"
         try:
             path.mkdir()

@@ -1,11 +1,18 @@
-"""The words of reports: names of metrics, and numbers with their units."""
+"""The formatting of metric names and of numbers with their units."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ANY_WIDTH = 100_000
 
 NOTHING = "\N{EN DASH}"
-"""What stands where there is no value."""
+"""Shown where there is no value."""
 
 _TITLES = {
     "test_accuracy": "test accuracy",
@@ -21,12 +28,12 @@ _TITLES = {
 
 
 def metric_title(name: str) -> str:
-    """A metric's name in words."""
+    """A metric's title."""
     return _TITLES.get(name, name.replace("_", " "))
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a share of one, shown in percent."""
+    """Whether a metric is a share, shown in percent."""
     return name.endswith(("accuracy", "_share"))
 
 
@@ -41,7 +48,7 @@ def count_text(value: int | None) -> str:
 
 
 def seconds_text(value: int | float | None) -> str:
-    """A time, in the unit that suits it."""
+    """A time in a suitable unit."""
     if value is None:
         return NOTHING
     if value < 120:
@@ -51,7 +58,7 @@ def seconds_text(value: int | float | None) -> str:
 
 
 def bytes_unit(value: float) -> tuple[str, float]:
-    """The unit that suits an amount of traffic, and the bytes in it."""
+    """A suitable unit for some bytes, and its size in bytes."""
     size = 1.0
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000 * size:
@@ -61,7 +68,7 @@ def bytes_unit(value: float) -> tuple[str, float]:
 
 
 def bytes_text(value: int | float | None) -> str:
-    """Traffic, in the unit that suits it."""
+    """Traffic in a suitable unit."""
     if value is None:
         return NOTHING
     unit, size = bytes_unit(value)
@@ -69,11 +76,11 @@ def bytes_text(value: int | float | None) -> str:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, beside the number of those that were sent.
+    """What became of messages, to follow the number of those sent.
 
     Args:
-        messages: fate -> how many. Neither taken back nor given up for a dead peer are among those sent; those that gave
-            way to newer ones or came too late are among those received.
+        messages: counts by outcome. Those sent include neither cancelled ones nor those lost because the peer was dead;
+            those received include superseded and late ones.
     """
     count = {name: messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")}
     whole = max(count["sent"], count["received"] + count["lost"]) + count["cancelled"]
@@ -89,3 +96,10 @@ def faults_text(messages: Mapping[str, int]) -> str:
     ends = shares({"received": received, "lost": "lost", "cancelled": "taken back by the sender"})
     of = "" if whole == count["sent"] else f"of {whole:,} that were to be sent: "
     return f"sent; {of}{ends}" if ends else "sent"
+
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, and of any width in a file or a pipe."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _ANY_WIDTH)

@@ -1,4 +1,5 @@
-"""Runs of one experiment that differ in the seed alone, put together, and named by what sets them apart."""
+"""Groups of runs: those of one experiment with different seeds, named by what sets them apart, and the baseline that
+each group is compared with."""
 
 from __future__ import annotations
 
@@ -13,16 +14,15 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.confidence import LEVEL, student_t
 from gossamer.results.formatting import NOTHING
-from gossamer.results.frames import AXES, assigned, complete, metric_names, summary
-from gossamer.results.run import Run, cell_names, flat
+from gossamer.results.run import Run, cell_names, flat, part
+from gossamer.results.tidy import AXES, student_t
 
 _NOT_THE_EXPERIMENT = (
-    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint"),
+    *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
 )
-"""Fields that say which draw it is, where its data lies, what else is kept, and how it's computed."""
+"""Fields that only name the draw, the location of data, what else is kept, and how it is computed."""
 _MOST_DIFFERENCES = 3
 _LONGEST_VALUE = 24
 
@@ -43,8 +43,8 @@ class Group:
 
     @cached_property
     def samples(self) -> tuple[Run, ...]:
-        """The runs that statistics are over, by seed: of an experiment that was run again with the same seed only the
-        newest that is done, or else the newest. To count both would make little of the spread."""
+        """The runs that statistics are over, by seed. Of an experiment that was repeated with the same seed it is the newest
+        run that is done, or else the newest: to count both would make the spread look too small."""
         newest: dict[str, Run] = {}
         for run in sorted(self.runs, key=lambda run: (run.status == "done", run.id)):
             settings = {key: value for key, value in flat(run.experiment).items() if _chosen(key, ())}
@@ -55,17 +55,17 @@ class Group:
 
     @property
     def by_seed(self) -> dict[Any, Run] | None:
-        """The sample of each seed; None where a seed has several, of experiments that were put together."""
+        """The sample of each seed; None where a seed has several samples, of experiments that were grouped together."""
         found = {run.experiment.get("seed"): run for run in self.samples}
         return found if len(found) == len(self.samples) else None
 
 
 def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Put runs together that differ in their seed, their name and how they were computed alone.
+    """Group runs that differ only in their seed, their name, and how they were computed.
 
     Args:
-        runs: in the order of the groups. Those of a sweep keep the names of its cells, without what all have in common.
-        by: fields of the experiment (``algorithm.name``) that are to tell groups apart, whatever else differs.
+        runs: in the order of the groups. Runs of a sweep keep the names of its cells, without what all have in common.
+        by: fields of the experiment (``algorithm.name``) by which to group instead, whatever else differs.
 
     Raises:
         BadInput: for a field that no run has.
@@ -97,45 +97,34 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
 
 
 def several(among: Sequence[Group]) -> bool:
-    """Whether there are several groups, and some have several samples: then a curve of each group says more than one of
-    each run."""
+    """Whether a curve per group says more than one per run: there are several groups, and some have several samples."""
     return len(among) > 1 and any(len(group.samples) > 1 for group in among)
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
-    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the grid of
-    time, or the end. Each run counts with its mean over the nodes.
+    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time
+    grid, or the end. Every run counts with its mean over the nodes.
 
     Returns:
-        Columns ``point`` (0, 1, ...), ``round``, ``time_s``, ``wall_s``, ``bytes`` (means over the runs), ``mean``,
-        ``half`` (half the width of the 95 % confidence interval over the runs, by Student's t; null for one run) and
-        ``count`` (runs).
+        Columns ``point`` (0, 1, ...), the axes (means over the runs), ``mean``, ``half`` (half the width of the 95 %
+        confidence interval over the runs, by Student's t; null for one run) and ``count`` (runs).
     """
-    tables = [_complete(run, y) for run in group.samples if y in metric_names(run)]
-    count = len(tables)
-    if not tables:
-        floats = dict.fromkeys((*AXES, "mean", "half"), pl.Float64)
-        return pl.DataFrame(schema={"point": pl.Int64, **floats, "count": pl.UInt32})
-    width = student_t((1 + LEVEL) / 2, count - 1) / math.sqrt(count) if count > 1 else None
+    curves = pl.concat(
+        run.curves.filter(pl.col("metric") == y, "complete").select(
+            pl.lit((run.experiment.get("evaluation") or {}).get("every_s") is not None).alias("on_grid"),
+            *("run", "instant", "mean"),
+            pl.col(AXES).cast(pl.Float64),
+        )
+        for run in group.samples
+    )
+    count = sum(not run.curves.filter(pl.col("metric") == y).is_empty() for run in group.samples)
+    width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
     return (
-        pl.concat(tables)
-        .group_by("on_grid", "instant")
+        curves.group_by("on_grid", "instant")
         .agg(pl.col(AXES).mean(), pl.col("mean").mean(), half=pl.col("mean").std() * width, count=pl.len())
         .filter(pl.col("count") == count)
         .sort("instant")
         .select(pl.int_range(pl.len()).alias("point"), *AXES, "mean", "half", "count")
-    )
-
-
-def _complete(run: Run, y: str) -> pl.DataFrame:
-    """A run's means at its complete points, with what tells these points in every run."""
-    on_grid = (run.experiment.get("evaluation") or {}).get("every_s") is not None
-    instants = assigned(run).select("point", "instant").unique()
-    return (
-        summary(run, y)
-        .filter(pl.col("point").is_in(complete(run, y)))
-        .join(instants, on="point")
-        .select(pl.lit(on_grid).alias("on_grid"), "instant", pl.col(AXES).cast(pl.Float64), "mean")
     )
 
 
@@ -157,8 +146,8 @@ def _shared_name(runs: Sequence[Run]) -> str:
 
 
 def _apart(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """What tells settings apart: the names of the components that differ, and among those that share them the fewest
-    fields that do."""
+    """What tells settings apart: the names of the components that differ, and where these are the same, the fewest
+    other fields."""
     named = [key for key in _differing(settings) if key.endswith(".name")]
     heads = [
         ", ".join(str(setting[key]) for key in named if key in setting) or NOTHING * bool(named)
@@ -198,3 +187,84 @@ def _fields(settings: Sequence[dict[str, Any]]) -> list[str]:
 def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for setting in settings for key in setting)
     return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
+
+
+# --- the baseline
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The group that each group is compared with.
+
+    Args:
+        title: its name.
+        groups: label of a group -> its baseline; groups without one are left out.
+    """
+
+    title: str
+    groups: Mapping[str, Group]
+
+
+def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
+    """The baseline with a name.
+
+    Args:
+        name: a group's label, or a part that only one label has: all are compared with that group. Or what several
+            groups of a sweep have in common, an entry of ``cells`` or ``field=value`` of the grid: each group is compared
+            with the one of them that is like it in everything else.
+        among: the groups.
+
+    Raises:
+        BadInput: if no group has the name, or more than one.
+    """
+    labels = [group.label for group in among]
+    if name in labels:
+        return _one(among[labels.index(name)], among)
+    key, found = _sharing(name, among)
+    if key is not None:
+        at = {_point(group, key): group for group in found}
+        if len(at) == len(found):
+            pairs = {group.label: at[point] for group in among if (point := _point(group, key)) in at}
+            return Baseline(name + _at_the_same(key, among), pairs)
+    else:
+        found = [group for group in among if group.label.startswith(name)]
+        found = found or [group for group in among if name in group.label]
+        if len(found) == 1:
+            return _one(found[0], among)
+    known = list(
+        dict.fromkeys([*labels, *(part(key, group.labels[key]) for group in among for key in group.labels)])
+    )
+    raise BadInput(
+        f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
+        f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
+    )
+
+
+def _one(baseline: Group, among: Sequence[Group]) -> Baseline:
+    return Baseline(baseline.label, {group.label: baseline for group in among})
+
+
+def _sharing(name: str, among: Sequence[Group]) -> tuple[str | None, list[Group]]:
+    """Which of their labels has the name, and the groups where it has."""
+    for key in dict.fromkeys(key for group in among for key in group.labels):
+        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
+        if found:
+            return key, found
+    return None, []
+
+
+def _at_the_same(key: str, among: Sequence[Group]) -> str:
+    """The other labels in which groups differ, as text."""
+    others = dict.fromkeys(other for group in among for other in group.labels if other != key)
+    differing = [
+        other
+        for other in others
+        if len({json.dumps(group.labels.get(other)) for group in among if group.labels}) > 1
+    ]
+    return f" at the same {', '.join(differing)}" if differing else ""
+
+
+def _point(group: Group, key: str) -> str:
+    """The labels of a group but one."""
+    rest: dict[str, Any] = {other: value for other, value in group.labels.items() if other != key}
+    return json.dumps(rest, sort_keys=True)

@@ -1,7 +1,7 @@
-"""What the report's script draws from: the runs as plain lists, thinned to what a page can show.
+"""The data of the report's script: runs as plain lists, thinned to what a page can show.
 
-All series of a run are aligned to its evaluation points; values that are missing or not finite are None.
-Values of single nodes are given for the nodes that are drawn, at no more points than a slider has use for.
+All series of a run are aligned to its evaluation points; values that are missing or not finite are None. Values of
+single nodes are given for the nodes that are drawn, at the points that a slider can reach.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Any
 import polars as pl
 
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.frames import AXES, assigned, lower_is_better, metric_names, points, summary
 from gossamer.results.groups import Group, group_curve, several
 from gossamer.results.groups import groups as group_runs
-from gossamer.results.plots import (
-    PALETTE,
-    all_metrics,
-    axis_title,
-    drawn_nodes,
-    positions,
-)
+from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions
 from gossamer.results.run import Run, labels
-from gossamer.results.timeline import timeline_data
-from gossamer.results.window import Window
+from gossamer.results.tidy import (
+    AXES,
+    STATISTICS,
+    all_metrics,
+    assigned,
+    lower_is_better,
+    metric_names,
+    points,
+    summary,
+)
+from gossamer.results.timeline import Window, timeline_data
 
 MOST_NODE_POINTS = 200
 MOST_EDGES_DRAWN = 3000
@@ -43,17 +45,14 @@ def page_data(
 
     Args:
         runs: the runs.
-        groups: which of them belong together; None puts those together that differ in their seed alone.
+        groups: groups of them; None groups those that differ only in their seed.
         within: the part of the timeline that is shown; None is all of it.
     """
     groups = group_runs(runs) if groups is None else groups
-    # One experiment's seeds are told apart at first, those of several are not.
+    # The seeds of one experiment have a colour each, those of several experiments the colour of their group.
     together = several(groups)
-    colours = {run: PALETTE[index % len(PALETTE)] for index, run in enumerate(runs)}
-    if together:
-        colours = {
-            run: PALETTE[index % len(PALETTE)] for index, group in enumerate(groups) for run in group.runs
-        }
+    alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
+    colours = {run: PALETTE[index % len(PALETTE)] for index, same in enumerate(alike) for run in same}
     return {
         "virtual": all(run.virtual for run in runs),
         "axes": [{"name": name, "title": axis_title(name, runs)} for name in AXES],
@@ -126,15 +125,14 @@ def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
 
 
 def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
-    table = places.select("point").join(summary(run, name), on="point", how="left").sort("point")
-    series: dict[str, Any] = {
-        column: _numbers(table[column], _VALUE_DIGITS) for column in ("mean", "std", "min", "max", "count")
-    }
-    # What is the same to all digits has no spread: what floats are beside it would be drawn as one.
+    curve = run.curves.filter(pl.col("metric") == name)
+    table = places.select("point").join(curve, on="point", how="left").sort("point")
+    series: dict[str, Any] = {column: _numbers(table[column], _VALUE_DIGITS) for column in STATISTICS}
+    # Values that are equal to all digits have no spread: the rounding of floats would be drawn as one.
     ends = zip(series["std"], series["min"], series["max"], strict=True)
     series["std"] = [std if std is None or least != most else 0 for std, least, most in ends]
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
-    if name.startswith("test_") and (values < 0).any() and (values >= 0).any():
+    if (values < 0).any() and (values >= 0).any():
         average = places.select("point").join(summary(run, name, network=True), on="point", how="left")
         series["average"] = _numbers(average.sort("point")["mean"], _VALUE_DIGITS)
     return series
@@ -143,7 +141,7 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
 def _per_node(
     table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int], digits: int
 ) -> list[list[Number]] | None:
-    """A column of single nodes: [nodes drawn][points at]; None where no node drawn has a value."""
+    """A column of single nodes: [nodes drawn][points]; None where no drawn node has a value."""
     row, column = {node: i for i, node in enumerate(nodes)}, {point: i for i, point in enumerate(at)}
     grid: list[list[Number]] = [[None] * len(at) for _ in nodes]
     found = False
@@ -157,7 +155,7 @@ def _per_node(
 def _node_places(
     table: pl.DataFrame, places: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
 ) -> list[list[Number]] | None:
-    """Where single nodes stand on an axis; None where all stand at their points."""
+    """The places of single nodes on an axis; None where all are at the places of their points."""
     if name == "bytes":
         return None
     grid = _per_node(table, name, nodes, at, _PLACE_DIGITS)
@@ -174,7 +172,7 @@ def _topology(
 ) -> dict[str, Any] | None:
     if not graphs:
         return None
-    # Of a graph that changes every round, the page needs only those that hold at a point of the slider.
+    # The page needs only the graphs that hold at a point of the slider.
     held = [_held(graphs, value) for value in rounds] or [0]
     used = sorted(set(held))
     index = {node: i for i, node in enumerate(nodes)}
@@ -205,7 +203,7 @@ def _graphs(run: Run) -> Graphs:
 
 
 def _held(graphs: Graphs, value: Number) -> int:
-    """Number of the graph that holds in a round."""
+    """The number of the graph that holds in a round."""
     return max((i for i, (start, _) in enumerate(graphs) if start <= (value or 0)), default=0)
 
 
@@ -219,7 +217,7 @@ def _degrees(edges: Iterable[Sequence[int]], nodes: Sequence[int]) -> list[int]:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of 0, ..., count - 1, evenly spread, the first and the last among them."""
+    """At most ``most`` of 0, ..., count - 1, evenly spread, with the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})

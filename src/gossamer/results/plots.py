@@ -1,4 +1,4 @@
-"""What a report draws: words and colours for all plots, the layout of a graph, and curves as PNG."""
+"""Colours and titles of all plots, the layout of a graph, and curves as PNG."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import polars as pl
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.frames import AXES, metric_names, summary
 from gossamer.results.groups import Group, group_curve
-from gossamer.results.layout import by_distance
 from gossamer.results.run import Run, labels
+from gossamer.results.tidy import AXES, all_metrics
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7A7A", "#B59F00")
 """Colours that the colour-blind tell apart (Okabe and Ito, 2008; black and yellow, which a light or a dark
 page swallows, are replaced by grey and a darker yellow)."""
 
-_NO_CURVE = pl.DataFrame(schema=[*AXES, "mean", "spread"])
 MOST_NODES_DRAWN = 300
 _MOST_NODES_BY_DISTANCE = 100
 _MOST_NODES_NUMBERED = 100
@@ -38,11 +36,6 @@ def axis_title(x: str, runs: Sequence[Run]) -> str:
         "wall_s": "wall time / s",
         "bytes": "sent by all nodes / bytes",
     }[x]
-
-
-def all_metrics(runs: Sequence[Run]) -> list[str]:
-    """The metrics of all runs, in the order of :func:`gossamer.results.frames.metric_names`."""
-    return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
 def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
@@ -65,13 +58,13 @@ def positions(
 ) -> list[tuple[float, float]]:
     """Where the picture of a graph shows its nodes, each coordinate within [-1, 1].
 
-    A changing graph is drawn on a circle, since no other places suit all of its graphs. Else distances in the
-    picture follow those in the graph (Kamada and Kawai, 1989), or forces where that takes long or the graph
-    falls apart (Fruchterman and Reingold, 1991).
+    A changing graph is drawn on a circle, since no other layout suits all of its graphs. Otherwise distances in the
+    picture follow those in the graph (Kamada and Kawai, 1989), or forces where that would take long or the graph is not
+    connected (Fruchterman and Reingold, 1991).
 
     Args:
         nodes: the ranks to place.
-        edges: pairs of ranks; those that lead elsewhere are left out.
+        edges: pairs of ranks; those with an end that is not drawn are left out.
         seed: the experiment's seed.
         changing: whether the graph changes while the run goes on.
     """
@@ -81,7 +74,7 @@ def positions(
     if changing or not graph.number_of_edges():
         found = nx.circular_layout(graph)
     elif len(nodes) <= _MOST_NODES_BY_DISTANCE and nx.is_connected(graph):
-        found = dict(zip(graph, by_distance(graph), strict=True))
+        found = nx.kamada_kawai_layout(graph)
     else:
         found = nx.spring_layout(graph, seed=torch_seed(seed, "layout") % 2**32)
     reach = max((abs(float(value)) for place in found.values() for value in place), default=0.0) or 1.0
@@ -136,14 +129,14 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
 
 
 def _curves(runs: Sequence[Run], y: str, groups: Sequence[Group] | None) -> list[tuple[str, pl.DataFrame]]:
-    """Labels and curves, with ``spread`` what is drawn on both sides of ``mean``."""
+    """Labels and curves; ``spread`` is the half-width of the band around ``mean``."""
     if groups is not None:
         return [
             (group.label, group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)))
             for group in groups
         ]
     return [
-        (label, summary(run, y).with_columns(spread=pl.col("std")) if y in metric_names(run) else _NO_CURVE)
+        (label, run.curves.filter(pl.col("metric") == y).with_columns(spread=pl.col("std")))
         for run, label in zip(runs, labels(runs), strict=True)
     ]
 
@@ -160,7 +153,7 @@ def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in all_metrics(runs):
-            tables = [summary(run, name) for run in runs if name in metric_names(run)]
+            tables = [run.curves.filter(pl.col("metric") == name) for run in runs]
             for x in AXES:
                 if any(table[x].count() for table in tables):
                     path = folder / f"{_file_name(name)}-vs-{x.removesuffix('_s').replace('_', '-')}.png"

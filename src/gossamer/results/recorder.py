@@ -1,24 +1,23 @@
 """Recording: append-only segments while a run goes on, Parquet tables at its end.
 
-Rows of ``metrics`` are one per (node, evaluation). ``moment`` says why it was made: ``round`` (``evaluation.every_rounds``),
-``tick K`` (the instant K of the grid of ``evaluation.every_s``), or ``end`` (a run that ended before its rounds
-were done, as it ended); one that was made for several has them all, separated by ``", "``. Records of older versions
-have none.
+``metrics`` has a row per node and evaluation. ``moment`` is its occasion: ``round`` (``evaluation.every_rounds``), ``tick K``
+(instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a run that ended before its rounds were done); a row
+with several occasions has them all, separated by ``", "``. Records of older versions have none.
 
-``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the ``test_*`` of the
-average model. ``bytes_*`` and ``messages_*`` count from the start of the run. ``staleness_s`` and ``staleness_max_s``
-are the mean and the largest age of the messages that the node's algorithm took since the row before (from when they
-were queued to when they were taken); ``idle_share`` is the share of that time in which none of its computations ran,
-``uplink_share`` and ``downlink_share`` are the bytes that passed its links by what they could have carried in that
-time (null where they are unlimited). A node that took no part in an evaluation has no ``test_*``. Values of
-``node.record(...)`` come as further columns.
+``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the metrics of the average
+model on each evaluation set (``test_*``, and ``<set>_*`` of further ones). ``bytes_*`` and ``messages_*`` count from
+the start of the run. ``staleness_s`` and ``staleness_max_s`` are the mean and the largest age of the messages that the
+node's algorithm took since the row before (from when they were queued to when they were taken); ``idle_share`` is the
+share of that time in which none of its computations ran, ``uplink_share`` and ``downlink_share`` are the bytes that
+passed its links by what they could have carried in that time (null where they are unlimited). A node that took no part
+in an evaluation has no ``test_*``. Values of ``node.record(...)`` come as further columns.
 
-Rows of ``events`` carry ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``,
-``fault``, ``dropped-frame``, ...), ``detail`` and whatever else there is to say.
+``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``, ``dropped-frame``, ...),
+``detail`` and further columns of some events.
 
-Rows of ``timeline`` are intervals in which a node computed (``kind`` is ``train`` or ``evaluate``) or its uplink
-carried a message (``send``, with its receiver in ``to`` and the ``bytes`` that left). They are as long as they were,
-also where they reach beyond the window that was asked for.
+``timeline`` has a row per interval in which a node computed (``kind`` is ``train`` or ``evaluate``) or its uplink carried a
+message (``send``, with its receiver in ``to`` and the ``bytes`` that left). Intervals are not clipped to the window that
+the experiment asks for.
 """
 
 from __future__ import annotations
@@ -37,18 +36,7 @@ from torch import Tensor
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder, atomic, write_json
-from gossamer.results.segment import Segment, read_segment
-
-__all__ = [
-    "Segment",
-    "compact",
-    "consensus_distance",
-    "read_events",
-    "read_graphs",
-    "read_metrics",
-    "read_segment",
-    "read_timeline",
-]
+from gossamer.results.segment import read_segment
 
 METRICS: dict[str, Any] = {
     "node": pl.Int32,
@@ -132,13 +120,13 @@ def read_events(folder: Path) -> pl.DataFrame:
     parts = _parts(folder, "events", EVENTS, required=("event",))
     table = pl.concat(parts, how="diagonal_relaxed")
     if (folder / "events.parquet").exists() and len(parts) > 2:
-        # Segments beside a table are new, or were compacted before a crash kept them from being removed.
+        # A crash between compacting and removing the segments leaves rows in both.
         table = table.unique(maintain_order=True)
     return _ordered(table, list(EVENTS)).sort("time_s", maintain_order=True, nulls_last=True)
 
 
 def read_timeline(folder: Path) -> pl.DataFrame:
-    """The timeline of a run folder, sorted by (node, start); empty where none was asked for."""
+    """The timeline of a run folder, sorted by (node, start); empty without one."""
     parts = _parts(folder, "timeline", TIMELINE, required=tuple(TIMELINE)[:4])
     table = pl.concat(parts, how="diagonal_relaxed").select(list(TIMELINE))
     # A crash between compacting and removing the segments leaves rows in both.
@@ -146,7 +134,7 @@ def read_timeline(folder: Path) -> pl.DataFrame:
 
 
 def read_graphs(folder: Path) -> dict[str, list[list[int]]]:
-    """The graphs that were appended while the run went on: round as text -> [[i, j], ...]."""
+    """The graphs that were appended after the start: round as text -> [[i, j], ...]."""
     graphs: dict[str, list[list[int]]] = {}
     for path in segments(folder, "graphs"):
         for row in read_segment(path):
@@ -161,15 +149,15 @@ def segments(folder: Path, kind: str) -> list[Path]:
 
 
 def frames_of(path: Path, schema: Mapping[str, Any], required: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """The rows of a segment, as tables; a value that is not of its column's type is null.
+    """The rows of a segment as tables; a value that does not fit its column's type becomes null.
 
     Args:
         path: the segment.
-        schema: types of columns; those of others are found out.
+        schema: types of columns; others are inferred.
         required: columns that every row has.
 
     Raises:
-        BadInput: for a line that can't be read, or lacks what it should have.
+        BadInput: for a line that can't be read or lacks a required column.
     """
     rows = _checked(path, required)
     while chunk := list(islice(rows, _CHUNK)):
@@ -177,11 +165,10 @@ def frames_of(path: Path, schema: Mapping[str, Any], required: Sequence[str]) ->
 
 
 def compact(folder: RunFolder) -> None:
-    """Turn all segments into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is any),
-    graphs into ``setup.json``; then remove them.
+    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is
+    one), and graphs into ``setup.json``.
 
-    To be called once all segments are closed. A kill at any point loses nothing: a segment is removed only
-    when its rows are safely on disk elsewhere.
+    A kill at any time loses nothing: a segment is removed only when its rows are on disk elsewhere.
     """
     path = folder.path
     for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
@@ -201,7 +188,7 @@ def compact(folder: RunFolder) -> None:
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of some vectors, in float64; taken one after the other, since they may fill half of the memory."""
+    """The mean of vectors in float64, one after the other, since they may fill half of the memory."""
     total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
     for vector in vectors:
         total += vector
@@ -211,8 +198,8 @@ def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " para
 def consensus_distance(
     parameters: Sequence[Float[Tensor, " params"]], mean: Float[Tensor, " params"] | None = None
 ) -> float:
-    """How far the models of n nodes are apart: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section
-    3). Sums run in float64; the :func:`average` may be given."""
+    """The distance of n models from consensus: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section 3),
+    summed in float64; ``mean`` is their :func:`average` if it is known already."""
     mean = average(parameters) if mean is None else mean
     total = math.fsum(float((vector - mean).square().sum()) for vector in parameters)
     return math.sqrt(total / len(parameters))
@@ -245,7 +232,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> pl.D
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
     if dtype is None:
         dtype = pl.Float64 if name.startswith("test_") else _dtype(values)
-    if dtype == pl.String:  # a column of mixed kinds, or of lists, is kept as text rather than lost
+    if dtype == pl.String:  # mixed kinds and lists are kept as text
         values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
     return pl.Series(name, values, dtype=dtype, strict=False)
 

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput
+from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results.folder import write_text
 from gossamer.results.formatting import (
     NOTHING,
@@ -23,15 +24,22 @@ from gossamer.results.formatting import (
     seconds_text,
     value_text,
 )
-from gossamer.results.frames import Final, FinalSummary, final_summary, main_metric, metric_names, summary
 from gossamer.results.groups import Group, several
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.page_data import page_data
 from gossamer.results.plots import write_pngs
 from gossamer.results.run import Run, cell_names, labels
-from gossamer.results.time_to import TimeTo, time_to_frame
-from gossamer.results.time_to_text import note, tables
-from gossamer.results.window import Window
+from gossamer.results.tidy import (
+    AXES,
+    STATISTICS,
+    Final,
+    FinalSummary,
+    final_summary,
+    main_metric,
+    metric_names,
+)
+from gossamer.results.time_to import note, tables
+from gossamer.results.timeline import Window
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
@@ -46,11 +54,11 @@ def write_report(
     png: Path | None = None,
     csv: Path | None = None,
     groups: Sequence[Group] | None = None,
-    time_to: Sequence[TimeTo] = (),
+    time_to: pl.DataFrame | None = None,
     baseline: str | None = None,
     within: Window | None = None,
 ) -> Path:
-    """Write one self-contained HTML page on one or several runs; it asks for nothing from the network.
+    """Write one self-contained HTML page on one or several runs, which needs no network.
 
     Args:
         runs: the runs, in the order of their colours.
@@ -58,9 +66,9 @@ def write_report(
         png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv`` for the curves, with
             ``X-metrics.csv`` beside.
-        groups: which runs belong together; None puts those together that differ in their seed alone.
-        time_to: how long the groups take to some levels.
-        baseline: what that is called with which they are compared there.
+        groups: groups of the runs; None groups those that differ only in their seed.
+        time_to: how long the groups take to some levels, from :func:`gossamer.results.time_to.time_to`.
+        baseline: the name of what they are compared with there.
         within: the part of the run's timeline that is shown; None is all of it.
 
     Returns:
@@ -91,11 +99,11 @@ def write_report(
 def render(
     runs: Sequence[Run],
     groups: Sequence[Group] | None = None,
-    time_to: Sequence[TimeTo] = (),
+    time_to: pl.DataFrame | None = None,
     baseline: str | None = None,
     within: Window | None = None,
 ) -> str:
-    """The page as text; arguments as for :func:`write_report`. All that comes from an experiment is escaped."""
+    """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
     names = labels(runs)
     cells = cell_names(runs)
     called = cells if len(cells) == len(runs) else [run.name for run in runs]
@@ -131,8 +139,8 @@ def write_csvs(runs: Sequence[Run], place: Path) -> list[Path]:
     """
     names = labels(runs)
     curves = [
-        summary(run, name).select(
-            pl.lit(label).alias("run"), pl.lit(name).alias("metric"), pl.exclude("point")
+        run.curves.filter(pl.col("metric") == name).select(
+            pl.lit(label).alias("run"), "metric", *AXES, *STATISTICS
         )
         for run, label in zip(runs, names, strict=True)
         for name in metric_names(run)
@@ -157,15 +165,15 @@ def write_csvs(runs: Sequence[Run], place: Path) -> list[Path]:
     return paths
 
 
-def write_time_to(rows: Sequence[TimeTo], page: Path) -> Path:
-    """Write how long groups take to levels as a CSV file beside a page, and give its path.
+def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
+    """Write the table of :func:`gossamer.results.time_to.time_to` as a CSV file next to a page; gives its path.
 
     Raises:
         BadInput: where it can't be written.
     """
     path = page.with_name(f"{page.stem}-time-to.csv")
     try:
-        time_to_frame(rows).write_csv(path)
+        rows.write_csv(path)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
     return path
@@ -187,7 +195,9 @@ def _plotly() -> str:
 def _kicker(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
-    return f"run {escape(runs[0].id)} {_badge(runs[0])}"
+    numerics = runs[0].environment.get("numerics")  # absent from the records of earlier versions
+    where = "" if numerics is None else f" · {escape(summary_of_numerics(numerics))}"
+    return f"run {escape(runs[0].id)} {_badge(runs[0])}{where}"
 
 
 def _badge(run: Run) -> str:
@@ -236,7 +246,7 @@ def _notice(run: Run, name: str, several: bool) -> str:
 
 
 def _lost(run: Run, of: str) -> str:
-    """What is on record about nodes that were lost, and that came and went, with their times."""
+    """Which nodes were lost, and which came and went, with their times."""
     events = run.events.filter(pl.col("event").is_in(_COMINGS), pl.col("detail").is_not_null()).sort("time_s")
     if not run.lost and events.is_empty():
         return ""
@@ -284,7 +294,7 @@ def _cards(run: Run) -> str:
 
 
 def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
-    """Title -> (value, note) of all that does not depend on the task."""
+    """Title -> (value, note) of everything that does not depend on the task."""
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
     return {
@@ -319,8 +329,8 @@ def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
     return _html_table(head, rows, kind="runs")
 
 
-def _times(rows: Sequence[TimeTo], baseline: str | None) -> str:
-    if not rows:
+def _times(rows: pl.DataFrame | None, baseline: str | None) -> str:
+    if rows is None or rows.is_empty():
         return ""
     shown = "".join(
         f"<h3>{escape(title)}</h3>"
@@ -332,7 +342,7 @@ def _times(rows: Sequence[TimeTo], baseline: str | None) -> str:
 
 
 def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of cells that are HTML already; the first of each row names it."""
+    """A table of cells that are already HTML; the first of each row is its heading."""
     titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -352,7 +362,7 @@ def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
 
 
 def _events(run: Run, name: str, several: bool) -> str:
-    """What happened to the nodes: a row for each kind of event."""
+    """A row for each kind of event."""
     if run.events.is_empty():
         return ""
     kinds = run.events.group_by("event", maintain_order=True).agg(

@@ -1,4 +1,4 @@
-"""Rewinding a run's record to a checkpoint: what was recorded after it is dropped, so that nothing is there twice."""
+"""Rewinding a run's record to a checkpoint: later rows are dropped, so that nothing is recorded twice."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NETWORK = -1
 
 
 def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
-    """Leave of a record what is older than a checkpoint, and take back how the run ended. A kill at any point leaves a record
-    that can be rewound again.
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
+    record that can be rewound again.
 
-    Rows of metrics stay whose round (or, for an instant of the grid of time, whose time) is no later than that of their node;
-    of the network's rows, those that all evaluated nodes had a part in by then. Rows of an end are dropped: there will be
-    another.
+    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint;
+    the network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped: there will be
+    another end.
     """
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
@@ -33,12 +33,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
 
 
 def drop_rounds(folder: RunFolder, last: int) -> None:
-    """Leave of a node's own record, where it goes on, what is older than the rounds that it will run again.
-
-    Args:
-        folder: the record of one node.
-        last: rounds that it has completed where it goes on.
-    """
+    """Keep the part of one node's record up to the last of the rounds that it will not run again."""
 
     def kept(row: dict[str, Any]) -> bool:
         moments = (row.get("moment") or "round").split(", ")
@@ -48,12 +43,12 @@ def drop_rounds(folder: RunFolder, last: int) -> None:
 
 
 class _Keep:
-    """Which rows stay."""
+    """Decides which rows stay."""
 
     def __init__(self, cut: Cut, evaluated: Iterable[int]) -> None:
         those = [rank for rank in evaluated if rank in cut.rounds]
         self._latest, self._last_s = max(cut.rounds.values()), max(cut.times_s.values())
-        # (Of evaluated nodes that are all lost, the network's rows have been complete before.)
+        # If all evaluated nodes are lost, the network's rows are complete.
         common = min((cut.rounds[rank] for rank in those), default=self._latest)
         common_s = min((cut.times_s[rank] for rank in those), default=self._last_s)
         self._rounds = {**cut.rounds, NETWORK: common}
@@ -94,9 +89,9 @@ def _rewind_table(path: Path, kept: Any) -> None:
 
 
 def _rewind_segment(path: Path, kept: Any) -> None:
-    # Lines stay as they are written: the rows that stay are those at these places.
+    # Lines that stay are copied unchanged.
     stay = [kept(row) for row in read_segment(path)]
-    # (As bytes: a line may be torn within a character.)
+    # As bytes, since an incomplete line may end within a character.
     lines = path.read_bytes().split(b"\n")
     if not all(stay) or len(lines) > len(stay) + 1:
         kept_lines = [line + b"\n" for line, keep in zip(lines, stay, strict=False) if keep]

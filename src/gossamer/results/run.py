@@ -1,4 +1,4 @@
-"""Reading a recorded run, whether it is done, going on or was killed."""
+"""Reading recorded runs, also while they run or after they were killed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_DIFFERENCES = 3
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. What it holds is read from disk when it is first asked for, and then kept.
+    """A recorded run. Its parts are read from disk on first use, and then kept.
 
     Args:
         path: the folder ``<out>/<name>/<id>``.
-        cell: its cell in a sweep, if it was read as a part of one.
+        cell: its cell, if it was read as part of a sweep.
         labels: the cell's name in parts.
     """
 
@@ -51,22 +51,27 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions, machine, command and start; empty where there is none."""
+        """Versions, machine, command and start; empty if missing."""
         return self._json("environment.json")
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        """What the engine knew at the start, with all graphs recorded since; empty where there is none."""
+        """Nodes, data and graphs as set up, with all graphs recorded since."""
         setup = self._json("setup.json")
         return {**setup, "graphs": {**setup.get("graphs", {}), **recorder.read_graphs(self.path)}}
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
-        """One row per (node, evaluation), sorted by (round, node); node -1 is the network.
-
-        The columns are described in :mod:`gossamer.results.recorder`.
-        """
+        """A row per node and evaluation, sorted by (round, node); node -1 is the network. The columns are described in
+        :mod:`gossamer.results.recorder`."""
         return recorder.read_metrics(self.path)
+
+    @cached_property
+    def curves(self) -> pl.DataFrame:
+        """Every metric over the nodes at every evaluation point; see :func:`gossamer.results.tidy.summarize`."""
+        from gossamer.results.tidy import summarize, tidy
+
+        return summarize(tidy([self]))
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -75,15 +80,12 @@ class Run:
 
     @cached_property
     def timeline(self) -> pl.DataFrame:
-        """When nodes computed and sent, sorted by (node, start); empty unless the experiment asks for it.
-
-        The columns are described in :mod:`gossamer.results.recorder`.
-        """
+        """When nodes computed and sent, sorted by (node, start); empty unless the experiment asks for it."""
         return recorder.read_timeline(self.path)
 
     @cached_property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
-        """The nodes' flat vectors at the end, or None where the run did not get there."""
+        """The nodes' flat vectors at the end, or None before it."""
         try:
             return load_file(self._models)["parameters"] if self._models.exists() else None
         except (SafetensorError, KeyError) as error:
@@ -91,7 +93,7 @@ class Run:
 
     @cached_property
     def parameter_count(self) -> int | None:
-        """Length of a flat vector, read without loading the models; as set up where the run has none yet."""
+        """Length of a flat vector, read without loading the models."""
         if not self._models.exists():
             return self.setup.get("parameters")
         try:
@@ -102,27 +104,27 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``done``, ``failed``, ``stopped``, or ``running or killed`` while nothing says how it ended."""
+        """``done``, ``failed``, ``stopped``, or ``running or killed`` without a status."""
         return str(self._status.get("status", "running or killed"))
 
     @property
     def outcome(self) -> str:
-        """The status, and how many nodes were lost on the way to it and have not come back."""
+        """The status, and how many nodes were lost and have not come back."""
         nodes = "node" if len(self.lost) == 1 else "nodes"
         return f"{self.status}, {len(self.lost)} {nodes} lost" if self.lost else self.status
 
     @property
     def lost(self) -> list[int]:
-        """Ranks of the nodes that died while the run went on, and have not come back."""
+        """Ranks of the nodes that died and have not come back."""
         return sorted(rank for rank, event in self._comings().items() if event == "lost")
 
     @property
     def away(self) -> list[int]:
-        """Ranks of the nodes that are not there at the end: lost ones, and those that left."""
+        """Ranks of the nodes that are away at the end: lost, or left."""
         return sorted(rank for rank, event in self._comings().items() if event in ("lost", "left", "leave"))
 
     def _comings(self) -> dict[int, str]:
-        """The last that is on record about who came and went, by rank."""
+        """The last event of every rank that came or went."""
         comings = ("lost", "left", "leave", "joined", "returned", "found")
         events = self.events.filter(pl.col("event").is_in(comings), pl.col("node").is_not_null())
         return dict(zip(events["node"].to_list(), events["event"].to_list(), strict=True))
@@ -134,38 +136,43 @@ class Run:
 
     @property
     def wall_s(self) -> float | None:
-        """Real seconds from start to end, or to the last row where the run did not end."""
+        """Real seconds from start to end, or to the last row of a run that did not end."""
         recorded = self._status.get("wall_s")
         value = recorded if recorded is not None else self.metrics["wall_s"].max()
         return float(value) if isinstance(value, (int, float)) else None
 
     @property
     def profile(self) -> dict[str, float]:
-        """Real seconds by part of a simulation's work: train, mix, evaluate, record; the rest of ``wall_s`` are events."""
+        """Real seconds of a simulation by part: train, mix, evaluate, record; the rest of ``wall_s`` is events."""
         return dict(self._status.get("profile") or {})
 
     @property
+    def execution(self) -> dict[str, dict[str, int]]:
+        """How "train" and "evaluate" were computed: shapes of input by form ("recorded", or "eager: " and the reason)."""
+        return {part: dict(forms) for part, forms in (self._status.get("execution") or {}).items()}
+
+    @property
     def peak_vectors(self) -> int | None:
-        """The most parameter vectors (models, messages, optimizer state) that a simulation held at once."""
+        """The largest number of parameter vectors (models, messages, optimizer state) in a simulation."""
         recorded = self._status.get("peak_vectors")
         return None if recorded is None else int(recorded)
 
     @property
     def private_bytes(self) -> dict[str, float] | None:
-        """Memory that a node's process had to itself at its end: "mean" and "max" over the nodes, bytes."""
+        """Private memory of a node's process at its end: "mean" and "max" over the nodes, bytes."""
         recorded = self._status.get("private_bytes")
         return None if recorded is None else dict(recorded)
 
     @property
     def link_shares(self) -> dict[str, float] | None:
-        """Bytes that links between uplinks and downlinks carried, by what they could have carried in the whole run: "mean"
-        and "max" over those that carried anything. None where transfers share no such link, or the run was resumed."""
+        """Use of the links between uplinks and downlinks: carried bytes divided by capacity over the whole run, "mean" and
+        "max" over the links that carried anything. None without such links, and for resumed runs."""
         recorded = self._status.get("link_shares")
         return None if recorded is None else dict(recorded)
 
     @property
     def nodes(self) -> int:
-        """Number of nodes: as set up, or else as seen in the metrics."""
+        """Number of nodes: as set up, or as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))
         return (
             int(stated) if stated is not None else self.metrics.filter(pl.col("node") >= 0)["node"].n_unique()
@@ -189,7 +196,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Name and id, which tell a run from every other; :func:`labels` gives shorter ones."""
+        """Name and id; :func:`labels` gives shorter names."""
         return f"{self.name} {self.id}"
 
     @property
@@ -217,11 +224,11 @@ def load_run(path: str | Path) -> Run:
     """Read a run.
 
     Args:
-        path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the
-            newest run in them (the log says which, where there are several).
+        path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the newest run in
+            them (of several, the log names it).
 
     Raises:
-        BadInput: when there is no run at the path, naming it and what is missing.
+        BadInput: if there is no run at the path.
     """
     path = Path(path)
     if not path.is_dir():
@@ -246,11 +253,10 @@ def load_runs(path: str | Path) -> list[Run]:
     """Read every run of a folder.
 
     Args:
-        path: a run's folder; or a sweep's, which stands for the runs of its cells that are done; or a folder of runs
-            and sweeps, which stands for all of them.
+        path: a run's folder; a sweep's, which stands for its runs that are done; or a folder of runs and sweeps.
 
     Raises:
-        BadInput: when there is no run at the path, naming it and what is missing.
+        BadInput: if there is no run at the path.
     """
     path = Path(path)
     if (path / "sweep.json").is_file():
@@ -271,7 +277,7 @@ def load_runs(path: str | Path) -> list[Run]:
 
 
 def _swept(folder: Path) -> list[Run]:
-    """The runs of a sweep that are done, as its ``sweep.json`` lists them."""
+    """The runs of a sweep that are done, from its ``sweep.json``."""
     try:
         entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
         done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
@@ -296,27 +302,22 @@ def part(key: str, value: Any) -> str:
 
 
 def cell_names(runs: Sequence[Run]) -> list[str]:
-    """:func:`short_names` of runs' cells; none of runs that belong to no cell."""
+    """:func:`short_names` of the cells of those runs that have one."""
     return short_names([(str(run.cell), run.labels) for run in runs if run.cell is not None])
 
 
 def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """Cells' names without the points of the grid that all are at.
-
-    Args:
-        cells: the name of each, and the same in parts.
-    """
+    """Names of cells, given whole and in parts, without the points of the grid that all share."""
     at = [{part(*each) for each in parts.items() if each[0] != "cell"} for _, parts in cells]
     common = set.intersection(*at) if at else set()
     return [", ".join(each for each in name.split(", ") if each not in common) or name for name, _ in cells]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs shown together.
+    """Short names for runs that are shown together.
 
-    The experiment's name where names differ; for equal names also the settings that set the runs apart, as
-    few as will do, or the id where three don't do. A name that all runs share is left out. Runs of a sweep are named
-    by cell and seed.
+    A run is named by its experiment; runs of the same name also by the fewest settings that tell them apart, or by their
+    ids if more than three are needed. A name that all runs share is left out. Runs of a sweep are named by cell and seed.
     """
     if all(run.cell is not None for run in runs):
         seeds = [run.experiment.get("seed") for run in runs]
@@ -335,7 +336,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _apart(settings: Sequence[dict[str, Any]]) -> list[str] | None:
-    """The fewest differing settings that tell all apart, components first; None where three don't do."""
+    """The fewest settings that tell all apart, components first; None if more than three are needed."""
     keys = dict.fromkeys(key for setting in settings for key in setting)
     differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
     differing.sort(key=lambda key: (not key.endswith(".name"), key != "seed"))

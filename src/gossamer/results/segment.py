@@ -1,7 +1,7 @@
 """Segments: files of JSON lines that are only ever appended to.
 
-Each row is handed to the operating system at once, so a process that is killed loses at most the line it was
-writing. Any number of processes write, each to its own segment.
+Each row is handed to the operating system at once, so a process that is killed loses at most the line it was writing.
+Every process writes its own segment.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ log = logging.getLogger(__name__)
 
 
 class RecordError(OSError):
-    """Rows can't be written (a full disk, ...): what the system says, and the file."""
+    """Rows can't be written (a full disk, ...): the system's message, and the file."""
 
     @classmethod
     def of(cls, error: OSError, path: Path) -> RecordError:
-        """What the system said while it wrote to a file."""
+        """From the system's error on writing a file."""
         return cls(error.errno, error.strerror or str(error), str(path))
 
 
 class Segment:
-    """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers
-    and lists.
+    """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
 
-    A torn last line, left by a process that was killed, is cut off when the segment is opened again.
+    Opening a segment removes an incomplete last line, which a killed process may leave.
 
     Raises:
-        RecordError: where it can't be opened.
+        RecordError: if it can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,8 +50,8 @@ class Segment:
         """Write one row and hand it to the operating system.
 
         Raises:
-            BadInput: for a value that is no number, text, truth value, None, or list or mapping of these.
-            RecordError: where it can't be written (disk full, ...).
+            BadInput: for a value that is no number, text, boolean, None, or list or mapping of these.
+            RecordError: if it can't be written (disk full, ...).
         """
         try:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
@@ -66,7 +65,7 @@ class Segment:
             raise RecordError.of(error, self.path) from error
 
     def close(self) -> None:
-        """Close the file; more can be appended by opening the segment again."""
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Segment:
@@ -79,8 +78,7 @@ class Segment:
 
 
 def read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a segment, in the order they were appended. A torn last line is left out, and the log says
-    so.
+    """The rows of a segment, in order. An incomplete last line is left out, which is logged.
 
     Raises:
         BadInput: for any other line that can't be read, naming file and line.
@@ -100,14 +98,14 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON takes for a numpy or torch scalar or array."""
+    """A numpy or torch scalar or array as JSON takes it."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"can't record a {type(value).__name__}; accepted: numbers, text, None, lists, mappings")
 
 
 def _mend(path: Path) -> None:
-    """Make the file end with a whole line, so that what is appended starts a new one."""
+    """Make the file end with a whole line."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         start, tail = size, b""

@@ -1,81 +1,48 @@
-"""Time to accuracy: how long groups of runs take to a level of a metric.
+"""Time to accuracy: how long groups of runs take to reach a level of a metric.
 
 A run has reached a level at the first evaluation point at which the mean over the nodes is as good as the level. Only
-points count at which all nodes are recorded that are still there; nothing is interpolated, so a time is at most one step
-of the evaluation grid too long. Times are those of the engine's clock (virtual under ``simulate``), traffic is what
-all nodes have sent until then.
+complete points count, and nothing is interpolated, so a time is at most one evaluation step too long. Times are those
+of the engine's clock (virtual under ``simulate``); traffic is what all nodes have sent by then.
 
-Over the runs of a group (its seeds; of a run that was repeated with the same seed the newest that is done) means have
-95 % confidence intervals by Student's t. Where a run has not reached the level, the mean over the others would flatter
-the group, and none is given.
+Over the runs of a group, means have 95 % confidence intervals by Student's t. Where a run has not reached the level, no
+mean is given: the mean over the others would flatter the group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.baseline import Baseline
-from gossamer.results.confidence import Interval, confidence
-from gossamer.results.frames import complete, final, lower_is_better, metric_names, summary
-from gossamer.results.groups import Group
-from gossamer.results.run import Run
+from gossamer.results.formatting import NOTHING, bytes_unit, is_share, metric_title
+from gossamer.results.groups import Baseline, Group
+from gossamer.results.tidy import all_metrics, confidence, final, lower_is_better
+
+COLUMNS: dict[str, Any] = {
+    "group": pl.String,
+    "metric": pl.String,
+    "level": pl.Float64,
+    "runs": pl.Int64,
+    "reached": pl.Int64,
+    **dict.fromkeys(("time_s", "time_s_half", "bytes", "bytes_half", "not_before_s"), pl.Float64),
+    "baseline": pl.String,
+    **dict.fromkeys(("speed", "speed_low", "speed_high", "final", "final_half"), pl.Float64),
+}
+
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head, rows."""
 
 
-@dataclass(frozen=True)
-class Level:
-    """A level of a metric, to be reached from above where lower is better, else from below."""
+class Level(NamedTuple):
+    """A level of a metric, reached from above where lower is better, and otherwise from below."""
 
     metric: str
     value: float
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How many times as fast as the baseline: the baseline's mean time divided by the group's.
-
-    Args:
-        ratio: of the means.
-        low, high: the least and the largest ratio of two runs of one seed; None where the seeds are not the same, or
-            there is one.
-    """
-
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class TimeTo:
-    """How long a group takes to a level.
-
-    Args:
-        group: its label.
-        level: the level.
-        runs: how many runs it has, those aside that were repeated.
-        reached: how many of them reached the level.
-        time_s: until then, over the runs; None unless all reached it.
-        bytes: sent by all nodes until then; None unless all reached it.
-        not_before_s: for so long every run that did not reach it went on; None if all did.
-        baseline: label of the group that it is compared with, its own where it is the baseline; None without one.
-        speed: compared with the baseline; None without one, and unless all runs of both reached the level.
-        final: the metric at the last complete evaluation, over the runs that have it.
-    """
-
-    group: str
-    level: Level
-    runs: int
-    reached: int
-    time_s: Interval | None
-    bytes: Interval | None
-    not_before_s: float | None
-    baseline: str | None
-    speed: Speed | None
-    final: Interval | None
 
 
 def parse_levels(texts: Iterable[str]) -> list[Level]:
@@ -99,125 +66,174 @@ def parse_levels(texts: Iterable[str]) -> list[Level]:
 
 def time_to(
     groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
-) -> list[TimeTo]:
-    """How long every group takes to every level: the groups of the first level, then of the second, ...
+) -> pl.DataFrame:
+    """How long every group takes to reach every level.
 
     Args:
         groups: of runs.
         levels: of metrics.
         baseline: what the groups are compared with, among themselves.
 
+    Returns:
+        A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it),
+        ``time_s`` and ``bytes`` until then (null unless all runs did), ``not_before_s`` (the shortest time for which a
+        run is known not to have reached it), ``baseline``, ``speed`` (the baseline's mean time divided by the group's),
+        ``speed_low`` and ``speed_high`` (the least and the largest ratio of two runs of one seed, where the seeds are the
+        same) and ``final`` (at the last complete evaluation). ``*_half`` are half the widths of confidence intervals.
+
     Raises:
         BadInput: for a metric that no run has recorded.
     """
-    known = list(dict.fromkeys(name for group in groups for run in group.runs for name in metric_names(run)))
+    known = all_metrics(run for group in groups for run in group.runs)
+    rows: list[dict[str, Any]] = []
     for level in levels:
         if level.metric not in known:
             raise BadInput(
                 f"--time-to {level.metric}: no run has recorded it{suggest(level.metric, known)}; accepted:"
                 f" {listed(known)}"
             )
-    rows = []
-    for level in levels:
-        reached = {group.label: [_reached(run, level) for run in group.samples] for group in groups}
+        reached = {group.label: _reached(group, level) for group in groups}
         for group in groups:
             other = None if baseline is None else baseline.groups.get(group.label)
-            speed = None if other is None else _speed(group, other, reached)
-            rows.append(_row(group, level, reached[group.label], other, speed))
-    return rows
+            rows.append(_row(group, level, reached[group.label]) | _speed(group, other, reached))
+    return pl.DataFrame(rows, schema=COLUMNS)
 
 
-def _row(
-    group: Group, level: Level, reached: Sequence[_Reached], baseline: Group | None, speed: Speed | None
-) -> TimeTo:
-    times = [each.time_s for each in reached if each.time_s is not None]
-    sent = [each.bytes for each in reached if each.bytes is not None]
-    all_there = len(times) == len(reached)
-    finals = [final(run, level.metric) for run in group.samples]
-    return TimeTo(
-        group.label,
-        level,
-        runs=len(reached),
-        reached=len(times),
-        time_s=confidence(times) if all_there else None,
-        bytes=confidence(sent) if all_there and len(sent) == len(times) else None,
-        not_before_s=None if all_there else min(each.last_s for each in reached if each.time_s is None),
-        baseline=None if baseline is None else baseline.label,
-        speed=speed,
-        final=confidence(each.mean for each in finals if each is not None),
-    )
-
-
-def time_to_frame(rows: Sequence[TimeTo]) -> pl.DataFrame:
-    """The table as a frame, a row each; ``*_half`` are half the widths of the 95 % confidence intervals."""
-    schema = {
-        "group": pl.String,
-        "metric": pl.String,
-        "level": pl.Float64,
-        "runs": pl.Int64,
-        "reached": pl.Int64,
-        **dict.fromkeys(("time_s", "time_s_half", "bytes", "bytes_half", "not_before_s"), pl.Float64),
-        "baseline": pl.String,
-        **dict.fromkeys(("speed", "speed_low", "speed_high", "final", "final_half"), pl.Float64),
-    }
-    return pl.DataFrame(
-        [
-            (
-                *(row.group, row.level.metric, row.level.value, row.runs, row.reached),
-                *(*_ends(row.time_s), *_ends(row.bytes), row.not_before_s, row.baseline),
-                *((None,) * 3 if row.speed is None else (row.speed.ratio, row.speed.low, row.speed.high)),
-                *_ends(row.final),
-            )
-            for row in rows
-        ],
-        schema=schema,
-        orient="row",
-    )
-
-
-@dataclass(frozen=True)
-class _Reached:
-    """When one run reached a level, and until when it's known that it had not."""
-
-    time_s: float | None
-    bytes: float | None
-    last_s: float
-
-
-def _reached(run: Run, level: Level) -> _Reached:
-    if level.metric not in metric_names(run):
-        return _Reached(None, None, 0.0)
-    table = (
-        summary(run, level.metric)
-        .filter(pl.col("point").is_in(complete(run, level.metric)), pl.col("time_s").is_not_null())
-        .sort("time_s", "point")
-    )
+def _reached(group: Group, level: Level) -> pl.DataFrame:
+    """A row per sample: ``time_s`` and ``bytes`` when it reached the level (null if never), and ``last_s``, until when
+    it was watched."""
     mean = pl.col("mean")
     good = mean.is_not_nan() & (mean <= level.value if lower_is_better(level.metric) else mean >= level.value)
-    first = table.filter(good).head(1)
-    last_s = float(table["time_s"][-1]) if table.height else 0.0
-    if first.is_empty():
-        return _Reached(None, None, last_s)
-    return _Reached(first["time_s"][0], first["bytes"][0], last_s)
-
-
-def _speed(group: Group, baseline: Group, reached: dict[str, list[_Reached]]) -> Speed | None:
-    own, other = (
-        [each.time_s for each in reached[one.label] if each.time_s is not None] for one in (group, baseline)
+    curves = pl.concat(
+        run.curves.filter(pl.col("metric") == level.metric, "complete").select(
+            pl.lit(number).alias("sample"), "point", "time_s", pl.col("bytes").cast(pl.Float64), "mean"
+        )
+        for number, run in enumerate(group.samples)
     )
+    ends = (
+        curves.filter(pl.col("time_s").is_not_null())
+        .sort("time_s", "point")
+        .group_by("sample")
+        .agg(pl.col("time_s", "bytes").filter(good).first(), last_s=pl.col("time_s").last())
+    )
+    samples = pl.DataFrame({"sample": range(len(group.samples))}, schema={"sample": pl.Int32})
+    return (
+        samples.join(ends, on="sample", how="left")
+        .sort("sample")
+        .with_columns(pl.col("last_s").fill_null(0.0))
+    )
+
+
+def _row(group: Group, level: Level, reached: pl.DataFrame) -> dict[str, Any]:
+    late = reached.filter(pl.col("time_s").is_null())
+    row: dict[str, Any] = {
+        "group": group.label,
+        "metric": level.metric,
+        "level": level.value,
+        "runs": reached.height,
+        "reached": reached["time_s"].count(),
+        "not_before_s": late["last_s"].min(),
+    }
+    values = {name: reached[name].to_list() for name in ("time_s", "bytes") if not reached[name].null_count()}
+    finals = [final(run, level.metric) for run in group.samples]
+    values["final"] = [each.mean for each in finals if each is not None]
+    for name, each in values.items():
+        if (found := confidence(each)) is not None:
+            row |= {name: found.mean, f"{name}_half": found.half_width}
+    return row
+
+
+def _speed(group: Group, baseline: Group | None, reached: Mapping[str, pl.DataFrame]) -> dict[str, Any]:
+    if baseline is None:
+        return {}
+    row: dict[str, Any] = {"baseline": baseline.label}
+    own, other = (reached[each.label]["time_s"].drop_nulls().to_list() for each in (group, baseline))
     if len(own) < len(group.samples) or len(other) < len(baseline.samples) or not sum(own):
-        return None
-    ratio = (sum(other) / len(other)) / (sum(own) / len(own))
-    if (
-        (seeds := group.by_seed) is None
-        or baseline.by_seed is None
-        or seeds.keys() != baseline.by_seed.keys()
-    ):
-        return Speed(ratio)
+        return row
+    row["speed"] = fmean(other) / fmean(own)
+    seeds, others = group.by_seed, baseline.by_seed
     # Runs of a group are in the order of their seeds, so those of one seed are in the same place.
-    pairs = [b / a for a, b in zip(own, other, strict=True) if a > 0]
-    return Speed(ratio, min(pairs), max(pairs)) if 1 < len(pairs) == len(own) else Speed(ratio)
+    if (
+        seeds is not None
+        and others is not None
+        and seeds.keys() == others.keys()
+        and len(own) > 1
+        and all(own)
+    ):
+        ratios = [b / a for a, b in zip(own, other, strict=True)]
+        row |= {"speed_low": min(ratios), "speed_high": max(ratios)}
+    return row
 
 
-def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else (interval.mean, interval.half_width)
+# --- as text
+
+
+_NOTE = (
+    "Time: mean over the runs of the first evaluation point at which the mean over the nodes has reached the level (not"
+    " interpolated) ± half of the 95 % confidence interval (Student's t). Where a run has not reached it, no mean is"
+    " given, but the time until which it is known not to have. Of runs that were repeated with the same seed, the newest"
+    " that is done counts."
+)
+_SPEED = (
+    " Times as fast: the baseline's mean time divided by the group's, and the least and the largest ratio of two runs"
+    " of one seed."
+)
+
+
+def note(baseline: str | None) -> str:
+    """An explanation of the table."""
+    return _NOTE if baseline is None else _NOTE + _SPEED
+
+
+def tables(rows: pl.DataFrame, baseline: str | None = None) -> list[Table]:
+    """One table per level, as text, from rows of :func:`time_to`; ``baseline`` is what groups are compared with."""
+    found = []
+    for level, each in groupby(rows.to_dicts(), key=lambda row: Level(row["metric"], row["level"])):
+        title, head = level_text(level), ["", "reached", "time / s", "sent", "at the end"]
+        if baseline is not None:
+            title += f", against {baseline}"
+            head.insert(3, "times as fast")
+        found.append((title, head, [_line(row, baseline is not None) for row in each]))
+    return found
+
+
+def level_text(level: Level) -> str:
+    """A level as text, e.g. "test accuracy ≥ 60 %"."""
+    value = f"{100 * level.value:.4g} %" if is_share(level.metric) else f"{level.value:.4g}"
+    return f"{metric_title(level.metric)} {'≤' if lower_is_better(level.metric) else '≥'} {value}"
+
+
+def _line(row: Mapping[str, Any], compared: bool) -> list[str]:
+    late = row["time_s"] is None
+    time = f"> {row['not_before_s'] or 0:.4g}" if late else interval_text(row["time_s"], row["time_s_half"])
+    sent = NOTHING if row["bytes"] is None else _interval(row, "bytes", *bytes_unit(row["bytes"]))
+    end = (
+        _interval(row, "final", "%", 0.01, 1) if is_share(row["metric"]) else _interval(row, "final", "", 1.0)
+    )
+    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent, end]
+    if compared:
+        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else _speed_text(row))
+    return cells
+
+
+def interval_text(mean: float, half: float | None) -> str:
+    """A mean and half of its interval's width."""
+    return f"{mean:.4g}" if half is None else f"{mean:.4g} ± {half:.2g}"
+
+
+def _speed_text(row: Mapping[str, Any]) -> str:
+    if row["speed"] is None:
+        return NOTHING
+    span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
+    return f"{row['speed']:.3g}{span}"
+
+
+def _interval(row: Mapping[str, Any], name: str, unit: str, scale: float, digits: int | None = None) -> str:
+    """A mean and half of its interval's width in a unit, with some digits after the point (None: three or two that count)."""
+    if row[name] is None:
+        return NOTHING
+    mean, half = row[name] / scale, row[f"{name}_half"]
+    text = f"{mean:.3g}" if digits is None else f"{mean:.{digits}f}"
+    if half is not None:
+        text += f" ± {half / scale:.2g}" if digits is None else f" ± {half / scale:.{digits}f}"
+    return f"{text} {unit}".rstrip()

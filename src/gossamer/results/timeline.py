@@ -1,8 +1,12 @@
-"""The timeline of a run in pictures: a lane a node, with what it computed and sent; it waited in between."""
+"""The timeline of a run: which part of it is shown, and its picture with a lane per node."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +15,107 @@ import polars as pl
 from gossamer.errors import BadInput
 from gossamer.results.plots import PALETTE, axis_title, matplotlib_module
 from gossamer.results.run import Run
-from gossamer.results.window import Window, recorded, window
 
 KINDS = ("train", "evaluate", "send")
 COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
 MOST_DRAWN = 6000
-"""Of more intervals, a page shows the first ones."""
+"""A page shows at most so many intervals, the first ones."""
 MOST_EDGED = 60
-"""Of more intervals a lane, edges between them would look as if the node waited."""
+"""Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 _DIGITS = 9
 _SUFFIXES = (".svg", ".png", ".pdf")
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a timeline: a span in seconds, and some ranks."""
+
+    from_s: float
+    to_s: float
+    nodes: tuple[int, ...]
+
+
+def window(run: Run) -> Window | None:
+    """The part of the run that its timeline covers; None where the experiment asks for no timeline."""
+    asked = (run.experiment.get("evaluation") or {}).get("timeline")
+    if not asked:
+        return None
+    nodes = asked["nodes"]
+    ranks = range(min(nodes, run.nodes)) if isinstance(nodes, int) else sorted(set(nodes))
+    end_s = run.metrics["time_s"].max()
+    to_s = min(asked["to_s"], end_s) if isinstance(end_s, float) else asked["to_s"]
+    return Window(float(asked["from_s"]), float(max(to_s, asked["from_s"])), tuple(ranks))
+
+
+def recorded(run: Run) -> Window:
+    """As :func:`window`; a run without a timeline is bad input."""
+    found = window(run)
+    if found is None or run.timeline.is_empty():
+        raise BadInput(
+            f"{run.path}: no timeline was recorded; accepted: a run whose experiment has evaluation.timeline, e.g. --set"
+            ' "evaluation.timeline={from_s: 0, to_s: 10}"'
+        )
+    return found
+
+
+def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window | None:
+    """The part of a run's timeline that the command line asks for; None where it asks for nothing.
+
+    Args:
+        runs: one run.
+        span: ``FROM:TO`` in seconds; None is all of it.
+        nodes: ranks and ranges of ranks, ``0,3,8-12``; None is all of them.
+
+    Raises:
+        BadInput: for several runs, a run without a timeline, a text of another form, or a part of which nothing was
+            recorded.
+    """
+    if span is None and nodes is None:
+        return None
+    if len(runs) != 1:
+        option = "--window" if nodes is None else "--nodes"
+        raise BadInput(f"{option}: got {len(runs)} runs; accepted: one, whose timeline it is of")
+    whole = recorded(runs[0])
+    from_s, to_s = (whole.from_s, whole.to_s) if span is None else _span(span, whole)
+    return Window(from_s, to_s, whole.nodes if nodes is None else _ranks(nodes, whole))
+
+
+def _span(text: str, whole: Window) -> tuple[float, float]:
+    try:
+        from_s, to_s = (float(part) for part in text.split(":"))
+    except ValueError:
+        from_s = to_s = math.nan
+    if from_s < to_s and max(from_s, whole.from_s) < min(to_s, whole.to_s):
+        return max(from_s, whole.from_s), min(to_s, whole.to_s)
+    raise BadInput(
+        f"--window {text}: accepted: FROM:TO in seconds, FROM before TO; the timeline is recorded from"
+        f" {whole.from_s:g} to {whole.to_s:g}"
+    )
+
+
+def _ranks(text: str, whole: Window) -> tuple[int, ...]:
+    known, ranks = set(whole.nodes), set[int]()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        found = {rank for rank in known if first <= rank <= last}
+        if not found or len(found) != last - first + 1:
+            raise BadInput(
+                f"--nodes {text}: accepted: ranks and ranges of them, such as 0,3,8-12; the timeline is recorded of"
+                f" {_named(whole.nodes)}"
+            )
+        ranks |= found
+    return tuple(sorted(ranks))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ascending ranks, consecutive ones as ranges."""
+    starts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(ranks)) if b != a + 1), len(ranks)]
+    runs = [(ranks[i], ranks[j - 1]) for i, j in pairwise(starts)]
+    said = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_NAMED]]
+    more = len(runs) - _MOST_NAMED
+    return ",".join(said) + (f" and {more} more ranges" if more > 0 else "")
 
 
 def waits(run: Run) -> pl.DataFrame:
@@ -40,12 +135,7 @@ def waits(run: Run) -> pl.DataFrame:
 
 
 def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
-    """What the page draws; None where there is nothing. Intervals are cut off at the window's ends.
-
-    Args:
-        run: the run.
-        within: a part of what was recorded; None is all of it.
-    """
+    """What the page draws, with intervals clipped to a window (None: all that was recorded); None without a timeline."""
     within = within or window(run)
     if within is None or run.timeline.is_empty():
         return None
@@ -75,16 +165,11 @@ def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | No
 
 
 def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None) -> None:
-    """Draw a run's timeline into a file.
-
-    Args:
-        runs: one run.
-        path: the file.
-        within: a part of what was recorded; None is all of it.
+    """Draw a run's timeline, or a part of it, into a file.
 
     Raises:
-        BadInput: for several runs, or one without a timeline; for a file of another kind, or one that can't be
-            written; without matplotlib.
+        BadInput: for several runs, a run without a timeline, a file that can't be written or is of another kind, and
+            without matplotlib.
     """
     if len(runs) != 1:
         raise BadInput(f"--timeline: got {len(runs)} runs; accepted: one")
@@ -102,11 +187,7 @@ def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None
 
 
 def timeline_figure(run: Run, within: Window | None = None) -> Any:
-    """A ``matplotlib.figure.Figure`` of the timeline: a lane a node, what it computed above what it sent.
-
-    Args:
-        run: the run.
-        within: a part of what was recorded; None is all of it.
+    """A ``matplotlib.figure.Figure`` of the timeline, or a part of it: each node's lane has computation above sending.
 
     Raises:
         BadInput: for a run without a timeline, or without matplotlib.
@@ -146,7 +227,7 @@ def timeline_figure(run: Run, within: Window | None = None) -> Any:
 
 
 def _lying(run: Run, within: Window) -> pl.DataFrame:
-    """The intervals of a timeline that lie in a window, at least in part."""
+    """The intervals of a timeline that overlap a window."""
     return run.timeline.filter(
         pl.col("node").is_in(within.nodes),
         pl.col("start_s") < within.to_s,

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.config import Processes
-from gossamer.faults import Event as Fault
-from gossamer.faults import RoundCrash, Spell, StartFrom
+from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.rejoin import meeting
@@ -394,7 +393,7 @@ class Lifecycle:
         self._waits = experiment.algorithm.gathers
         self._lost_peer = experiment.gather.lost_peer
         self._detection_s = experiment.failures.detection_s
-        self._agenda = setup.faults.agenda()
+        self._agenda = setup.faults.event_queue()
         self._at_rounds: dict[int, list[RoundCrash]] = {
             rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()
         }
@@ -405,7 +404,7 @@ class Lifecycle:
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = 0.0
-        self._early: list[Fault] = []
+        self._early: list[FaultEvent] = []
         self._coming: dict[int, StartFrom] = {}  # to be started as soon as their last process has ended
         self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
         self._introduction: _Introduction | None = None
@@ -532,7 +531,9 @@ class Lifecycle:
                 crash = self._at_rounds[node.rank].pop(number)
                 node.planned = True
                 now_s = now - (self._began or now)
-                self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from))
+                self._agenda.add(
+                    FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
+                )
             case Idle(state=state):
                 node.idle = state
                 node.idle_reports = node.idle_reports + 1 if state else 0
@@ -656,7 +657,7 @@ class Lifecycle:
     def _lost_before(self) -> set[int]:
         return set() if self._rounds is None else set(range(self._size)) - self._rounds.keys()
 
-    def _happens(self, fault: Fault) -> None:
+    def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
             self._do(Record(None, fault.what, fault.detail))

@@ -31,6 +31,8 @@ class Outcome:
             None where nodes are no processes, or the system doesn't say.
         link_shares: how much of the links between uplinks and downlinks was used, "mean" and "max" over those that
             carried anything; None where no such link is shared.
+        execution: how "train" and "evaluate" were computed: how many shapes of input ran as recorded operations ("recorded"),
+            and how many through Python, by reason ("eager: ..."); see :meth:`~gossamer.learning.capture.Captured.forms`.
     """
 
     reason: str
@@ -44,6 +46,7 @@ class Outcome:
     peak_vectors: int | None = None
     private_bytes: Mapping[str, float] | None = None
     link_shares: Mapping[str, float] | None = None
+    execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:

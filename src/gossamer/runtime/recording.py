@@ -15,9 +15,9 @@ from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
-from gossamer.results.frames import lower_is_better
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
+from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.barrier import Barrier, Moment
 from gossamer.runtime.setup import Setup, edges
 from gossamer.topology import TopologySchedule
@@ -197,7 +197,7 @@ class NetworkRows:
 
     Args:
         setup: says who is evaluated and what is asked for.
-        evaluate: evaluates the average model.
+        evaluate: evaluates the average model; gives the columns of all evaluation sets.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
@@ -244,7 +244,7 @@ class NetworkRows:
         if self._average:
             buffers = torch.stack([model.buffers for model in models]).mean(0)
             middle = Model(mean.to(parameters[0].dtype), buffers)
-            network |= {f"test_{name}": value for name, value in self._evaluate(middle).items()}
+            network |= self._evaluate(middle)
         return network
 
 

@@ -4,27 +4,29 @@ found here."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import nn
 
 from gossamer.config import Experiment, Processes, Simulate
-from gossamer.config.definition import not_called_with
 from gossamer.config.registry import names
+from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
-from gossamer.faults import Schedule
+from gossamer.faults import FaultSchedule
+from gossamer.learning import Mean
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Network
 from gossamer.node import NodeSetup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.runtime.rejoin import Hospitality
-from gossamer.tasks import Task, label_counts, load_task
+from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import Graph, TopologySchedule
 
 
@@ -45,6 +47,7 @@ class Setup:
         outcome_ranks: ranks whose model is the algorithm's outcome.
         evaluated: ranks whose model is evaluated by itself.
         message_limit: the largest message that a node accepts, bytes.
+        poisoned: the ranks that each of the experiment's poisons reaches.
     """
 
     experiment: Experiment
@@ -52,13 +55,14 @@ class Setup:
     parts: list[Int[np.ndarray, " _"]]
     labels: Int[np.ndarray, "nodes classes"] | None
     topology: TopologySchedule
-    faults: Schedule
+    faults: FaultSchedule
     network: Network
     compute: ComputeProfile
     layout: Layout
     outcome_ranks: frozenset[int]
     evaluated: frozenset[int]
     message_limit: int
+    poisoned: Sequence[Sequence[int]] = ()
 
     def initial(self, rank: int) -> Model:
         """The model that a node starts with: the same everywhere, or drawn for each node."""
@@ -70,7 +74,7 @@ class Setup:
         """What one node is made of."""
         experiment = self.experiment
         samples = experiment.evaluation.samples
-        test_samples = len(self.task.test[0])
+        sizes = {name: len(inputs) for name, (inputs, _) in self.task.tests.items()}
         return NodeSetup(
             rank=rank,
             size=experiment.nodes,
@@ -82,10 +86,12 @@ class Setup:
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
             batch_size=experiment.batch_size,
-            test_samples=test_samples if samples is None else min(samples, test_samples),
+            test_samples={name: min(samples or size, size) for name, size in sizes.items()},
             gather_timeout_s=experiment.gather.timeout_s,
             lost_peer=experiment.gather.lost_peer,
             missing=experiment.gather.missing,
+            # The simulator computes weighted means of many nodes together.
+            aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
             wrappers=experiment.wrappers,
             companion=Hospitality if self.faults.asks_neighbors else None,
         )
@@ -101,6 +107,8 @@ class Setup:
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluation_sets": list(self.task.tests),
+            "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": edges(graph)},
         }
 
@@ -120,7 +128,7 @@ def prepare(experiment: Experiment) -> Setup:
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
     experiment.network.conditions(nodes, seed)
-    faults = Schedule(experiment.faults, nodes, seed)
+    faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
     _check_network(experiment, network)
     _check_faults(experiment, faults)
@@ -144,6 +152,8 @@ def prepare(experiment: Experiment) -> Setup:
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(topology, experiment.optimizer)
+    _check_aggregator(experiment, topology)
+    task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     _check_metric(experiment, task)
     return Setup(
         experiment=experiment,
@@ -158,7 +168,14 @@ def prepare(experiment: Experiment) -> Setup:
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=algorithm.message_limit(layout.size, nodes),
+        poisoned=reached,
     )
+
+
+def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
+    if topology.sampled:
+        raise BadInput("at: a place in the graph, which a sampled topology has not; accepted: rank, ranks")
+    return topology.graph(0).to_networkx()
 
 
 def _check_algorithm(algorithm: Any) -> None:
@@ -215,18 +232,18 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     )
 
 
-def _check_faults(experiment: Experiment, faults: Schedule) -> None:
+def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse that nodes are away where the algorithm, or what its nodes do about a dead peer, can't work then."""
     algorithm, gather = experiment.algorithm, experiment.gather
     restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
-    if not (faults.hit or restarts):
+    if not (faults.affected or restarts):
         return
-    field = "faults: nodes that are away" if faults.hit else "engine.restart: always"
+    field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
         raise BadInput(
             f"{field}, for {algorithm.name_of()}; accepted: an algorithm that bears it (docs/faults.md)"
         )
-    needed = sorted(faults.hit & set(algorithm.needed_ranks(experiment.nodes)))
+    needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
     if needed:
         raise BadInput(
             f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
@@ -235,11 +252,36 @@ def _check_faults(experiment: Experiment, faults: Schedule) -> None:
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
 
+def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
+    aggregator, algorithm = experiment.aggregator, experiment.algorithm
+    name = aggregator.name_of()
+    if type(aggregator) is Mean:
+        return
+    if not algorithm.mixes_models:
+        able = sorted(key for key, each in names("algorithm").items() if getattr(each, "mixes_models", False))
+        raise BadInput(
+            f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
+            f" mean, or another algorithm ({listed(able)})"
+        )
+    if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
+        return
+    graph = topology.graph(0)
+    models = [1 + len(graph.neighbors(rank, "in")) for rank in range(graph.nodes)]
+    fewest = min(models)
+    if fewest < aggregator.least:
+        raise BadInput(
+            f"aggregator: {name} takes at least {aggregator.least} models, and node {models.index(fewest)} has"
+            f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
+            " node, or other parameters"
+        )
+
+
 def _check_metric(experiment: Experiment, task: Task) -> None:
     target = experiment.stop.target
     if target is None:
         return
-    accepted = ["train_loss", "test_loss", "consensus_distance", *(f"test_{name}" for name in task.metrics)]
+    recorded = [f"{name}_{metric}" for name in task.tests for metric in ("loss", *task.metrics)]
+    accepted = ["train_loss", "consensus_distance", *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
 

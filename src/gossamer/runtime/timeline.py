@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gossamer.config import Experiment, Timeline
-from gossamer.learning.computation import Kind
+from gossamer.learning.computation import ComputationKind
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
@@ -23,10 +23,10 @@ class TimelineLog:
         self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))
         self._segment = segment
 
-    def computed(self, rank: int, kind: Kind, start_s: float, end_s: float) -> None:
+    def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
         """A node's computation is over."""
         if end_s > start_s:  # an optimizer's step with a gradient that is there already takes no virtual time
-            self._append(rank, "evaluate" if kind is Kind.EVALUATE else "train", start_s, end_s)
+            self._append(rank, "evaluate" if kind is ComputationKind.EVALUATE else "train", start_s, end_s)
 
     def sent(self, rank: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         """A message, or as much of it as was not taken back, has left a node's uplink."""

@@ -1,4 +1,4 @@
-"""What a user sees of a sweep: a live bar on a terminal, else a plain line a run; then the table."""
+"""The display of a sweep: a live bar on a terminal, otherwise a line per run; then the table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.results.confidence import confidence
-from gossamer.results.console import table_console
-from gossamer.results.frames import finite
+from gossamer.results.formatting import table_console
+from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
 from gossamer.sweep.state import State
@@ -43,7 +42,7 @@ class Lines:
         """Nothing to show."""
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-        """Say what came of it."""
+        """Print how it ended."""
         number = counts.skipped + counts.ended
         said = f"{state.status}: {state.cause}" if state.cause else state.status
         self.say(f"{number}/{counts.total}  {planned.title}: {said}  {self.left(counts)}".rstrip())
@@ -53,7 +52,7 @@ class Lines:
         print(text, file=sys.stderr, flush=True)
 
     def left(self, counts: Counts) -> str:
-        """Estimated time that is left, in words: as long for each run as for those of this call."""
+        """The estimated time left, from the mean of the runs of this call."""
         if not counts.ended or not counts.left:
             return ""
         seconds = self._clock() / counts.ended * counts.left
@@ -113,11 +112,13 @@ def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
 
 
 def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:
-    """Each cell's means with their confidence intervals, what failed and why, and where it all is."""
+    """Print each cell's means with their confidence intervals, the failures with their causes, and the folder."""
     from rich.table import Table
 
     labels = label_columns(table)
-    metrics = [name for name in metric_columns(table) if name.startswith("test_")] or metric_columns(table)
+    names = metric_columns(table)
+    sets = tuple(f"{each}_" for each in evaluation_sets(names))
+    metrics = [name for name in names if name.startswith(sets)] or names
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for label in labels:
         shown.add_column(label, overflow="fold")
@@ -142,7 +143,7 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
 
 
 def as_data(sweep: Sweep, outcome: SweepOutcome) -> dict[str, Any]:
-    """What came of a sweep, for scripts; numbers that are not finite are null."""
+    """The results of a sweep for scripts; numbers that are not finite are null."""
     table = finite(sweep.results())
     return {
         "sweep": str(sweep.folder),
@@ -163,6 +164,6 @@ def _interval(values: pl.Series) -> str:
         return "–"
     if not found.half_width:
         return f"{found.mean:.4g}"
-    # Two figures of what is uncertain, and as many decimals of the mean.
+    # Two significant digits of the half-width, and as many decimals of the mean.
     decimals = min(max(1 - math.floor(math.log10(found.half_width)), 0), 12)
     return f"{found.mean:.{decimals}f} ± {found.half_width:.{decimals}f}"

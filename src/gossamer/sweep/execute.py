@@ -1,4 +1,4 @@
-"""Carrying a sweep out: what is left to do goes to an executor, and what comes of it is kept."""
+"""Execution of a sweep: the runs that are left go to an executor, and their results are collected."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import write_results
 
 _LOOK_S = 0.2
-"""So often a sweep looks whether it is to end."""
+"""Seconds between two looks at whether the user wants it to stop."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How far the runs that were asked for are.
+    """The progress of the chosen runs.
 
     Args:
         total: all of them; equal experiments count once.
-        skipped: those that had ended before this call.
+        skipped: those that ended before this call.
         done, failed: those that ended in this call.
-        running: now, as far as the executor says.
+        running: those that run now, as far as the executor knows.
     """
 
     total: int
@@ -56,23 +56,23 @@ class Counts:
 
 @runtime_checkable
 class SweepObserver(Protocol):
-    """Who watches a sweep."""
+    """Watches a sweep."""
 
     def update(self, counts: Counts) -> None:
-        """How far it is; called several times a second."""
+        """Show the progress; called several times a second."""
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-        """A run has ended."""
+        """Show that a run has ended."""
 
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a call of :func:`run_sweep` came to.
+    """The result of :func:`run_sweep`.
 
     Args:
-        counts: of the runs that were asked for.
-        failed: those of them that have failed, now or before, with their state.
-        stopped: whether the user ended it before all was done.
+        counts: of the chosen runs.
+        failed: those that have failed, in this call or before, with their state.
+        stopped: whether the user stopped it early.
     """
 
     counts: Counts
@@ -93,26 +93,25 @@ def run_sweep(
 ) -> SweepOutcome:
     """Do the runs of a sweep that are not done, and collect the results of all.
 
-    Runs that were interrupted or stopped are begun again. What a run computes depends neither on the executor
-    nor on the number of jobs.
+    Runs that were interrupted or stopped start again. The results depend neither on the executor nor on the number of
+    jobs.
 
     Args:
         sweep: what to run; it is recorded in its folder.
-        executor: any ``concurrent.futures.Executor``; the caller shuts it down. It is given a function of this
-            package and plain data, and gives back plain data; where its workers are elsewhere, they must see the
-            sweep's folder under the same path. Runs in threads of one process take turns. None: this process
-            for one job, processes of their own for several.
-        jobs: how many runs at a time, without an executor; None is as many as the cores carry (one where the
-            engine is ``processes``, whose time is real, or a GPU computes).
+        executor: any ``concurrent.futures.Executor``, which the caller shuts down. It gets a function of this package and
+            plain data, and returns plain data; its workers must see the sweep's folder under the same path. Runs in
+            threads of one process take turns. None: this process for one job, worker processes for several.
+        jobs: runs at a time, without an executor; None is as many as the cores carry (one for the engine ``processes``,
+            whose time is real, and for a GPU).
         only: names of the cells to run; empty is all.
-        retry_failed: whether runs that failed are begun again.
-        again: whether runs that are done are begun again; what they recorded stays, and the newest that is done counts.
-        observer: told of progress.
-        command: the command line to put on record; None is this process's.
+        retry_failed: whether failed runs start again.
+        again: whether runs that are done start again; their records stay, and the newest that is done counts.
+        observer: watches the progress.
+        command: the command line to record; None is this process's.
 
     Raises:
-        BadInput: before any work starts; the cell is named. With an executor of the caller, data is first
-            looked for where a run is done: that it is missing is then the run's failure.
+        BadInput: before any work starts, naming the cell. With the caller's executor, data is first read where a run is
+            done: missing data then fails the run.
     """
     chosen: dict[str, Planned] = {}
     for each in sweep.chosen(only):
@@ -139,7 +138,7 @@ def run_sweep(
 
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
-    """How many of some experiments this machine's cores carry at a time."""
+    """How many of some experiments this machine's cores carry at once."""
     widths = []
     for experiment in experiments:
         engine = experiment.engine
@@ -150,7 +149,7 @@ def jobs_for(experiments: Sequence[Experiment]) -> int:
 
 
 def _check(todo: Sequence[Planned]) -> None:
-    """Whatever can't be used is found before work starts: its data is loaded once for each cell."""
+    """Find bad input before work starts, by loading the data once for each cell."""
     first: dict[str, Planned] = {}
     for each in todo:
         first.setdefault(each.cell.name, each)
@@ -174,7 +173,7 @@ def _executor(given: Executor | None, jobs: int | None, todo: Sequence[Planned])
         try:
             yield processes
         except BaseException:
-            processes.kill()  # interrupted a second time: at once
+            processes.kill()  # interrupted a second time
             raise
 
 
@@ -195,7 +194,7 @@ class _Campaign:
         self._pending: dict[Future[Any], Planned] = {}
 
     def run(self, todo: Sequence[Planned], executor: Executor) -> None:
-        """Do all of it, or until the user asks for the end."""
+        """Do all runs, or until the user stops the sweep."""
         serial, told = isinstance(executor, Serial), False
         for each in todo:
             self.states[each.run] = State()
@@ -207,7 +206,7 @@ class _Campaign:
                         break
                     self._update(running=int(serial))
                     self._submit(each, executor)
-                    # A run that was stopped in this very process was so by the user.
+                    # Only the user stops a run in this process.
                     self.stopping |= serial and self.states[each.run].status == "stopped"
                 while self._pending:
                     if self.stopping and not told:
@@ -231,7 +230,7 @@ class _Campaign:
         self.stopping = True
 
     def _interrupt(self) -> None:
-        """Between two runs of this process, or while one loads its data: the engine has not begun."""
+        """Stop between two runs in this process, or while one loads its data."""
         raise KeyboardInterrupt
 
     def _submit(self, planned: Planned, executor: Executor) -> None:
@@ -246,7 +245,7 @@ class _Campaign:
         }
         try:
             future = executor.submit(carry_out, job)
-        except BrokenExecutor:  # what was begun says why; this is left for another call
+        except BrokenExecutor:  # the runs that were begun say why; this one is left for another call
             return
         self._pending[future] = planned
         if future.done():
@@ -259,7 +258,7 @@ class _Campaign:
                 self._ended(planned, self._state(planned, future.result()))
             except CancelledError:  # by its executor
                 continue
-            except Exception as error:  # noqa: BLE001 - the executor's, or its worker's: one run's failure
+            except Exception as error:  # noqa: BLE001 - of the executor or its worker: this run's failure
                 self._broke(planned, error)
 
     def _state(self, planned: Planned, said: Ended) -> State:
@@ -267,7 +266,7 @@ class _Campaign:
         return State(said["status"], said["cause"], folder or None)
 
     def _broke(self, planned: Planned, error: Exception) -> None:
-        """A run was begun and can't say how it ended; or it never was, since a process had died before."""
+        """A run that was begun is lost; or it was never begun, because a process had died before."""
         state = states(self._sweep)[planned.run]
         if self.stopping or (state.folder is None and isinstance(error, BrokenExecutor)):
             return
@@ -292,7 +291,7 @@ class _Campaign:
 
 
 def _narrow(experiment: Experiment) -> Experiment:
-    """Beside others a simulation takes one core, where it doesn't say how many."""
+    """A simulation that runs at the same time as others takes one core, unless it names a number."""
     engine = experiment.engine
     if not isinstance(engine, Simulate) or engine.workers is not None:
         return experiment

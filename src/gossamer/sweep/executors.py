@@ -1,11 +1,15 @@
-"""The executors of this machine: one run at a time in this process, or several in processes of their own.
+"""The executors of this machine: one run at a time in this process, or several in worker processes.
 
-A ``concurrent.futures.ProcessPoolExecutor`` fits the same place, as any executor does, but when one of its
-processes is killed all its runs are lost, and it cannot tell whose process it was.
+Any other ``concurrent.futures.Executor`` can take their place. A ``ProcessPoolExecutor`` would lose all its runs when one of
+its processes is killed, and could not tell which run it was.
+
+A worker process is given one JSON line per call, ``{"call": "module:function", "arguments": [...]}``, and answers with
+``{"value": ...}`` or ``{"error": "..."}``. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -16,23 +20,24 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TextIO
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, cause
 
 _KILL_S = 10.0
-"""Seconds that an idle worker has to end by itself."""
+"""Seconds that an idle worker has to end after its channel is closed."""
 
 
 class WorkerDied(GossamerError):
-    """The process that did a run is gone; the message says how it ended."""
+    """A run's process is gone; the message says how it ended."""
 
 
 class Serial(Executor):
     """Does everything at once, in the thread that submits it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it; the future is done already."""
+        """Call the function; the future is already done."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         try:
@@ -45,8 +50,8 @@ class Serial(Executor):
 class Processes(Executor):
     """Worker processes, each of which does one thing at a time and dies alone.
 
-    They are in sessions of their own: Ctrl-C at the terminal is this process's to handle. What is submitted is a
-    module's function, by name, with arguments and a result that JSON can say.
+    They have their own sessions, so that Ctrl-C at the terminal reaches this process only. It takes functions of modules,
+    with arguments and results that JSON can represent.
 
     Args:
         count: how many.
@@ -60,33 +65,33 @@ class Processes(Executor):
         self._stopped = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a worker call it; the future raises :class:`WorkerDied` when its process is gone."""
+        """Have a worker call a function; the future raises :class:`WorkerDied` when its process is gone."""
         if kwargs:
             raise TypeError("arguments are given by position")
         return self._threads.submit(self._call, f"{fn.__module__}:{fn.__qualname__}", args)
 
     def stop(self) -> None:
         """Ask every run to end in order (SIGTERM); nothing new begins."""
-        with self._lock:
-            self._stopped = True
-            for worker in self._workers:
-                worker.process.terminate()
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End every worker at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
         with self._lock:
             self._stopped = True
             for worker in self._workers:
-                worker.process.kill()
+                worker.process.send_signal(number)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers, once they have done what was submitted."""
+        """End the workers after what was submitted."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
         for worker in list(self._workers):
             worker.close()
 
     def _call(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """In one of the threads, each of which has a worker of its own."""
+        # Every thread has its own worker.
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is None:
             with self._lock:
@@ -104,7 +109,7 @@ class Processes(Executor):
 
 
 class _Worker:
-    """One worker process, from this side."""
+    """This side of one worker process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -113,7 +118,7 @@ class _Worker:
                 [
                     sys.executable,
                     "-c",
-                    "from gossamer.sweep.worker import main; main()",
+                    "from gossamer.sweep.executors import work; work()",
                     str(theirs.fileno()),
                 ],
                 pass_fds=(theirs.fileno(),),
@@ -123,10 +128,8 @@ class _Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         with ours:
-            self._calls, self._answers = (
-                ours.makefile("w", encoding="utf-8"),
-                ours.makefile("r", encoding="utf-8"),
-            )
+            self._calls = ours.makefile("w", encoding="utf-8")
+            self._answers = ours.makefile("r", encoding="utf-8")
 
     def call(self, function: str, arguments: tuple[Any, ...]) -> Any:
         try:
@@ -149,8 +152,8 @@ class _Worker:
         return f"{said}, as the system does when memory runs out" if code == -signal.SIGKILL else said
 
     def close(self) -> None:
-        """Close the channel, upon which the process ends."""
-        with suppress(OSError):  # what is left in its buffer has no reader
+        """Close the channel, which ends the process."""
+        with suppress(OSError):  # the rest of its buffer has no reader
             self._calls.close()
         self._answers.close()
         try:
@@ -158,3 +161,38 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def work() -> None:
+    """The worker process: answer calls until the process at the other end closes the channel, or is gone."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    told, answers = channel.makefile("r", encoding="utf-8"), channel.makefile("w", encoding="utf-8")
+    calls: SimpleQueue[str | None] = SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=_listen, args=(told, calls, busy), daemon=True).start()
+    while (line := calls.get()) is not None:
+        answer = _answer(json.loads(line))
+        busy.clear()
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except OSError:  # the reader is gone
+            break
+
+
+def _listen(told: TextIO, calls: SimpleQueue[str | None], busy: threading.Event) -> None:
+    for line in told:
+        busy.set()
+        calls.put(line)
+    calls.put(None)
+    if busy.is_set():
+        # The sweep is gone: its run ends in order, as if it were stopped.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
+    module, _, name = said["call"].partition(":")
+    try:
+        return {"value": getattr(importlib.import_module(module), name)(*said["arguments"])}
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        return {"error": cause(error)}

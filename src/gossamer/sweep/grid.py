@@ -17,17 +17,17 @@ from gossamer.errors import BadInput
 from gossamer.results.run import part
 
 OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
-"""Fields of an experiment that a cell leaves to the sweep, and why."""
+"""Fields of an experiment that belong to the sweep, and why."""
 _SETTABLE = "accepted: fields that no cell overrides, and those to which the grid gives one value"
 
 
 def _text_keys(value: Any) -> Any:
-    """YAML reads a bare ``7:`` as a number."""
+    """Text keys, where YAML reads a bare ``7:`` as a number."""
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _counted(value: Any) -> Any:
-    """So many seeds are the first ones."""
+    """A number of seeds stands for 1, 2, ..."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return list(range(1, value + 1))
     if value is not None and not isinstance(value, list):
@@ -41,17 +41,16 @@ _Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
 
 
 class SweepFile(BaseModel):
-    """What a sweep file says.
+    """The contents of a sweep file.
 
     Args:
         name: names the folder of the sweep.
-        base: an experiment file, relative to this file; or what would stand in one.
-        overrides: what is different from the base in all cells, as in ``cells``.
+        base: an experiment file, relative to this file; or the contents of one.
+        overrides: differences from the base in all cells, as in ``cells``.
         seeds: a list, or how many: 1, 2, ...; null is the base's seed alone.
-        cells: named overrides. ``field: value`` replaces a field wholly, ``field.parameter: value`` sets one
-            parameter of it.
-        grid: for each field or parameter the values it takes, as a list, or under names of their own; they override
-            what cells say, so that a single value is that of all cells.
+        cells: named overrides. ``field: value`` replaces a whole field, ``field.parameter: value`` sets one parameter.
+        grid: the values of each field or parameter, as a list or by name; they override the cells, so that a single value
+            holds for all cells.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -80,7 +79,7 @@ class Cell:
     Args:
         name: tells it from every other, e.g. ``"divshare, topology.degree=3"``.
         labels: the same in parts, which become columns: ``{"cell": "divshare", "topology.degree": 3}``.
-        overrides: field or ``field.parameter`` -> value, in the order in which they are carried out.
+        overrides: field or ``field.parameter`` -> value, in the order in which they are applied.
     """
 
     name: str
@@ -88,15 +87,15 @@ class Cell:
     overrides: tuple[tuple[str, Any], ...]
 
     def apply(self, raw: dict[str, Any], folder: Path | None, given: Sequence[str] = ()) -> None:
-        """Override what an experiment file says.
+        """Apply the overrides to an experiment file.
 
         Args:
             raw: the file's mapping; changed in place.
-            folder: what relative paths in the overrides are relative to.
-            given: assignments of the command line that have been carried out on it; none may be undone.
+            folder: the folder of relative paths in the overrides.
+            given: assignments of the command line that have been applied; none may be undone.
 
         Raises:
-            BadInput: for an override that can't be carried out, and for an assignment that is not kept.
+            BadInput: for an override that can't be applied, and for an assignment that it undoes.
         """
         said = {each: deepcopy(value_at(raw, each.partition("=")[0])) for each in given}
         undone: dict[str, str] = {}
@@ -115,11 +114,7 @@ class Cell:
 
 
 def common(file: SweepFile) -> Cell:
-    """What all cells have in common, in the form of a cell.
-
-    Raises:
-        BadInput: for a field that is the sweep's own.
-    """
+    """The overrides of all cells, in the form of a cell."""
     check_not_own("overrides", file.overrides or {})
     return Cell("overrides", {}, _in_order(file.overrides or {}))
 
@@ -129,10 +124,10 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
 
     Args:
         file: the sweep.
-        base_name: what the only cell is called, where the file names neither cells nor a grid.
+        base_name: the name of the only cell, where the file has neither cells nor a grid.
 
     Raises:
-        BadInput: for a field that is the sweep's own, and for two values of a grid under one label.
+        BadInput: for a field that belongs to the sweep, and for two values of a grid with one label.
     """
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
     axes = [list(_axis(key, values)) for key, values in (file.grid or {}).items()]
@@ -148,11 +143,11 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
 
 
 def set_axes(file: SweepFile, base: Mapping[str, Any], given: Sequence[str]) -> SweepFile:
-    """Let the command line set fields to which the grid gives one value: all cells have it, whatever else they override.
+    """Let the command line replace the only value of a field in the grid.
 
     Args:
         file: the sweep.
-        base: what all cells have in common, on which the assignments have been carried out.
+        base: what all cells share, after the assignments.
         given: the assignments, ``"a.b=value"``.
     """
     paths = {each.partition("=")[0] for each in given}
@@ -166,17 +161,13 @@ def set_axes(file: SweepFile, base: Mapping[str, Any], given: Sequence[str]) -> 
 
 
 def check_not_own(where: str, keys: Iterable[str]) -> None:
-    """Refuse fields that a cell leaves to the sweep.
-
-    Raises:
-        BadInput: naming the field, and where it belongs.
-    """
+    """Refuse fields that belong to the sweep."""
     for key in set(OWN) & set(keys):
         raise BadInput(f"{where}: got {key!r}; accepted: other fields ({OWN[key]})")
 
 
 def value_at(raw: Mapping[str, Any], path: str) -> Any:
-    """What a file's mapping says of ``"a"`` or ``"a.b"``; None where it says nothing."""
+    """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is not there."""
     found: Any = raw
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -184,13 +175,13 @@ def value_at(raw: Mapping[str, Any], path: str) -> Any:
 
 
 def _kept(before: Any, after: Any) -> bool:
-    """Whether all that was said is still there; more may have come to it."""
+    """Whether a value is still there; more may have been added to it."""
     if isinstance(before, Mapping):
         there = after if isinstance(after, Mapping) else {}
         return all(name in there and _kept(value, there[name]) for name, value in before.items())
     if isinstance(before, str) and isinstance(after, Mapping):
-        after = after.get("name")  # of a bare name a mapping is made where it is given parameters
-    # Text of equal letters may be another path: what it's relative to is a matter of its type.
+        after = after.get("name")  # a bare name becomes a mapping when it gets parameters
+    # Equal text may be another path: its type tells the folder.
     return type(before) is type(after) and bool(before == after)
 
 
@@ -199,8 +190,7 @@ def _in_order(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _whole_first(pair: tuple[str, Any]) -> int:
-    """A field is replaced, and a component named, before parameters are given to it, however they are
-    listed."""
+    """Sorts the replacement of a field and the name of a component before parameters."""
     path = pair[0]
     return 0 if "." not in path else 1 if path.endswith(".name") else 2
 
@@ -224,12 +214,12 @@ def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _short(value: Any) -> Any:
-    """A component goes by its name."""
+    """A component's name stands for it."""
     return str(value["name"]) if isinstance(value, Mapping) and "name" in value else _full(value)
 
 
 def _full(value: Any) -> Any:
-    """What fits into a cell of a table: a plain value as it is, all else as text."""
+    """A label that fits into a table: a plain value unchanged, everything else as text."""
     if isinstance(value, Mapping):
         rest = [f"{key}={_full(item)}" for key, item in value.items() if key != "name"]
         return " ".join([*([str(value["name"])] if "name" in value else []), *rest])
@@ -237,7 +227,7 @@ def _full(value: Any) -> Any:
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """Text that is a relative path is so to the sweep's file, whichever file the base came from."""
+    """Mark text, which may be a path, as relative to the sweep's file, wherever the base is."""
     if isinstance(value, FromCommandLine):
         return value
     if isinstance(value, str):

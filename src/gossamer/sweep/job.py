@@ -1,4 +1,4 @@
-"""What is handed to an executor: one run, as plain data in and plain data out."""
+"""One run of a sweep as an executor does it: plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import threading
 from typing import Literal, TypedDict, cast
 
 Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
-"""``stopped`` by the user, in order; ``interrupted``: begun, and nothing says how it ended."""
+"""``stopped``: by the user, in order; ``interrupted``: begun, with no record of its end."""
 
 _turn = threading.Lock()
-"""Runs of one process take turns: they would share torch's generator and its number of threads."""
+"""Runs in one process take turns, since they share torch's generator and number of threads."""
 
 
 class Job(TypedDict):
@@ -26,25 +26,25 @@ class Job(TypedDict):
 
 
 class Ended(TypedDict):
-    """What came of it."""
+    """How a run ended."""
 
     status: Status
     cause: str | None
-    """Of a failure, in one line."""
+    """The cause of a failure, in one line."""
     folder: str | None
-    """The attempt's, where it came to have one."""
+    """The attempt's folder, if it was created."""
 
 
 def carry_out(job: Job) -> Ended:
-    """Do one run; whatever goes wrong in it is told, not raised."""
-    # A worker process imports torch when it has something to do, not when it unpickles this function.
+    """Do one run; errors are returned, not raised."""
+    # Imported here, so that a worker process imports torch only when it has something to do.
     from gossamer.api import Silent, run
     from gossamer.config import Experiment
     from gossamer.errors import GossamerError, RunFailed, cause
 
     class _Mute(Silent):
         def say(self, text: str) -> None:
-            """Not one word from each of a hundred runs."""
+            """Print and log nothing: there may be hundreds of runs."""
 
     with _turn:
         try:
@@ -54,6 +54,6 @@ def carry_out(job: Job) -> Ended:
             folder = error.folder if isinstance(error, RunFailed) else None
             said = " ".join(str(error).split())
             return {"status": "failed", "cause": said, "folder": None if folder is None else str(folder)}
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's failure
+        except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
             return {"status": "failed", "cause": cause(error), "folder": None}
     return {"status": cast(Status, done.status), "cause": None, "folder": str(done.path)}

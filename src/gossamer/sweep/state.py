@@ -1,4 +1,4 @@
-"""How far a sweep is. The truth is in its runs' own folders; ``sweep.json`` repeats it for readers.
+"""The state of a sweep: derived from the folders of its runs, and repeated in ``sweep.json`` for readers.
 
 ::
 
@@ -6,10 +6,8 @@
       sweep.yaml            the sweep, every cell written out
       sweep.json            every run: cell, labels, seed, folder, status, cause
       <run>/<id>/           one attempt at a run: a folder like every run's
-      results.parquet       one row a cell and seed (gossamer.sweep.table)
-      results.csv
-      summary.parquet       one row a cell
-      summary.csv
+      results.parquet       one row per cell and seed (gossamer.sweep.table), also as results.csv
+      summary.parquet       one row per cell, also as summary.csv
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ _ENDS = ("done", "failed", "stopped")
 
 @dataclass(frozen=True)
 class State:
-    """How far one run is.
+    """The state of one run.
 
     Args:
         status: see :data:`gossamer.sweep.job.Status`.
         cause: why it failed, in one line.
-        folder: of the attempt that counts, where there is one.
+        folder: the attempt that counts, if there is one.
     """
 
     status: Status = "pending"
@@ -46,10 +44,10 @@ class State:
 
 
 def states(sweep: Sweep) -> dict[str, State]:
-    """Where every run of a sweep stands, by the name of its folder."""
+    """The state of every run of a sweep, by the name of its folder."""
     runs = dict.fromkeys(each.run for each in sweep.planned)
     return {run: _attempted(sweep.folder / run) for run in runs} | {
-        # A run that failed before it had a folder (its data could not be read) says so here alone.
+        # Only here is it recorded that a run failed before it had a folder (its data could not be read).
         run: State("failed", cause)
         for run, cause in _failures(sweep.folder).items()
         if run in runs and not any((sweep.folder / run).glob("*/experiment.yaml"))
@@ -57,7 +55,7 @@ def states(sweep: Sweep) -> dict[str, State]:
 
 
 def _attempted(folder: Path) -> State:
-    """The attempt that is done, or else the last one: ids sort by time."""
+    """The attempt that is done, or else the last one (ids sort by time)."""
     attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
     found = [_ended(attempt) for attempt in attempts]
     return next((state for state in found if state.status == "done"), found[0] if found else State())
@@ -86,7 +84,7 @@ def _failures(folder: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file that is missing, or was cut off by a crash, says nothing."""
+    """A JSON object; empty for a file that is missing or was truncated by a crash."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -114,10 +112,10 @@ def _entry(planned: Planned, state: State, folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Make a sweep's folder this process's own: two sweeps in one folder would do each run twice.
+    """Lock a sweep's folder: two sweeps in one folder would do each run twice.
 
     Raises:
-        BadInput: when another process has it, and for a place where nothing can be written.
+        BadInput: if another process has locked it, or nothing can be written there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +125,7 @@ def claimed(folder: Path) -> Iterator[None]:
         raise BadInput(
             f"--out: {reason} ({error.filename}); accepted: a folder that can be written to"
         ) from None
-    with lock:  # the system lets go of it with the process, however that ends
+    with lock:  # the system releases it when the process ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

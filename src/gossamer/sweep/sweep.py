@@ -1,10 +1,12 @@
-"""Sweep: many experiments that differ in named ways, and where their runs are recorded."""
+"""Sweep: many experiments that differ in named ways, and the folders of their runs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gossamer.config import Experiment, assign_all
 from gossamer.config.mappings import read_mapping
@@ -20,7 +22,6 @@ from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
 from gossamer.results.run import short_names
 from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
-from gossamer.sweep.key import Keys
 
 if TYPE_CHECKING:
     import polars as pl
@@ -34,8 +35,8 @@ class Planned:
 
     Args:
         cell: its cell.
-        experiment: all of it, seed included.
-        run: the folder of its runs within the sweep's; equal experiments of two cells share one.
+        experiment: the whole experiment with its seed.
+        run: the folder of its attempts within the sweep's; equal experiments of two cells share it.
         short: the cell's name without what all cells of the sweep have in common.
     """
 
@@ -46,7 +47,7 @@ class Planned:
 
     @property
     def title(self) -> str:
-        """Cell and seed, for people."""
+        """Cell and seed, as text."""
         return f"{self.short}, seed {self.experiment.seed}"
 
 
@@ -55,7 +56,7 @@ class Sweep:
     """Cells times seeds over one base experiment; made with :meth:`load` or :meth:`of`.
 
     Args:
-        name: the sweep's.
+        name: the sweep's name.
         folder: ``<out>/<name>``, where :func:`gossamer.run_sweep` records it.
         planned: every experiment, cell by cell.
     """
@@ -74,7 +75,7 @@ class Sweep:
             out: the folder of all runs.
 
         Raises:
-            BadInput: for anything that can't be used; where it is in an experiment, the cell is named.
+            BadInput: for anything that can't be used, naming the cell.
         """
         file = Path(path)
         raw = read_mapping(file, "a YAML sweep file", "a mapping with 'base'")
@@ -126,8 +127,8 @@ class Sweep:
         """The experiments of some cells; of all, where none is named.
 
         Args:
-            only: names of cells: the whole name, that of progress lines, or that of all cells made from one entry of
-                ``cells``.
+            only: names of cells: the whole name, that of progress lines, or an entry of ``cells``, which stands for all its
+                cells.
 
         Raises:
             BadInput: for a name that no cell has.
@@ -147,8 +148,8 @@ class Sweep:
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:
-        """A sweep file of the same experiments in which every cell stands by itself: what all have in common is
-        the base, and paths are absolute."""
+        """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are
+        absolute."""
         dumps = {}
         for each in self.planned:
             dump = each.experiment.model_dump(mode="json")
@@ -167,7 +168,7 @@ class Sweep:
         return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True))
 
     def results(self) -> pl.DataFrame:
-        """What is recorded of every experiment, one row each; see :func:`gossamer.sweep.table.results`."""
+        """One row per experiment; see :func:`gossamer.sweep.table.results`."""
         from gossamer.sweep.table import results
 
         return results(self)
@@ -191,7 +192,7 @@ def _planned(
     found: list[Planned] = []
     problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
-    keys = Keys()
+    keys = _Keys()
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
     for cell, short in zip(cells, shorts, strict=True):
         raw, slug = deepcopy(base), _slug(cell.name)
@@ -213,7 +214,7 @@ def _planned(
 
 
 def _named(bad: Sequence[str], cells: Sequence[Cell]) -> str:
-    """The cells that have a problem: one that all share is said once, and an entry stands for all that are made from it."""
+    """The cells that have a problem; an entry of ``cells`` stands for its cells if all of them do."""
     fine = {cell.labels.get("cell") for cell in cells if cell.name not in bad}
     entries = {
         cell.name: cell.labels.get("cell", cell.name) for cell in cells if cell.labels.get("cell") not in fine
@@ -225,5 +226,54 @@ def _named(bad: Sequence[str], cells: Sequence[Cell]) -> str:
 
 
 def _slug(name: str) -> str:
-    """A cell's name as that of an experiment."""
+    """A cell's name as an experiment's name."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:100]
+
+
+class _Keys:
+    """Keys that tell the runs of a sweep apart: hashes of the whole experiment and of the files that it names. Each file is
+    read once, so that a sweep sees one state of it."""
+
+    def __init__(self) -> None:
+        self._digests: dict[Path, str | None] = {}
+
+    def of(self, experiment: Experiment) -> str:
+        """The key of an experiment. What does not change its results (name, threads, trackers) is left out; data in the
+        data root is identified by its name."""
+        said = experiment.model_dump(
+            mode="json", exclude={"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
+        )
+        values = (
+            getattr(experiment, name)
+            for name in type(experiment).model_fields
+            if name not in ("data_root", "trackers")
+        )
+        files = {str(path): self._digest(path) for value in values for path in _paths(value)}
+        if files:
+            said["files"] = files
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+    def _digest(self, path: Path) -> str | None:
+        """The digest of a file; None if it can't be read, which the run will report."""
+        if path not in self._digests:
+            try:
+                with path.open("rb") as file:
+                    self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError:
+                self._digests[path] = None
+        return self._digests[path]
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """Every path in a component's parameters, also in those of nested components."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _paths(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _paths(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _paths(item)

@@ -1,4 +1,4 @@
-"""The results of a sweep as tables: a row a run, and a row a cell."""
+"""The results of a sweep as tables: a row per run, and a row per cell."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.confidence import confidence
 from gossamer.results.folder import atomic
-from gossamer.results.frames import FinalSummary, final_summary
 from gossamer.results.run import Run
+from gossamer.results.tidy import FinalSummary, confidence, final_summary
 from gossamer.sweep.state import State, states
 from gossamer.sweep.sweep import Planned, Sweep
 
@@ -30,10 +29,10 @@ _RUN: dict[str, Any] = {"run": pl.String}
 
 
 def results(sweep: Sweep) -> pl.DataFrame:
-    """What is recorded of every experiment of a sweep, whether or not it has been run.
+    """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        One row a cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
+        For each cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
         the nodes at the last complete evaluation (of ages and shares of time, over the whole run), and as
         ``best_<metric>`` the best of such means; ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real),
         ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder within the sweep's. What is not
@@ -61,7 +60,7 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
         metric: a column of numbers.
 
     Returns:
-        One row a cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
+        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
         ``high``, the ends of the 95 % confidence interval by Student's t (null for less than two runs).
 
     Raises:
@@ -84,7 +83,7 @@ def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.Dat
         metrics: columns of numbers; None is all.
 
     Returns:
-        One row a cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
+        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
         runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
         Student's t (null for less than two runs).
     """
@@ -108,7 +107,7 @@ def _numbers(table: pl.DataFrame) -> list[str]:
 
 
 def label_columns(table: pl.DataFrame) -> list[str]:
-    """The columns that tell cells apart: those before the seed."""
+    """The columns of the cells' labels: those before the seed."""
     return table.columns[: table.columns.index("seed")]
 
 
@@ -120,7 +119,7 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
 
 
 def write_results(sweep: Sweep) -> None:
-    """Write ``results`` (a row a run) and ``summary`` (a row a cell) into the sweep's folder, as Parquet and as CSV."""
+    """Write ``results`` (a row per run) and ``summary`` (a row per cell) into the sweep's folder, as Parquet and CSV."""
     table = results(sweep)
     for name, rows in (("results", table), ("summary", by_cell(table))):
         with atomic(sweep.folder / f"{name}.parquet") as temporary:
@@ -132,7 +131,7 @@ def write_results(sweep: Sweep) -> None:
 def _summary(state: State) -> FinalSummary | None:
     try:
         return None if state.folder is None else final_summary(Run(state.folder))
-    except (BadInput, pl.exceptions.PolarsError):  # a run that a crash left in pieces has nothing to tell
+    except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
         return None
 
 

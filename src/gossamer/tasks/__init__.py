@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from gossamer.tasks.digits import Digits
-from gossamer.tasks.images import CIFAR10, MNIST, FashionMNIST
+from gossamer.tasks.images import CIFAR10, MNIST, Digits, FashionMNIST
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts, left_out
+from gossamer.tasks.poison import LabelFlip, Patch, Poison, poisoned
 from gossamer.tasks.shakespeare import Shakespeare
-from gossamer.tasks.source import TaskSource, load_task
-from gossamer.tasks.task import RootMean, Task, accuracy
+from gossamer.tasks.task import RootMean, Task, TaskSource, accuracy, load_task
 
 __all__ = [
     "CIFAR10",
@@ -18,10 +17,13 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "LabelFlip",
     "LeastSquares",
     "MovieLens",
     "Natural",
     "Partition",
+    "Patch",
+    "Poison",
     "RootMean",
     "Shakespeare",
     "Shards",
@@ -32,4 +34,5 @@ __all__ = [
     "label_counts",
     "left_out",
     "load_task",
+    "poisoned",
 ]

@@ -1,8 +1,12 @@
 """Columns of a Hugging Face data set as numpy arrays: from the hub, or from a data root without any network.
 
-A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the Parquet files of one data set in the
-hub's own folders. Both ways go through ``datasets.load_dataset`` and both are checked: number of rows, types,
-image sizes, label range.
+A data root mirrors the hub: ``<data root>/hub/<hub id>/...`` holds the Parquet files of a data set in the hub's own
+folders. Either way the data is read with ``datasets.load_dataset`` and checked: number of rows, types, image sizes, label
+range.
+
+Decoded arrays are cached on disk, so that images are not decompressed in every run. An array is one ``.npy`` file,
+written under another name and renamed, so that it is whole, and memory-mapped on reading, so that processes share its
+pages. Nothing in it is pickled.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +24,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64, Shaped, UInt8
+from jaxtyping import Int, Int64, Shaped, UInt8
 
 from gossamer.errors import BadInput, listed
-from gossamer.tasks.cache import read_array, write_array
+from gossamer.randomness import SHARED, generator
 
 log = logging.getLogger("gossamer")
 
@@ -38,7 +43,7 @@ VERSION = 1
 
 @runtime_checkable
 class Column(Protocol):
-    """How one column of a data set becomes one array."""
+    """Turns one column of a data set into an array."""
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -46,7 +51,7 @@ class Column(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's shape, less its first axis (the row)."""
+        """The array's shape without its first axis (the row)."""
 
     def decode(self, column: Any, where: str) -> Shaped[np.ndarray, "rows ..."]:
         """The array of an Arrow column; ``where`` names the column in errors."""
@@ -78,8 +83,7 @@ class ImageColumn:
         height, width, channels = self.shape
         mode = {1: "L", 3: "RGB"}[channels]
         pixels = np.empty((len(column), *self.shape), np.uint8)
-        # One by one: decoding holds the interpreter lock for images this small, so threads make it slower
-        # (measured).
+        # Threads would be slower (measured): decoding holds the interpreter lock for images this small.
         for row, encoded in enumerate(column):
             data = encoded["bytes"].as_py() if encoded.is_valid else None
             if data is None:
@@ -105,7 +109,7 @@ class ImageColumn:
 
 
 class NumberColumn:
-    """The base of columns that are decoded to an int64 a row."""
+    """Base of columns that are decoded to one int64 per row."""
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -114,7 +118,7 @@ class NumberColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One number a row."""
+        """One number per row."""
         return ()
 
 
@@ -153,21 +157,21 @@ def hub_dataset(
 ) -> Splits:
     """Columns of a data set of the Hugging Face hub as arrays.
 
-    With a data root the network is not touched, and a changed file is noticed (by path, size and time).
-    Without one, what was read from the hub before is taken from the cache, by its id.
+    With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
+    set that was read before is taken from the cache by its id.
 
     Args:
         hub_id: the data set's id on the hub, such as ``"uoft-cs/cifar10"``.
-        columns: the columns that are wanted, and what they hold.
-        rows: the splits that are wanted, and how many rows each must have (None: any number).
+        columns: the columns to read, and their decoders.
+        rows: the splits to read, and how many rows each must have (None: any number).
         data_root: a folder with ``hub/<hub id>/...``, or None for the hub.
 
     Returns:
         split -> column -> array whose first axis is the row. Arrays from the cache are read-only.
 
     Raises:
-        BadInput: no such folder, no such data set in it, a truncated or damaged file (named), rows, sizes or
-            labels that are not the expected ones, no network, or the extra ``data`` is not installed.
+        BadInput: for a missing folder or data set, a damaged file (named), unexpected rows, sizes or labels, no
+            network, or when the extra ``data`` is not installed.
     """
     folder, files = None, []
     if data_root is not None:
@@ -208,7 +212,7 @@ def _dataset_folder(data_root: Path, hub_id: str) -> Path:
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The data files of a folder, each with Parquet's magic at both ends: what a download cut short lacks."""
+    """The data files of a folder. Each must have Parquet's magic at both ends, which a truncated download lacks."""
     files = sorted(folder.rglob("*.parquet"))
     if not files:
         raise BadInput(f"data_root: {folder} has no .parquet file; accepted: the data set's Parquet files")
@@ -232,7 +236,7 @@ def _parquet_files(folder: Path) -> list[Path]:
 
 
 def _fingerprint(hub_id: str, columns: Mapping[str, Column], files: Sequence[Path]) -> str:
-    """A name for what would be decoded: it changes with the decoder, the columns and the source files."""
+    """A name for decoded data, which changes with the decoder, the columns and the source files."""
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     text = repr((VERSION, hub_id, sorted((name, repr(column)) for name, column in columns.items()), stamps))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -246,8 +250,7 @@ def _decode(
     files: Sequence[Path],
 ) -> Splits:
     where = f"data_root: {folder}" if folder is not None else f"{hub_id} (Hugging Face hub)"
-    # `datasets` turns Parquet into an Arrow file that it maps. For a data root that file is of no further
-    # use.
+    # `datasets` turns Parquet into an Arrow file that it maps, which is not needed afterwards.
     with tempfile.TemporaryDirectory(prefix="gossamer-") as scratch:
         dataset = _from_hub(hub_id) if folder is None else _from_folder(folder, files, scratch)
         decoded: Splits = {}
@@ -315,10 +318,8 @@ _patching = threading.Lock()
 
 @contextmanager
 def _quiet(offline: bool) -> Iterator[Any]:
-    """The package ``datasets`` without progress bars and chatter and, if so asked, kept from the network.
-
-    These are global settings of the libraries; they are put back at the end.
-    """
+    """The package ``datasets`` without progress bars, log messages and, if ``offline``, network: global settings, which
+    are restored at the end."""
     try:
         import datasets
         import huggingface_hub.constants as hub
@@ -346,3 +347,93 @@ def _quiet(offline: bool) -> Iterator[Any]:
                 datasets.enable_progress_bars()
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+# --- the cache
+
+
+def cache_folder() -> Path:
+    """The folder of decoded data: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else ``~/.cache/gossamer``.
+
+    Raises:
+        OSError: when neither variable is set and the user has no home folder.
+    """
+    if own := os.environ.get("GOSSAMER_CACHE"):
+        return Path(own)
+    if users := os.environ.get("XDG_CACHE_HOME"):
+        return Path(users) / "gossamer"
+    try:
+        return Path.home() / ".cache" / "gossamer"
+    except RuntimeError as error:
+        raise OSError(f"no home folder ({error})") from error
+
+
+def read_array(
+    name: str, shape: Sequence[int | None], dtype: np.dtype[np.generic]
+) -> Shaped[np.ndarray, "..."] | None:
+    """A cached array, memory-mapped and read-only; None unless there is one of this shape (None: any length) and type."""
+    try:
+        path = cache_folder() / name
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError) as error:  # what np.load raises for damaged files
+        log.warning("cached data %s can't be read and is decoded again (%s)", name, error)
+        return None
+    if not isinstance(array, np.ndarray) or not _fits(array.shape, shape) or array.dtype != dtype:
+        log.warning("cached data %s is not what it should be and is decoded again", path)
+        return None
+    return array
+
+
+def _fits(found: tuple[int, ...], wanted: Sequence[int | None]) -> bool:
+    return len(found) == len(wanted) and all(n in (None, m) for m, n in zip(found, wanted, strict=True))
+
+
+def write_array(name: str, array: Shaped[np.ndarray, "..."]) -> None:
+    """Cache an array. A failure is only logged: it makes the next run slower."""
+    try:
+        path = cache_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+            part = Path(file.name)
+            try:
+                np.save(file, array, allow_pickle=False)
+                file.close()
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        log.warning(
+            "decoded data can't be cached (%s); set GOSSAMER_CACHE to a folder that can be written", error
+        )
+
+
+# --- test sets
+
+
+def split_by_owner(
+    owners: Int[np.ndarray, " samples"], fraction: float, purpose: str | None = None
+) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]:
+    """Indices of training and test samples, both ascending, for a data set that has no test set.
+
+    Of an owner's n samples, ``fraction * n`` are for training, rounded such that every owner of two or more has both
+    kinds; a single sample is for training. The split does not depend on the experiment's seed: runs with different
+    seeds are evaluated on the same samples.
+
+    Args:
+        owners: the owner of each sample, numbers from 0.
+        fraction: share of the training samples, above 0 and below 1.
+        purpose: key with which each owner's training samples are drawn; None takes the owner's first ones, in the
+            order of the data.
+    """
+    grouped = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
+    train, test = [], []
+    for owner, members in enumerate(grouped):
+        if purpose is not None:
+            members = generator(0, purpose, SHARED, owner).permutation(members)
+        kept = min(max(round(fraction * len(members)), 1), max(len(members) - 1, 1))
+        train.append(members[:kept])
+        test.append(members[kept:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))

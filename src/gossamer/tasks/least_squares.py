@@ -1,4 +1,4 @@
-"""Synthetic linear regression, whose optimum has a closed form: for checks of algorithms and engines."""
+"""Synthetic linear regression. Its optimum has a closed form, which helps to check algorithms and engines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.tasks.source import TaskSource
-from gossamer.tasks.task import Task
+from gossamer.tasks.task import Task, TaskSource
 
 
 def half_mean_square(
@@ -28,24 +27,22 @@ def half_mean_square(
 
 @register("task", "least-squares")
 class LeastSquares(TaskSource):
-    """Linear regression y = V x + noise, learned by one linear layer without bias; everything is keyed from
-    the seed.
+    """Linear regression y = V x + noise, learned by one linear layer without bias; every draw is keyed by the seed.
 
     Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
-    V x has unit variance), the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2 and its
-    minimum the least-squares solution, which numpy's ``lstsq`` gives: what an algorithm should reach is
-    known.
+    V x has unit variance); the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2, whose minimum is the
+    least-squares solution that numpy's ``lstsq`` gives.
 
     Args:
         features: length of an input.
         samples: number of training samples.
-        test_samples: number of test samples, from the same law.
+        test_samples: number of test samples, from the same distribution.
         targets: length of a target.
         noise: standard deviation of the noise on a target.
         groups: number of natural owners, for the partition ``natural``; sample i belongs to owner i mod
             groups. None: no owners.
-        heterogeneity: how far the owners disagree: owner g's true weights are V plus this times its own
-            standard normal matrix (divided by sqrt(features) too). 0: all owners follow the same law.
+        heterogeneity: how much the owners differ: owner g's true weights are V plus this times its own standard normal
+            matrix (divided by sqrt(features) too). 0: all owners have the same distribution.
     """
 
     features: PositiveInt = 10

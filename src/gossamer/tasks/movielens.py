@@ -1,4 +1,4 @@
-"""MovieLens: what users think of films, by matrix factorization."""
+"""MovieLens: ratings of films, predicted by matrix factorization."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
+from gossamer.tasks.data import split_by_owner
 from gossamer.tasks.models import MatrixFactorization
-from gossamer.tasks.source import TaskSource
-from gossamer.tasks.split import split_by_owner
-from gossamer.tasks.task import RootMean, Task
+from gossamer.tasks.task import RootMean, Task, TaskSource
 
 log = logging.getLogger("gossamer")
 
@@ -46,7 +45,7 @@ class Stars:
         return self.least <= rating <= self.most and (rating / self.step).is_integer()
 
     def clip(self, ratings: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]:
-        """Ratings, those beyond the scale's ends moved to them."""
+        """Ratings, clipped to the scale."""
         return ratings.clamp(self.least, self.most)
 
     def squared_error(
@@ -82,7 +81,7 @@ class Release:
 
     Args:
         file: the file of ratings, below the data root.
-        delimiter: what stands between the fields of a line.
+        delimiter: between the fields of a line.
         header: whether the first line names the columns.
         stars: the scale of the ratings.
         counts: how many ratings, users and rated films there are.
@@ -96,7 +95,7 @@ class Release:
 
 
 COLUMNS = ("userId", "movieId", "rating")
-"""What is read of a line, by GroupLens's names; without a header these are the first three fields."""
+"""The fields that are read, by GroupLens's names; without a header they are the first three."""
 
 RELEASES = {
     "latest-small": Release(
@@ -116,8 +115,7 @@ class Ratings(NamedTuple):
 
 @register("task", "movielens")
 class MovieLens(TaskSource):
-    """MovieLens (Harper and Konstan, ACM TiiS 5(4), 2015): ratings of films, to be foretold by matrix
-    factorization.
+    """MovieLens (Harper and Konstan, ACM TiiS 5(4), 2015): ratings of films, predicted by matrix factorization.
 
     Inputs are int64 (user, film) pairs [samples, 2], both counted from 0 in the order of their ids; targets
     are float32 ratings [samples]. The owner of a rating is its user, by GroupLens's id. The loss is the mean
@@ -127,14 +125,13 @@ class MovieLens(TaskSource):
     - ``mae``: mean absolute error, outputs clipped;
     - ``rmse_unclipped``: square root of the loss. decentralizepy and the DivShare artifact report it as
       "loss" (theirs is the root of a mean over batches, where a smaller last batch counts as a whole one);
-    - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, hits.
+    - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, equals.
 
-    Each user's ratings are split into training and test ratings by a draw that is the same for every seed.
-    All nodes are evaluated on one sample of all users' test ratings. (The artifact evaluates each node on the test
-    ratings of its own users: what a node knows of other users, whom it never trains on, does not count there,
-    and counts here.)
+    Each user's ratings are split into training and test ratings by a draw that is the same for every seed. All nodes are
+    evaluated on one sample of all users' test ratings. (The artifact evaluates each node on the test ratings of its own
+    users only.)
 
-    The data is not fetched: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
+    The data is not downloaded: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
     the terms.
 
@@ -144,7 +141,7 @@ class MovieLens(TaskSource):
         dimensions: length of the factors of users and films.
         biased: add the mean training rating and a bias for each user and each film. The mean is one constant
             over all nodes' training ratings.
-        train_fraction: share of each user's ratings that is trained on; the others are tested on.
+        train_fraction: share of each user's ratings that is for training; the others are for testing.
     """
 
     release: Literal["latest-small", "100k"] = "latest-small"
@@ -205,8 +202,8 @@ def read_ratings(path: Path, release: Release) -> Ratings:
     """The ratings in a file of GroupLens.
 
     Raises:
-        BadInput: for a file that can't be read or has no ratings, a column that is not there, or a line that
-            holds no rating or the second one of the same user and film; it names the file and the line.
+        BadInput: naming file and line, for a file that can't be read or has no ratings, a missing column, a line without
+            a rating, or a second rating of a film by a user.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -248,7 +245,7 @@ def read_ratings(path: Path, release: Release) -> Ratings:
 
 
 def _places(path: Path, lines: list[str], release: Release) -> tuple[int, ...]:
-    """In which field of a line each of the columns is."""
+    """The field of a line that holds each of the columns."""
     names = lines[0].split(release.delimiter) if lines else []
     missing = [name for name in COLUMNS if name not in names]
     if missing:

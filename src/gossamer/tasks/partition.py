@@ -1,7 +1,6 @@
-"""How the training samples are split over the nodes.
+"""Partitions: splits of the training samples over the nodes.
 
-Every sample goes to exactly one node, or the log says how many were left out; every node gets at least one
-sample.
+Every sample goes to at most one node, and the log says how many are left out; every node gets at least one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gossamer.tasks.task import Task
 log = logging.getLogger("gossamer")
 
 Parts = list[Int[np.ndarray, " _"]]
-"""For each node the indices of its training samples."""
+"""The indices of each node's training samples."""
 
 
 class Partition(Component):
@@ -34,9 +33,9 @@ class Partition(Component):
         """The samples of each node, in any order; :meth:`assign` sorts and checks them.
 
         Args:
-            task: the data that is split.
-            nodes: how many nodes there are, at least 1 and at most ``task.samples``.
-            rng: the source of all randomness.
+            task: the data.
+            nodes: number of nodes, at least 1 and at most ``task.samples``.
+            rng: the source of randomness.
         """
 
     def assign(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
@@ -89,15 +88,14 @@ class IID(Partition):
 
 @register("partition", "shards")
 class Shards(Partition):
-    """A few shards of label-sorted data a node (McMahan et al., AISTATS 2017, Section 3: two shards a node).
+    """A few shards of label-sorted data per node (McMahan et al., AISTATS 2017, Section 3: two).
 
-    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards,
-    which are dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard
-    that is not larger than the smallest class has at most two labels; a node then has at most ``2 *
-    per_node``.
+    The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
+    dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
+    the smallest class has at most two labels; a node then has at most ``2 * per_node``.
 
     Args:
-        per_node: shards that each node gets.
+        per_node: shards of each node.
     """
 
     per_node: PositiveInt = 2
@@ -121,27 +119,25 @@ class Shards(Partition):
 class Dirichlet(Partition):
     """Label skew by a Dirichlet law: small ``alpha`` for few labels a node, large ``alpha`` for IID.
 
-    For each class c, shares p_c ~ Dirichlet_nodes(alpha, ..., alpha) are drawn, and node i gets the share
-    p_ci of the samples of c. It is the form of Yurochkin et al. (ICML 2019, Section 4) and Li et al. (ICDE
-    2022, Section IV-A) that most code runs under the name of Hsu, Qi, Brown (arXiv:1909.06335); Hsu's own
-    draws the class mix of each client instead, for clients of equal size. Here the nodes' sizes differ as
-    well.
+    For each class c, shares p_c ~ Dirichlet_nodes(alpha, ..., alpha) are drawn, and node i gets the share p_ci of the
+    samples of c. This is the form of Yurochkin et al. (ICML 2019, Section 4) and Li et al. (ICDE 2022, Section IV-A), which
+    most code attributes to Hsu, Qi, Brown (arXiv:1909.06335); Hsu's draws the class mix of each client instead, for
+    clients of equal size. Here the nodes' sizes differ as well.
 
-    One draw is enough: where others draw again until each node has enough samples, which for many nodes and
-    small ``alpha`` never comes, here the nodes below ``min_samples`` are given what they lack, one sample
-    after the other: from the node that has most at that moment (of equals the lowest rank), out of that
-    node's largest class. So it always ends, and every sample is used.
+    Others draw again until each node has enough samples, which for many nodes and small ``alpha`` may never happen. Here
+    there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
+    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used.
 
     Args:
         alpha: concentration; the smaller, the more skewed.
-        min_samples: samples that each node has at the least.
+        min_samples: least number of samples of a node.
     """
 
     alpha: Annotated[float, Field(gt=0, le=1e9)]
     min_samples: PositiveInt = 1
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """One Dirichlet draw a class, then the poorest nodes are topped up."""
+        """One Dirichlet draw per class; then nodes with too few samples are topped up."""
         labels = _labels(task, self)
         if nodes * self.min_samples > task.samples:
             raise BadInput(
@@ -150,8 +146,7 @@ class Dirichlet(Partition):
             )
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
-        # Rounding the cumulated shares, not the shares, keeps every sample and each count within one of its
-        # share.
+        # Rounding cumulated shares keeps every sample, and each count within one of its share.
         ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
         ends[:, -1] = sizes
         counts = np.diff(ends, axis=1, prepend=0).T
@@ -166,10 +161,10 @@ class Dirichlet(Partition):
 
 
 def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
-    """Moves single samples from the richest nodes to those with fewer than ``least``, in place.
+    """Move single samples from the largest nodes to those with fewer than ``least``, in place.
 
-    It ends because each step fills one gap, and while there is a gap (and samples for all) the richest node
-    has more than ``least``, so that no step makes a new one.
+    Every step fills a gap and creates none: while there is a gap (and samples for all), the largest node has more than
+    ``least``.
     """
     totals = counts.sum(axis=1)
     richest = [(-int(total), rank) for rank, total in enumerate(totals)]
@@ -185,10 +180,10 @@ def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
 
 @register("partition", "natural")
 class Natural(Partition):
-    """The data's own owners (writers, speakers, users; Caldas et al., LEAF, 2018): one node an owner.
+    """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): one node per owner.
 
-    With as many nodes as owners, node i has the i-th owner id. With more owners than nodes, whole owners are
-    dealt out at random, so that the nodes' numbers of owners differ by at most one.
+    With as many nodes as owners, node i has the i-th owner id. With more owners, whole owners are dealt out at random, so
+    that the nodes' numbers of owners differ by at most one.
     """
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
@@ -216,11 +211,10 @@ class Natural(Partition):
 class Sizes(Partition):
     """A random split into parts of given sizes.
 
-    Node i gets ``fractions[i]`` of the samples, to within one. What the fractions leave of 1 is left out,
-    which is logged.
+    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out.
 
     Args:
-        fractions: one a node, each above 0, summing to 1 at most.
+        fractions: one per node, each above 0, with a sum of at most 1.
     """
 
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
@@ -238,7 +232,7 @@ class Sizes(Partition):
             raise BadInput(
                 f"partition.fractions: {len(self.fractions)} of them for {nodes} nodes; accepted: one a node"
             )
-        # Rounded where they are cumulated: three thirds leave no sample over.
+        # Rounded after they are cumulated, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
 
@@ -251,10 +245,9 @@ def left_out(parts: Sequence[Int[np.ndarray, " _"]], total: int) -> int:
 def label_counts(
     task: Task, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> Int[np.ndarray, "nodes classes"] | None:
-    """How many samples of each class each node has, or None where the targets are not classes.
+    """The number of samples of each class at each node, or None where the targets are not classes.
 
-    There are as many columns as ``task.classes`` has names or, for a task that names none, as the highest
-    class number asks for.
+    The number of columns is that of ``task.classes``, or one more than the highest class number.
     """
     targets = task.labels()
     if targets is None:

@@ -1,4 +1,4 @@
-"""Shakespeare: which character comes next in a role's text."""
+"""Shakespeare: the next character in a role's text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from pydantic import Field, PositiveInt
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.tasks.classification import cross_entropy
-from gossamer.tasks.data import Column, NumberColumn, hub_dataset
+from gossamer.tasks.data import Column, NumberColumn, hub_dataset, split_by_owner
+from gossamer.tasks.images import cross_entropy
 from gossamer.tasks.models import CharacterLSTM
-from gossamer.tasks.source import TaskSource
-from gossamer.tasks.split import split_by_owner
-from gossamer.tasks.task import Task, accuracy
+from gossamer.tasks.task import Task, TaskSource, accuracy
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters that are told apart, by number: LEAF's table. Any other character is number 80."""
+"""LEAF's 80 characters, by number. Any other character is number 80."""
 
 CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in CHARACTERS), "other")
 """Names of the characters, by number."""
@@ -31,7 +29,7 @@ LENGTH = 80
 """Characters of a text."""
 
 ROWS = 1 << 16
-"""Texts that are decoded at a time."""
+"""Texts that are decoded at once."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class TextColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One number a character."""
+        """One number per character."""
         return (self.length,)
 
     def decode(self, column: Any, where: str) -> UInt8[np.ndarray, "rows length"]:
@@ -70,7 +68,7 @@ class TextColumn:
                     raise BadInput(
                         f"{where}, row {row}: a text of {len(text)} characters; accepted: {self.length}"
                     )
-            # Four bytes a character, whichever it is.
+            # Every character takes four bytes.
             codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
             decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, self.length)
         return decoded
@@ -78,7 +76,7 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class NameColumn(NumberColumn):
-    """Names, as numbers: each name by its place among all of them in alphabetical order."""
+    """Names as numbers: the place of each in alphabetical order."""
 
     def decode(self, column: Any, where: str) -> Int64[np.ndarray, " rows"]:
         """The numbers of an Arrow column of strings.
@@ -105,23 +103,21 @@ class Shakespeare(TaskSource):
 
     Inputs are uint8 character numbers [samples, 80], targets int64 character numbers [samples]; there are 81
     of them, LEAF's 80 characters and one for any other. The owner of a sample is its speaking role, the
-    hub's ``character_id``. The loss is cross-entropy, the metric ``accuracy``. It is read from
-    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root in its place, which may have any
-    number of rows and roles.
+    hub's ``character_id``. The loss is cross-entropy, the metric ``accuracy``. The data is read from
+    ``flwrlabs/shakespeare`` on the Hugging Face hub, or from a data root, which may have any number of rows and roles.
 
-    The hub has no test set. Of each role the first samples are trained on and the last ones tested on, in the
-    order of the data, which is that of the text: neighbouring samples overlap, and so no character that a
-    node has to foretell in a test is in a text that was trained on. It does not depend on the seed. All nodes
-    are evaluated on one sample of all roles' test samples.
+    The hub has no test set. The first samples of each role, in the order of the text, are for training and the last ones
+    for testing: neighbouring samples overlap, and this way no character that is predicted in a test is in a training
+    text. The split does not depend on the seed. All nodes are evaluated on one sample of all roles' test samples.
 
-    ``torch.nn.LSTM`` can't be batched over nodes: the trainer is ``sequential``, which ``auto`` knows. (A
-    loop over cells that could be was 3 to 9 times slower a step.)
+    ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``. (A loop over
+    cells, which can be batched, was 3 to 9 times slower per step.)
 
     Args:
         hidden: width of the LSTM layers.
         layers: number of LSTM layers.
         embedding: length of a character's vector.
-        train_fraction: share of each role's samples that is trained on.
+        train_fraction: share of each role's samples that is for training.
     """
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"

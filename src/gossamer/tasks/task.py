@@ -1,16 +1,21 @@
-"""A task: data, model, loss and metrics."""
+"""A task (data, model, loss and metrics), and the components that give one."""
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.config.definition import not_called_with
-from gossamer.errors import BadInput, shown
+from gossamer.config.registry import Component, FunctionComponent
+from gossamer.config.validation import not_called_with
+from gossamer.errors import BadInput, cause, shown
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar mean over the first axis."""
@@ -20,8 +25,8 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 class RootMean:
     """A metric that is the square root of a mean over all evaluated samples.
 
-    The mean over batches of their roots is another, smaller number; so evaluation takes the mean over all
-    samples first and the root at the end.
+    The mean of the roots of batches would be a smaller number, so evaluation takes the mean over all samples first and
+    the root at the end.
 
     Args:
         mean: (outputs, targets) -> scalar mean over the first axis, not negative.
@@ -37,35 +42,84 @@ class RootMean:
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
-@dataclass(frozen=True)
+Pair = tuple[Tensor, Tensor]
+"""(inputs, targets), whose first axis is the sample."""
+
+_TAKEN = frozenset(
+    ("train", "bytes", "messages", "staleness", "idle", "uplink", "downlink", "consensus", "time", "wall")
+)
+"""First words of other recorded columns, which no evaluation set may be called."""
+
+
+@dataclass(frozen=True, init=False)
 class Task:
     """What is learned, and how it is evaluated.
 
     Args:
-        model: makes a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
+        model: creates a fresh ``nn.Module`` (drawing its initial parameters from torch's global generator,
             which the engine seeds).
         train: (inputs, targets), tensors whose first axis is the sample.
-        test: the same for the test set.
+        test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
         metrics: name -> (outputs, targets) -> scalar mean, or a :class:`RootMean`; recorded as
-            ``test_<name>``.
+            ``<set>_<name>``.
         groups: natural owner of each training sample, shape [samples] of integers (for the partition
             ``natural``).
         classes: names of the classes where the targets are class numbers; label counts are recorded for
             these.
+        tests: every evaluation set by name, of which the first is ``test``: in place of ``test``, or for further
+            sets beside it. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
+
+    Raises:
+        BadInput: for anything of the wrong type or shape.
     """
 
     model: Callable[[], nn.Module]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    train: Pair
     loss: Metric
+    tests: Mapping[str, Pair]
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        train: Pair,
+        test: Pair | None = None,
+        loss: Metric | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        groups: Tensor | None = None,
+        classes: Sequence[str] | None = None,
+        *,
+        tests: Mapping[str, Pair] | None = None,
+    ) -> None:
+        sets = {} if tests is None else tests
+        if test is not None and isinstance(sets, Mapping):
+            sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
+        values = {"model": model, "train": train, "loss": loss, "tests": sets, "groups": groups}
+        for name, value in {
+            **values,
+            "metrics": {} if metrics is None else metrics,
+            "classes": classes,
+        }.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    @property
+    def test(self) -> Pair:
+        """The evaluation set ``test``."""
+        return self.tests["test"]
+
+    def _sets(self) -> dict[str, Any]:
+        """Training and evaluation data, by the field that messages name."""
+        called = {name: "test" if name == "test" else f"tests.{name}" for name in self.tests}
+        return {"train": self.train, **{called[name]: pair for name, pair in self.tests.items()}}
+
+    def _check(self) -> None:
+        self._check_names()
         self._check_types()
-        for name, (inputs, targets) in (("train", self.train), ("test", self.test)):
+        for name, (inputs, targets) in self._sets().items():
             if len(inputs) != len(targets):
                 raise BadInput(
                     f"task.{name}: {len(inputs)} inputs but {len(targets)} targets;"
@@ -83,15 +137,29 @@ class Task:
         if self.classes is not None:
             self._check_labels(len(self.classes))
 
+    def _check_names(self) -> None:
+        if not isinstance(self.tests, Mapping):
+            raise _wrong("tests", self.tests, "a dict, name -> (inputs, targets)")
+        if next(iter(self.tests), None) != "test":
+            raise BadInput(
+                f"task.tests: got {list(self.tests)}; accepted: evaluation sets by name, the first 'test'"
+            )
+        for name in self.tests:
+            if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", str(name)) or str(name).split("_")[0] in _TAKEN:
+                raise BadInput(
+                    f"task.tests: a set named {name!r}; accepted: letters, digits and underscores, and no first word of"
+                    f" another column ({', '.join(sorted(_TAKEN))})"
+                )
+
     def _check_types(self) -> None:
-        """(Of what a user hands over, whom no type checker helps.)"""
+        # No type checker helps the user who wrote the task.
         if not callable(self.model) or isinstance(self.model, nn.Module):
             raise _wrong(
                 "model",
                 self.model,
                 "a function that makes a fresh nn.Module, such as lambda: nn.Linear(2, 1)",
             )
-        for name, pair in (("train", self.train), ("test", self.test)):
+        for name, pair in self._sets().items():
             if not isinstance(pair, tuple | list) or [isinstance(each, Tensor) for each in pair] != [
                 True,
                 True,
@@ -106,6 +174,9 @@ class Task:
             raise _wrong("metrics", self.metrics, "a dict, name -> function of (outputs, targets)")
         for name, metric in self.metrics.items():
             _check_measure(f"metrics.{name}", metric)
+        columns = [f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics)]
+        if double := next((column for column in columns if columns.count(column) > 1), None):
+            raise BadInput(f"task.tests: two columns {double!r}; accepted: sets and metrics with other names")
         if self.groups is not None and not isinstance(self.groups, Tensor):
             raise _wrong("groups", self.groups, "a tensor, an owner a training sample")
         classes: object = () if self.classes is None else self.classes  # (an array has no truth value)
@@ -113,7 +184,7 @@ class Task:
             raise _wrong("classes", self.classes, "the names of the classes")
 
     def _check_labels(self, classes: int) -> None:
-        for name, (_, targets) in (("train", self.train), ("test", self.test)):
+        for name, (_, targets) in self._sets().items():
             if targets.dim() != 1 or targets.dtype not in INTEGERS:
                 raise BadInput(
                     f"task.{name}: targets {targets.dtype} of shape {tuple(targets.shape)} in a task with"
@@ -138,7 +209,7 @@ class Task:
 
 
 def _check_measure(field: str, given: object) -> None:
-    """(A class such as ``nn.CrossEntropyLoss`` can be called with outputs and targets, and makes a module of them.)"""
+    # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
     accepted = "a function of (outputs, targets)"
     if not callable(given) or isinstance(given, type):
         raise _wrong(field, given, accepted)
@@ -149,7 +220,7 @@ def _check_measure(field: str, given: object) -> None:
 
 
 def _wrong(field: str, given: object, accepted: str) -> BadInput:
-    """Of data, the types are said: it is too large to be shown."""
+    # Data is too large to be shown: the message names its types.
     if isinstance(given, tuple | list):
         said = (
             f"a {type(given).__name__} of {', '.join(type(each).__name__ for each in given[:4]) or 'nothing'}"
@@ -167,3 +238,44 @@ def accuracy(
 ) -> Float[Tensor, ""]:
     """Share of the samples whose highest output is the target class."""
     return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean()
+
+
+class TaskSource(Component):
+    """Base of the components of kind ``task``; a new one defines :meth:`load`."""
+
+    @abstractmethod
+    def load(self, data_root: Path | None, seed: int) -> Task:
+        """The task.
+
+        Args:
+            data_root: a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None.
+            seed: the experiment's seed, the key of whatever is drawn.
+
+        Raises:
+            BadInput: for data that is missing, damaged, or does not fit the parameters.
+        """
+
+
+def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
+    """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``.
+
+    Raises:
+        BadInput: for a component that is no source of tasks, a function that returns anything but a :class:`Task`, or data
+            that can't be used.
+    """
+    if not isinstance(component, TaskSource | FunctionComponent):
+        raise BadInput(
+            f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource, or a function that"
+            " returns a Task"
+        )
+    try:
+        task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"task: {component.name_of()!r} raised {cause(error)}") from error
+    if not isinstance(task, Task):
+        raise BadInput(
+            f"task: {component.name_of()!r} returned {type(task).__name__}; accepted: gossamer.Task"
+        )
+    return task

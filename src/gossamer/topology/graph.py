@@ -23,8 +23,8 @@ Direction = Literal["in", "out", "both"]
 class Graph:
     """Who may talk to whom. Immutable; two graphs with the same edges are equal.
 
-    An edge (i, j) of a directed graph lets i send to j. A graph has no self-loops: that a node also mixes
-    with itself is a matter of the weights. Parallel edges count once.
+    An edge (i, j) of a directed graph lets i send to j. A graph has no self-loops; the weight that a node gives to
+    itself belongs to the mixing weights. Parallel edges count once.
 
     Args:
         nodes: number of nodes, at least 1.
@@ -32,7 +32,7 @@ class Graph:
         directed: whether (i, j) and (j, i) are different edges.
 
     Raises:
-        BadInput: for fewer than one node, a rank that is not there, or a self-loop.
+        BadInput: for fewer than one node, a rank out of range, or a self-loop.
     """
 
     __slots__ = ("_directed", "_hash", "_incoming", "_outgoing")
@@ -54,22 +54,22 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
-        """The same graph out of networkx; edge and node attributes are left behind.
+        """The graph of a networkx graph, without its edge and node attributes.
 
         Raises:
-            BadInput: when the nodes are not exactly 0 to n - 1, or for a self-loop.
+            BadInput: for nodes other than 0 to n - 1, or a self-loop.
         """
         nodes = graph.number_of_nodes()
         if set(graph) != set(range(nodes)):
-            strange = next((node for node in graph if node not in range(nodes)), None)
+            other = next((node for node in graph if node not in range(nodes)), None)
             raise BadInput(
-                f"topology: a networkx graph of {nodes} nodes with a node {strange!r}; accepted: the nodes "
-                f"0 to {nodes - 1} (networkx.convert_node_labels_to_integers makes them)"
+                f"topology: a networkx graph of {nodes} nodes with a node {other!r}; accepted: the nodes "
+                f"0 to {nodes - 1} (see networkx.convert_node_labels_to_integers)"
             )
         return cls(nodes, graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
-        """A new ``networkx.Graph``, or ``DiGraph`` where directed, with the nodes 0 to n - 1 in order."""
+        """A new ``networkx.Graph``, or ``DiGraph`` if directed, with the nodes 0 to n - 1 in order."""
         graph: NetworkX = nx.DiGraph() if self._directed else nx.Graph()
         graph.add_nodes_from(range(self.nodes))
         graph.add_edges_from(self.edges())
@@ -90,11 +90,11 @@ class Graph:
 
         Args:
             rank: the node.
-            direction: ``"out"``: whom it may send to; ``"in"``: whom it may hear from. On an undirected
-                graph all three are the same.
+            direction: ``"out"``: the nodes it may send to; ``"in"``: the nodes it may hear from. On an undirected graph
+                all three are the same.
 
         Raises:
-            ValueError: for ``"both"`` on a directed graph, or a rank that is not there.
+            ValueError: for ``"both"`` on a directed graph, or a rank out of range.
         """
         if not 0 <= rank < len(self._outgoing):
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
@@ -113,7 +113,7 @@ class Graph:
         return len(self.neighbors(rank, direction))
 
     def edges(self) -> Iterator[tuple[int, int]]:
-        """Every edge once, in order: (sender, receiver) where directed, else (lower rank, higher rank)."""
+        """Every edge once, in order: (sender, receiver) if directed, else (lower rank, higher rank)."""
         for rank, others in enumerate(self._outgoing):
             for other in others:
                 if self._directed or rank < other:
@@ -125,16 +125,15 @@ class Graph:
         return _reaches_all(self._outgoing) and (not self._directed or _reaches_all(self._incoming))
 
     def components(self) -> int:
-        """Number of connected components; of strongly connected ones where directed."""
+        """Number of connected components; of strongly connected ones if directed."""
         from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
         count, _ = connected_components(self.adjacency(), directed=self._directed, connection="strong")
         return int(count)
 
     def adjacency(self) -> Any:
-        """A new adjacency matrix, a ``scipy.sparse.csr_array`` [nodes, nodes] of float64: 1 where the row may send to the
-        column."""
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]  # a quarter of a second, which no run needs
+        """A new ``scipy.sparse.csr_array`` [nodes, nodes], float64: 1 where the row may send to the column."""
+        from scipy.sparse import csr_array  # type: ignore[import-untyped]  # slow to import, and no run needs it
 
         bounds = np.cumsum([0, *map(len, self._outgoing)])
         columns = np.fromiter(chain.from_iterable(self._outgoing), dtype=np.int32, count=int(bounds[-1]))
@@ -146,7 +145,7 @@ class Graph:
         return self._directed == other._directed and self._outgoing == other._outgoing
 
     def __hash__(self) -> int:
-        # Kept, as every node of a simulation may look up what is known of the graph that all share.
+        # Cached, because every node of a simulation may look something up by the graph that all share.
         if self._hash is None:
             self._hash = hash((self._directed, self._outgoing))
         return self._hash
@@ -158,10 +157,10 @@ class Graph:
 
 
 def union(graphs: Sequence[Graph]) -> Graph:
-    """The graph with the edges of all of them: directed if any is; an undirected edge then goes both ways.
+    """The graph with the edges of all graphs. It is directed if any of them is; an undirected edge then goes both ways.
 
     Args:
-        graphs: at least one, all of the same number of nodes.
+        graphs: at least one; all have the same number of nodes.
     """
     if len(graphs) == 1:
         return graphs[0]
@@ -171,12 +170,12 @@ def union(graphs: Sequence[Graph]) -> Graph:
 
 
 def _arcs(graph: Graph) -> Iterator[tuple[int, int]]:
-    """(sender, receiver) for each direction in which an edge can be used."""
+    """(sender, receiver) for each direction of each edge."""
     return ((rank, other) for rank in range(graph.nodes) for other in graph.neighbors(rank, "out"))
 
 
 def _reaches_all(neighbors: Sequence[Sequence[int]]) -> bool:
-    """Whether all nodes can be reached from the first."""
+    """Whether all nodes can be reached from node 0."""
     reached, frontier = {0}, {0}
     while frontier:
         frontier = set(chain.from_iterable(neighbors[rank] for rank in frontier)) - reached
@@ -185,9 +184,9 @@ def _reaches_all(neighbors: Sequence[Sequence[int]]) -> bool:
 
 
 def _check_pairs(pairs: Int[np.ndarray, "edges 2"], nodes: int) -> None:
-    strange = pairs[((pairs < 0) | (pairs >= nodes)).any(axis=1)]
-    if len(strange):
-        edge = tuple(strange[0].tolist())
+    outside = pairs[((pairs < 0) | (pairs >= nodes)).any(axis=1)]
+    if len(outside):
+        edge = tuple(outside[0].tolist())
         raise BadInput(
             f"topology: edge {edge} in a graph of {nodes} nodes; accepted: ranks from 0 to {nodes - 1}"
         )
@@ -200,10 +199,10 @@ def _check_pairs(pairs: Int[np.ndarray, "edges 2"], nodes: int) -> None:
 def _neighbourhoods(
     nodes: int, source: Int[np.ndarray, " arcs"], target: Int[np.ndarray, " arcs"]
 ) -> tuple[tuple[int, ...], ...]:
-    """The sorted targets of each source, without repetition."""
+    """The sorted, distinct targets of each source."""
     keys = np.sort(source * nodes + target)
     keys = keys[np.diff(keys, prepend=-1) > 0]  # np.unique hashes: 30 times slower here
-    # Through an array of objects, all tuples share one int object a rank: 8 bytes an entry instead of 40.
+    # By way of an object array, all tuples share one int object per rank: 8 bytes an entry instead of 40.
     ranks = np.arange(nodes).astype(object)
     targets = ranks[keys % nodes].tolist()
     bounds = np.searchsorted(keys, np.arange(nodes + 1) * nodes).tolist()

@@ -1,8 +1,9 @@
-"""What a topology is worth: how fast nodes agree, and how much they gain from each other."""
+"""The mixing matrix of a topology, and measures: how fast nodes agree, and how much they gain from each other."""
 
 from __future__ import annotations
 
 from math import sqrt
+from typing import Literal
 
 import networkx as nx
 import numpy as np
@@ -20,14 +21,33 @@ from scipy.sparse.linalg import (  # type: ignore[import-untyped]
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
-from gossamer.topology.mixing import sparse_matrix
 from gossamer.topology.schedule import TopologySchedule
 
-DENSE = 500
-"""Up to so many nodes, measures of W come from its full spectrum."""
 
-PATIENT = 3000
-"""Up to so many nodes the full spectrum is worth its seconds where iterating for one eigenvalue fails."""
+def matrix(schedule: TopologySchedule, round: int) -> Float[np.ndarray, "nodes nodes"]:
+    """The mixing matrix W of a round: row = receiver; every row sums to 1."""
+    dense: Float[np.ndarray, "nodes nodes"] = sparse_matrix(schedule, round).toarray()
+    return dense
+
+
+def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
+    """The same matrix [nodes, nodes], float64, as compressed sparse rows."""
+    values: list[float] = []
+    columns: list[int] = []
+    bounds = [0]
+    for rank in range(schedule.nodes):
+        row = schedule.mixing_weights(rank, round)
+        columns += [rank, *row]
+        values += [1.0 - sum(row.values()), *row.values()]
+        bounds.append(len(columns))
+    return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
+
+
+DENSE_NODES = 500
+"""Up to this many nodes, measures of W are computed from its full spectrum."""
+
+FALLBACK_NODES = 3000
+"""Up to this many nodes, the full spectrum is computed if the iteration for one eigenvalue does not converge."""
 
 
 def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, float | int | None]:
@@ -39,9 +59,9 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         gamma: the decay of :func:`effective_neighbors`.
 
     Returns:
-        ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees where directed),
-        ``components`` (strongly connected where directed), ``diameter``, ``clustering``, ``spectral_gap``,
-        ``effective_neighbors``. The diameter takes time in O(nodes * edges): some seconds for 10,000 nodes.
+        ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
+        ``components`` (strongly connected if directed), ``diameter``, ``clustering``, ``spectral_gap``,
+        ``effective_neighbors``. The diameter takes O(nodes * edges) time: some seconds for 10,000 nodes.
     """
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
@@ -61,27 +81,24 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
 
 
 def average_degree(graph: Graph) -> float:
-    """Mean number of neighbours; where directed, of in-neighbours (which is that of out-neighbours)."""
+    """Mean number of neighbours; if directed, of in-neighbours."""
     return sum(graph.degree(rank, "in") for rank in range(graph.nodes)) / graph.nodes
 
 
 def clustering(graph: Graph) -> float:
-    """Mean over nodes of the share of pairs of neighbours that are neighbours of each other.
-
-    Watts & Strogatz (1998); directed: Fagiolo (2007).
-    """
+    """The average clustering coefficient (Watts & Strogatz, 1998; directed: Fagiolo, 2007)."""
     return float(nx.average_clustering(graph.to_networkx()))
 
 
 def diameter(graph: Graph) -> int | None:
-    """Hops between the two nodes farthest apart; None where a node can't be reached from some other."""
+    """Hops between the two nodes that are farthest apart; None if some node can't be reached from another."""
     adjacency = graph.adjacency()
     longest = 0
     for rank in range(graph.nodes):
         order, parents = breadth_first_order(adjacency, rank, directed=True)
         if len(order) < graph.nodes:
             return None
-        # The search ends at a farthest node; its way back is the eccentricity.
+        # The search ends at a farthest node; the length of the way back is the eccentricity.
         at, hops = order[-1], 0
         while at != rank:
             at, hops = parents[at], hops + 1
@@ -90,67 +107,77 @@ def diameter(graph: Graph) -> int | None:
 
 
 def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
-    """1 - abs(lambda_2): how fast repeated mixing agrees.
+    """1 - abs(lambda_2), the rate at which repeated mixing converges.
 
-    0 for a disconnected graph, 1 where one round averages exactly.
+    0 for a disconnected graph, 1 if one round averages exactly.
 
     Args:
         W: a row-stochastic matrix [nodes, nodes].
 
     Returns:
-        The gap, or None where the matrix is large and its second eigenvalue so close to others (a ring of
-        many thousand nodes) that the iteration does not converge.
+        The gap, or None if the matrix is large and the iteration does not converge, because the second eigenvalue is close
+        to others (a ring of many thousand nodes).
     """
-    nodes = W.shape[0]
-    if nodes == 1:
+    if W.shape[0] == 1:
         return 1.0
-    second = None if nodes <= DENSE else _second_modulus_sparse(csr_array(W))
-    if second is None and nodes <= max(DENSE, PATIENT):
-        second = _second_modulus_dense(_dense(W))
+    # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
+    second = _eigenvalue(W, "LM", shift=1.0)
     if second is None:
         return None
-    gap = 1 - second
-    return gap if abs(gap) > 1e-12 else 0.0  # rounding
+    gap = 1 - abs(second)
+    return gap if abs(gap) > 1e-12 else 0.0  # a rounding error
 
 
 def smallest_eigenvalue(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
-    """lambda_n of a symmetric mixing matrix: below 0, mixing overshoots.
+    """lambda_n of a symmetric mixing matrix; if it is below 0, mixing overshoots.
 
     Args:
         W: a symmetric matrix [nodes, nodes].
 
     Returns:
-        The eigenvalue, or None where the matrix is large and the iteration does not converge.
+        The eigenvalue, or None if the matrix is large and the iteration does not converge.
     """
+    value = _eigenvalue(W, "SA", shift=0.0)
+    return None if value is None else value.real
+
+
+def _eigenvalue(
+    W: Float[np.ndarray, "nodes nodes"] | csr_array, which: Literal["LM", "SA"], shift: float
+) -> complex | None:
+    """The eigenvalue of W - shift 1 1^T / n with the largest modulus ("LM") or the smallest real part ("SA"); None if the
+    iteration does not converge."""
     nodes = W.shape[0]
-    if nodes > DENSE:
-        start = generator(0, "smallest eigenvalue").standard_normal(nodes)
+    symmetric = abs(W - W.T).max() <= 1e-12
+    if nodes > DENSE_NODES:
+        sparse = csr_array(W)
+        operator = LinearOperator(W.shape, matvec=lambda x: sparse @ x - shift * x.mean(), dtype=np.float64)
+        start = generator(0, "eigenvalue").standard_normal(nodes)
+        solve = eigsh if symmetric else eigs
         try:
-            found = eigsh(
-                csr_array(W), k=1, which="SA", v0=start, ncv=40, maxiter=500, return_eigenvectors=False
+            return complex(
+                solve(operator, k=1, which=which, v0=start, ncv=40, maxiter=500, return_eigenvectors=False)[0]
             )
-            return float(found[0])
         except ArpackNoConvergence:
-            if nodes > PATIENT:
+            if nodes > FALLBACK_NODES:
                 return None
-    return float(np.linalg.eigvalsh(_dense(W))[0])
+    dense = _dense(W) - shift / nodes
+    values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
+    return complex(values[np.argmax(abs(values)) if which == "LM" else np.argmin(values.real)])
 
 
 def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: float) -> float:
-    """The effective number of neighbours n_W(gamma): what mixing takes off the variance of a walk.
+    """The effective number of neighbours n_W(gamma): the factor by which mixing reduces the variance of a random walk.
 
-    Vogels, Hendrikx & Jaggi, "Beyond spectral gap: the role of the topology in decentralized learning"
-    (2022).
-    In the walk x <- W (sqrt(gamma) x + noise), with standard normal noise, each node's variance would end
-    at 1 / (1 - gamma) without mixing. n_W is that, divided by the mean over nodes of the variance with
-    mixing. For a symmetric W it is (1 / (1 - gamma)) / ((1/n) sum_i lambda_i^2 / (1 - gamma lambda_i^2)).
-    From 1 (no mixing) to n (exact averaging).
+    Vogels, Hendrikx & Jaggi, "Beyond spectral gap: the role of the topology in decentralized learning" (2022). In the
+    walk x <- W (sqrt(gamma) x + noise), with standard normal noise, the variance of each node converges to
+    1 / (1 - gamma) without mixing. n_W is this value divided by the mean over nodes of the variance with mixing. For a
+    symmetric W it is (1 / (1 - gamma)) / ((1/n) sum_i lambda_i^2 / (1 - gamma lambda_i^2)). It ranges from 1 (no mixing)
+    to n (exact averaging).
 
     Args:
-        W: a row-stochastic matrix [nodes, nodes]. Above :data:`DENSE` nodes the mean variance is estimated
-            from 256 keyed random vectors (within about a percent), else it is exact.
-        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning
-            rates.
+        W: a row-stochastic matrix [nodes, nodes]. Up to :data:`DENSE_NODES` nodes the mean variance is exact; above, it
+            is estimated from 256 keyed random vectors, to about a percent.
+        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates.
 
     Raises:
         BadInput: for a gamma outside [0, 1).
@@ -158,14 +185,16 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: 0 or more, below 1")
     variance = (
-        _mean_variance_sparse(csr_array(W), gamma) if W.shape[0] > DENSE else _mean_variance(_dense(W), gamma)
+        _mean_variance_sparse(csr_array(W), gamma)
+        if W.shape[0] > DENSE_NODES
+        else _mean_variance(_dense(W), gamma)
     )
     return 1 / (1 - gamma) / variance
 
 
 def _mean_variance(W: Float[np.ndarray, "nodes nodes"], gamma: float) -> float:
-    """(1/n) tr C, where C = W (gamma C + I) W^T is the covariance that the walk settles at."""
-    if _symmetric(W):
+    """(1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk."""
+    if abs(W - W.T).max() <= 1e-12:
         squares = np.linalg.eigvalsh(W) ** 2
         return float(np.mean(squares / (1 - gamma * squares)))
     return float(np.trace(solve_discrete_lyapunov(sqrt(gamma) * W, W @ W.T)) / len(W))
@@ -174,7 +203,7 @@ def _mean_variance(W: Float[np.ndarray, "nodes nodes"], gamma: float) -> float:
 def _mean_variance_sparse(W: csr_array, gamma: float, probes: int = 256) -> float:
     """(1/n) sum_t gamma^t |W^(t+1)|_F^2, with E |A z|^2 = |A|_F^2 for random signs z (Hutchinson, 1990).
 
-    W 1 = 1, so the part of z along 1 is known, and only the rest is left to chance (and soon gone).
+    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated.
     """
     nodes: int = W.shape[0]
     signs = generator(0, "effective neighbours").integers(0, 2, size=(nodes, probes))
@@ -186,34 +215,9 @@ def _mean_variance_sparse(W: csr_array, gamma: float, probes: int = 256) -> floa
         term = decay * float(np.mean(moved**2))
         total += term
         decay *= gamma
-        # Later terms are at most gamma times the one before, or little more where W is not symmetric.
+        # Each term is at most gamma times the one before, or a little more if W is not symmetric.
         if term * gamma / (1 - gamma) <= 1e-4 * total:
             return total
-
-
-def _second_modulus_dense(W: Float[np.ndarray, "nodes nodes"]) -> float:
-    # W 1 = 1, so taking the mean off each column moves that eigenvalue to 0 and leaves the others (Brauer,
-    # 1952).
-    rest = W - 1 / len(W)
-    values = np.linalg.eigvalsh(rest) if _symmetric(W) else np.linalg.eigvals(rest)
-    return float(np.abs(values).max())
-
-
-def _second_modulus_sparse(W: csr_array) -> float | None:
-    """The same from an Arnoldi iteration, or None where that does not converge."""
-    nodes = W.shape[0]
-    rest = LinearOperator(W.shape, matvec=lambda x: W @ x - x.mean(), dtype=np.float64)
-    solve = eigsh if abs(W - W.T).max() <= 1e-12 else eigs
-    start = generator(0, "spectral gap").standard_normal(nodes)
-    try:
-        values = solve(rest, k=1, which="LM", v0=start, ncv=40, maxiter=500, return_eigenvectors=False)
-    except ArpackNoConvergence:
-        return None
-    return float(np.abs(values).max())
-
-
-def _symmetric(W: Float[np.ndarray, "nodes nodes"]) -> bool:
-    return bool(np.allclose(W, W.T, rtol=0, atol=1e-12))
 
 
 def _dense(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarray, "nodes nodes"]:

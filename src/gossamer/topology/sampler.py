@@ -1,4 +1,4 @@
-"""Peer samplers: topologies that nobody knows as a whole, since every node finds its neighbours itself."""
+"""Peer samplers: every node finds its neighbours itself, and no node knows the whole graph."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
 TAG = "~sampler"
-"""The first part of the tags of what samplers say to each other, and the key of a view in ``node.state``."""
+"""The first part of the tags of samplers' messages, and the key of the view in ``node.state``."""
 
 
 @runtime_checkable
-class Place(Protocol):
-    """What a sampler needs of its node's engine; a :class:`~gossamer.node.host.Host` has it."""
+class SamplerHost(Protocol):
+    """What a sampler needs of its node's engine: a part of :class:`~gossamer.node.host.Host`."""
 
     lost: set[int]
 
@@ -31,11 +31,11 @@ class Place(Protocol):
         """Queue a message."""
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
-        """Call after some seconds; gives something with ``cancel``."""
+        """Call after some seconds; returns an object with ``cancel``."""
 
 
 @runtime_checkable
-class Member(Protocol):
+class SamplerNode(Protocol):
     """What a sampler needs of its node."""
 
     rank: int
@@ -44,21 +44,21 @@ class Member(Protocol):
 
 
 class SampledTopology(Topology):
-    """A topology without a graph that anybody knows: at each node, a view of some others that changes with time.
+    """A topology whose nodes each keep a view: some other nodes, which change with time.
 
-    ``await node.neighbors(r, "out")`` is the node's view at that moment, or ``degree`` of it. In whose views a node is,
-    it does not know: there are no in-neighbours, no mixing weights and no ``node.topology()``. Nodes keep their views up
-    by messages of their own, which count, take time and can be lost as all others.
+    ``await node.neighbors(r, "out")`` is the node's current view, or ``degree`` nodes drawn from it. A node does not know
+    in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. Samplers exchange
+    messages to update their views; these count, take time and can be lost like all others.
 
-    A subclass gives each node its :class:`Sampler`.
+    A subclass creates the :class:`Sampler` of each node.
 
     Args:
-        view: entries of a view at most.
-        every_s: seconds of the engine's clock between two exchanges that a node begins; the first falls anywhere in them.
-        every_rounds: in place of ``every_s``: a node begins an exchange whenever it has completed so many rounds; 1 if
+        view: maximum number of entries of a view.
+        every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
+        every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
             neither is given.
-        degree: so many of the view are drawn for each round; null is all of it.
-        bootstrap: whom a node knows at first: its (out-)neighbours in this topology, at most ``view`` of them.
+        degree: number of nodes drawn from the view for each round; null is all of it.
+        bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
 
     Raises:
         BadInput: for both periods, a degree above the view, weights, or a bootstrap that changes.
@@ -73,8 +73,8 @@ class SampledTopology(Topology):
     bootstrap: Topology = Field(default="ring", validate_default=True)
 
     @abstractmethod
-    def sampler(self, seed: int, contacts: Sequence[int], member: Member, place: Place) -> Sampler:
-        """A node's own part; arguments as of :class:`Sampler`."""
+    def sampler(self, seed: int, contacts: Sequence[int], node: SamplerNode, host: SamplerHost) -> Sampler:
+        """The sampler of a node; arguments as for :class:`Sampler`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,7 +92,7 @@ class SampledTopology(Topology):
 
     @field_validator("bootstrap", mode="before")
     @classmethod
-    def _build_bootstrap(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
+    def _build_bootstrap(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
         return build("topology", value, info.context, "topology.bootstrap")
 
     @field_serializer("bootstrap")
@@ -100,27 +100,26 @@ class SampledTopology(Topology):
         return bootstrap.spec()
 
     @model_validator(mode="after")
-    def _fits_a_view(self) -> SampledTopology:
+    def _check_view(self) -> SampledTopology:
         if (self.degree or 0) > self.view:
             raise BadInput(
                 f"topology.degree: {self.degree} of a view of {self.view}; accepted: 1 to {self.view}"
             )
         if self.weights is not None:
             raise BadInput(
-                f"topology.weights: {self.weights.name_of()} for {self.name_of()}, of which no node knows the graph;"
-                " accepted: null"
+                f"topology.weights: {self.weights.name_of()} for {self.name_of()}, which has no graph; accepted: null"
             )
         if self.bootstrap.sampled or self.bootstrap.every_rounds is not None:
             raise BadInput(
-                f"topology.bootstrap: {self.bootstrap.name_of()}, which changes; accepted: a graph that stays"
+                f"topology.bootstrap: {self.bootstrap.name_of()}, which changes; accepted: one fixed graph"
             )
         return self
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The views that nodes start with: an edge (i, j) where j is in the view of i.
+        """The first views: an edge (i, j) if j is in the view of i.
 
         Raises:
-            BadInput: for a view of more entries than there are others, or a bootstrap that can't be drawn.
+            BadInput: for a view of more entries than there are other nodes, or a bootstrap that can't be drawn.
         """
         if self.view >= nodes:
             raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
@@ -135,54 +134,58 @@ class SampledTopology(Topology):
         return Graph(nodes, edges, directed=True)
 
     def drawn_at(self, nodes: int, round: int) -> int:
-        """Once: what comes after the start, nodes make up among themselves."""
         return 0
 
 
 class Sampler(ABC):
-    """One node's part: a view in the node's state, {rank: age}, and what keeps it up.
+    """The sampler of one node. Its view, {rank: age}, is in the node's state.
 
-    What comes in waits until :meth:`run` takes it, one message after the other.
+    Messages and exchanges that are due wait in a queue until :meth:`run` handles them, one after the other.
 
     Args:
         settings: the topology's parameters.
         seed: the experiment's seed.
         contacts: the ranks that the node knows at first.
-        member: the node.
-        place: the node's side of the engine.
+        node: the node.
+        host: the node's engine.
     """
 
     def __init__(
-        self, settings: SampledTopology, seed: int, contacts: Sequence[int], member: Member, place: Place
+        self,
+        settings: SampledTopology,
+        seed: int,
+        contacts: Sequence[int],
+        node: SamplerNode,
+        host: SamplerHost,
     ) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
-        self._member, self._place = member, place
-        self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: an exchange is to begin
+        self._node, self._host = node, host
+        self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: start an exchange
 
     @property
     def state(self) -> dict[str, Any]:
-        """ "view": {rank: age}, and "exchanges": how many this node has begun."""
-        # Looked up each time: a node that is resumed is given another.
-        if TAG not in self._member.state:
-            self._member.state[TAG] = {"view": dict.fromkeys(self._contacts, 0), "exchanges": 0}
-        state: dict[str, Any] = self._member.state[TAG]
+        """ "view": {rank: age}, and "exchanges": the number that this node has started."""
+        # Looked up each time, because a resumed node gets another state.
+        if TAG not in self._node.state:
+            self._node.state[TAG] = {"view": dict.fromkeys(self._contacts, 0), "exchanges": 0}
+        state: dict[str, Any] = self._node.state[TAG]
         return state
 
     @property
     def view(self) -> tuple[int, ...]:
-        """The ranks that the node knows and that are not known to be dead, ascending."""
-        return tuple(sorted(self.state["view"].keys() - self._place.lost))
+        """The ranks in the view that are not known to be dead, ascending."""
+        return tuple(sorted(self.state["view"].keys() - self._host.lost))
 
     def neighbors(self, r: int, direction: Direction) -> tuple[int, ...]:
-        """The view, or what is drawn from it for round ``r``, ascending.
+        """The view, or the nodes drawn from it for round ``r``, ascending.
 
         Raises:
             ValueError: for any direction but "out".
         """
         if direction != "out":
             raise ValueError(
-                f"direction {direction!r} on the topology {self._settings.name_of()}, where a node knows whom it may send"
-                ' to and no more; accepted: "out"'
+                f"direction {direction!r} on the topology {self._settings.name_of()}, where a node does not know its"
+                ' in-neighbours; accepted: "out"'
             )
         view, degree = self.view, self._settings.degree
         if degree is None or degree >= len(view):
@@ -190,32 +193,32 @@ class Sampler(ABC):
         return tuple(sorted(self.draw(view, degree, "neighbors", r)))
 
     def draw(self, ranks: Sequence[int], count: int, purpose: str, *counters: int) -> list[int]:
-        """Some of these ranks (all, where they are fewer), in random order; the same key draws the same again."""
-        rng = generator(self._seed, f"sampler/{purpose}", self._member.rank, *counters)
+        """At most ``count`` of these ranks, in random order; the same key draws the same ranks."""
+        rng = generator(self._seed, f"sampler/{purpose}", self._node.rank, *counters)
         drawn: list[int] = rng.permutation(np.asarray(ranks, dtype=np.int64))[:count].tolist()
         return drawn
 
     def send(self, to: int, payload: Payload, *tag: str | int) -> None:
-        """Say something to another node's sampler."""
-        self._place.send((to,), payload, (TAG, *tag))
+        """Send a message to the sampler of another node."""
+        self._host.send((to,), payload, (TAG, *tag))
 
     def deliver(self, message: Message) -> None:
-        """Another node's sampler has said something."""
+        """Queue a message from the sampler of another node."""
         self._due.put_nowait(message)
 
     def round_ended(self, rounds: int) -> None:
-        """The node has completed so many rounds."""
+        """The node has completed this number of rounds."""
         every = self._settings.every_rounds
         if every is not None and rounds % every == 0:
             self._due.put_nowait(None)
 
     async def run(self) -> None:
-        """Keep the view up, for as long as the node lives."""
+        """Handle messages and start exchanges until cancelled."""
         every_s, timer = self._settings.every_s, None
 
         def wait(seconds: float) -> None:
             nonlocal timer
-            timer = self._place.timer(seconds, tick, background=True)
+            timer = self._host.timer(seconds, tick, background=True)
 
         def tick() -> None:
             assert every_s is not None
@@ -223,22 +226,22 @@ class Sampler(ABC):
             wait(every_s)
 
         if every_s is not None:
-            wait(every_s * generator(self._seed, "sampler/phase", self._member.rank).random())
+            wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
         try:
             while True:
                 message = await self._due.get()
                 if message is None:
                     self.begin()
                 else:
-                    self.hear(message)
+                    self.receive(message)
         finally:
             if timer is not None:
                 timer.cancel()
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin an exchange."""
+        """Start an exchange."""
 
     @abstractmethod
-    def hear(self, message: Message) -> None:
-        """Make of a message what it is worth: nothing in it can be relied on."""
+    def receive(self, message: Message) -> None:
+        """Handle a message; nothing in it can be trusted."""

@@ -1,4 +1,4 @@
-"""Which graph a round has: drawn when it is asked for, from a key of seed and round alone."""
+"""The graph and the mixing weights of each round, drawn on demand from a key of seed and round."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, union
-from gossamer.topology.layers import Layers
-from gossamer.topology.sampler import Member, Place, SampledTopology, Sampler
-from gossamer.topology.topology import Topology, located
+from gossamer.topology.sampler import SampledTopology, Sampler, SamplerHost, SamplerNode
+from gossamer.topology.topology import Layers, Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
-REMEMBERED = 16
-"""So many graphs are kept at least, the last used ones."""
+CACHED_GRAPHS = 16
+"""The cache keeps at least this many graphs, the most recently used ones."""
 
-REMEMBERED_SIZE = 2_000_000
-"""More are kept as long as they have no more nodes and neighbours than this in all: asynchronous nodes are in rounds far
-apart, and would draw the graphs of all these rounds again and again."""
+CACHED_SIZE = 2_000_000
+"""More graphs are kept as long as their nodes and neighbours are at most this many in total. Asynchronous nodes are in
+rounds far apart, and would otherwise draw the graphs of all these rounds again and again."""
 
 
 class TopologySchedule:
     """The graphs and mixing weights of all rounds of an experiment.
 
-    Nothing is drawn before it is asked for, and what was asked for before does not matter: a graph is drawn
-    from the key (seed, ``"topology"``, period), where a period is the ``every_rounds`` rounds that share
-    one graph.
+    Graphs are drawn on demand, and do not depend on what was asked for before: the key of a draw is (seed,
+    ``"topology"``, period), where a period is the ``every_rounds`` rounds that share a graph.
 
     Args:
         topology: a :class:`Topology`, or the component of a function that returns one.
         nodes: number of nodes, at least 1.
         seed: the experiment's seed.
         samples: number of training samples of each node, for weights that need it.
-        purpose: what the keys and errors call this topology: its field in the experiment.
+        purpose: the topology's field in the experiment, for keys and errors.
 
     Raises:
-        BadInput: for fewer than one node, something that is no topology, or not one sample count a node.
+        BadInput: for fewer than one node, a component that is not a topology, or a wrong number of sample counts.
     """
 
     def __init__(
@@ -61,8 +59,8 @@ class TopologySchedule:
         self.seed = seed
         self.samples = None if samples is None else tuple(samples)
         self._purpose = purpose
-        self._recent: OrderedDict[Hashable, _Drawn] = OrderedDict()
-        self._recent_size = 0
+        self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
+        self._cached_size = 0
         layers = self.topology.layers if isinstance(self.topology, Layers) else {}
         self._layers = {
             name: TopologySchedule(layer, nodes, seed, samples, purpose=f"{purpose}.layers.{name}")
@@ -71,34 +69,33 @@ class TopologySchedule:
 
     @property
     def sampled(self) -> bool:
-        """Whether nodes find their neighbours themselves; the graph is what they start with then."""
+        """Whether nodes find their neighbours themselves, starting from the graph of round 0."""
         return self.topology.sampled
 
-    def sampler(self, member: Member, place: Place) -> Sampler | None:
-        """A node's own part in finding its neighbours; None where there is a graph.
+    def sampler(self, node: SamplerNode, host: SamplerHost) -> Sampler | None:
+        """The peer sampler of a node; None for a topology with a graph.
 
         Args:
-            member: the node.
-            place: its side of the engine.
+            node: the node.
+            host: the node's engine.
         """
         if not isinstance(self.topology, SampledTopology):
             return None
-        contacts = self.neighbors(member.rank, 0, "out")
-        return self.topology.sampler(self.seed, contacts, member, place)
+        return self.topology.sampler(self.seed, self.neighbors(node.rank, 0, "out"), node, host)
 
     @property
     def static(self) -> bool:
         """Whether one graph is known to serve all rounds."""
         if self._layers:
             return all(layer.static for layer in self._layers.values())
-        # A topology with a rule of its own for when it changes may have any.
+        # A topology that overrides drawn_at may change at any round.
         return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
 
     def graph(self, round: int) -> Graph:
-        """The graph of a round; the same object as long as it stays the same (and is remembered).
+        """The graph of a round; the same object for all rounds that share it (while it is cached).
 
         Raises:
-            BadInput: for parameters that no graph of that many nodes has.
+            BadInput: for parameters that no graph with that many nodes has.
         """
         return self._at(round).graph
 
@@ -110,23 +107,22 @@ class TopologySchedule:
         Args:
             rank: the node.
             round: the round.
-            direction: as for :meth:`Graph.neighbors`; on a directed graph ``"in"`` or ``"out"`` must be
-                named.
-            layer: in that layer only.
+            direction: as for :meth:`Graph.neighbors`; a directed graph requires ``"in"`` or ``"out"``.
+            layer: only the neighbours in this layer.
 
         Raises:
-            ValueError: for ``"both"`` on a directed graph, or a rank that is not there.
+            ValueError: for ``"both"`` on a directed graph, or a rank out of range.
             BadInput: for a layer that the topology does not have.
         """
         return self._layer(layer).graph(round).neighbors(rank, direction)
 
     def mixing_weights(self, rank: int, round: int, layer: str | None = None) -> dict[int, float]:
-        """What a node gives to each that it hears from in a round: rank -> weight, by rank.
+        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order.
 
-        Its own weight is what is left to 1. On a directed graph these are the in-neighbours.
+        Its own weight is 1 minus their sum.
 
         Raises:
-            ValueError: for a rank that is not there.
+            ValueError: for a rank out of range.
             BadInput: for weights that do not fit the graph, or a layer that the topology does not have.
         """
         schedule = self._layer(layer)
@@ -136,11 +132,11 @@ class TopologySchedule:
         return dict(drawn.rows[rank])
 
     def check(self) -> None:
-        """Find what is wrong before any work starts: parameters, connectivity and weights of round 0.
+        """Check the parameters, the connectivity and the weights of round 0 before any work starts.
 
-        A directed graph has to be strongly connected; of views to start with, the graph of who knows whom. Of a topology
-        that changes by a rule (one-peer-exponential), the union over one cycle has to be connected. Later draws of a
-        random topology are connected by construction.
+        A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
+        over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views. Later
+        draws of a random topology are connected by construction.
 
         Raises:
             BadInput: naming the field, its value and what is accepted.
@@ -149,7 +145,7 @@ class TopologySchedule:
             layer.check()
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
         if self.sampled:
-            graph = Graph(self.nodes, graph.edges())  # who is asked gets to know who asks
+            graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
             raise BadInput(
                 f"{self._purpose}: {graph.components()} components in the graph of {self.topology.name_of()} "
@@ -157,16 +153,16 @@ class TopologySchedule:
             )
         self._weights(self._at(0))
 
-    def _at(self, round: int) -> _Drawn:
+    def _at(self, round: int) -> _DrawnGraph:
         key = self._key(round)
-        if key in self._recent:
-            self._recent.move_to_end(key)
-            return self._recent[key]
-        drawn = self._recent[key] = _Drawn(self._draw(round))
-        self._recent_size += drawn.size
-        while len(self._recent) > REMEMBERED and self._recent_size > REMEMBERED_SIZE:
-            _, oldest = self._recent.popitem(last=False)
-            self._recent_size -= oldest.size
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        drawn = self._cache[key] = _DrawnGraph(self._draw(round))
+        self._cached_size += drawn.size
+        while len(self._cache) > CACHED_GRAPHS and self._cached_size > CACHED_SIZE:
+            _, oldest = self._cache.popitem(last=False)
+            self._cached_size -= oldest.size
         return drawn
 
     def _key(self, round: int) -> Hashable:
@@ -188,7 +184,7 @@ class TopologySchedule:
             )
         return graph
 
-    def _weights(self, drawn: _Drawn) -> Weights:
+    def _weights(self, drawn: _DrawnGraph) -> Weights:
         if drawn.weights is None:
             weights = self.topology.weights or (Uniform() if drawn.graph.directed else MetropolisHastings())
             with located(self._purpose):
@@ -205,11 +201,11 @@ class TopologySchedule:
         return self._layers[name]
 
 
-class _Drawn:
+class _DrawnGraph:
     """A graph, with the rows of its mixing matrix that were asked for.
 
     Attributes:
-        size: its nodes and their neighbours.
+        size: number of nodes and neighbours.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""What every topology has: how often it is drawn, its mixing weights, and whether it may be disconnected."""
+"""The base of topologies: how often a graph is drawn, its mixing weights, whether it may be disconnected; and layers."""
 
 from __future__ import annotations
 
@@ -12,37 +12,34 @@ import networkx as nx
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, build
+from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
-from gossamer.topology.graph import Graph, NetworkX
+from gossamer.topology.graph import Graph, NetworkX, union
 from gossamer.topology.weights import Weights
 
 ATTEMPTS = 100
-"""How many draws of a random graph may come out disconnected before that is an error."""
+"""A random topology fails after this number of disconnected draws in a row."""
 
 
 class Topology(Component):
-    """The graph of who may talk to whom, with mixing weights; it may change with time.
+    """The graph of who may talk to whom, with mixing weights; it may change from round to round.
 
-    A subclass gives its parameters as fields and implements :meth:`draw`. One that changes with the round
-    by a rule of its own also implements :meth:`drawn_at`, and :meth:`cycle` where only the union of several
-    rounds is connected.
+    A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
+    rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected.
 
     Args:
-        every_rounds: draw afresh every so many rounds; None: one graph for all rounds. Only for random
-            topologies.
-        weights: mixing weights; None: metropolis-hastings where the graph is undirected, uniform where it
-            is directed.
+        every_rounds: the period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
+        weights: mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
         allow_disconnected: accept a graph of several components.
 
     Raises:
-        BadInput: for ``every_rounds`` on a topology that has only one graph to draw.
+        BadInput: for ``every_rounds`` on a topology that is not random.
     """
 
     random: ClassVar[bool] = False
     """Whether two draws can differ."""
     sampled: ClassVar[bool] = False
-    """Whether nodes find their neighbours themselves, and what is drawn is only what they start with."""
+    """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
 
     every_rounds: int | None = Field(default=None, ge=1)
     weights: Weights | None = None
@@ -50,7 +47,7 @@ class Topology(Component):
 
     @field_validator("weights", mode="before")
     @classmethod
-    def _build_weights(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
+    def _build_weights(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
         return None if value is None else build("weights", value, info.context, "topology.weights")
 
     @field_serializer("weights")
@@ -62,7 +59,7 @@ class Topology(Component):
         if self.every_rounds is not None and not self.random:
             raise BadInput(
                 f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random; "
-                "accepted: null (only random topologies are drawn afresh; of layers, each for itself)"
+                "accepted: null (or, in layers, every_rounds of a random layer)"
             )
         return self
 
@@ -73,24 +70,24 @@ class Topology(Component):
         Args:
             nodes: number of nodes, at least 1.
             rng: the only source of randomness.
-            round: the round that :meth:`drawn_at` gave.
+            round: the round that :meth:`drawn_at` returned.
 
         Raises:
-            BadInput: for parameters that no graph of that many nodes has.
+            BadInput: for parameters that no graph with that many nodes has.
         """
 
     def drawn_at(self, nodes: int, round: int) -> int:
-        """The round at which the graph of ``round`` is drawn: rounds with the same answer share one graph."""
+        """The round at which the graph of ``round`` is drawn; rounds with the same result share a graph."""
         return 0 if self.every_rounds is None else round - round % self.every_rounds
 
     def cycle(self, nodes: int) -> int:
-        """Of how many rounds, from 0, the union has to be connected."""
+        """Number of rounds, from 0 on, whose union has to be connected."""
         return 1
 
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Errors call a field ``topology.x``; in a part of the topology that is ``topology.layers.name.x``, say."""
+    """Rename ``topology.x`` in errors to ``<field>.x``: for topologies inside another one."""
     try:
         yield
     except BadInput as error:
@@ -101,21 +98,24 @@ def located(field: str) -> Iterator[None]:
 
 
 class RandomTopology(Topology):
-    """A topology that is drawn at random, again and again until the graph is connected.
+    """A topology that is drawn at random, repeatedly until the graph is connected.
 
-    So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds
-    does not fail at the one seed that came out disconnected. With ``allow_disconnected`` the first draw is
-    taken.
+    So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds does not fail at
+    one disconnected draw. With ``allow_disconnected`` the first draw is used.
     """
 
     random: ClassVar[bool] = True
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One draw of the model, connected or not, with the nodes 0 to n - 1; undirected."""
+        """One undirected draw of the model with the nodes 0 to n - 1, connected or not.
+
+        Raises:
+            BadInput: for parameters that no graph with that many nodes has.
+        """
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A connected graph, or any where disconnected ones are accepted.
+        """A connected graph, or any graph with ``allow_disconnected``.
 
         Raises:
             BadInput: for parameters that no such graph has, or after :data:`ATTEMPTS` disconnected draws.
@@ -134,3 +134,54 @@ class RandomTopology(Topology):
 def networkx_seed(rng: np.random.Generator) -> int:
     """A seed for networkx, which draws from Python's own generator."""
     return int(rng.integers(2**63))
+
+
+@register("topology", "layers")
+class Layers(Topology):
+    """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
+
+    An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
+    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union.
+
+    Args:
+        layers: name -> topology, at least one.
+    """
+
+    layers: dict[str, Topology] = Field(min_length=1)
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _build_layers(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: build("topology", layer, info.context, f"topology.layers.{name}")
+            for name, layer in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _no_sampled_layer(self) -> Layers:
+        for name, layer in self.layers.items():
+            if layer.sampled:
+                raise BadInput(
+                    f"topology.layers.{name}: {layer.name_of()}; accepted: a topology with a graph"
+                )
+        return self
+
+    @field_serializer("layers")
+    def _layers_spec(self, layers: dict[str, Topology]) -> dict[str, Any]:
+        return {name: layer.spec() for name, layer in layers.items()}
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        """The union of one draw of each layer, in order.
+
+        A :class:`~gossamer.topology.TopologySchedule` does not call this: it keeps one schedule per layer, each with its
+        own key, so that the graphs of a layer do not depend on the other layers.
+        """
+        return union([layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()])
+
+    def drawn_at(self, nodes: int, round: int) -> int:
+        return round
+
+    def cycle(self, nodes: int) -> int:
+        return max(layer.cycle(nodes) for layer in self.layers.values())

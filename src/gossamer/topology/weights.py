@@ -1,57 +1,52 @@
 """Mixing weights: how much of each neighbour's parameters a node takes when it mixes.
 
-Row i of the mixing matrix W says what node i makes of what it receives: x_i <- W_ii x_i + sum_j W_ij x_j,
-over the nodes j that may send to i. W_ii is whatever is left to 1, so every W is row-stochastic.
+Row i of the mixing matrix W gives the weights of node i: x_i <- W_ii x_i + sum_j W_ij x_j, over the nodes j that may
+send to i. W_ii is 1 minus the sum of the others, so the rows of W sum to 1.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
-import numpy as np
-from jaxtyping import Float
-
-from gossamer.config.registry import Component, FilePath, register
+from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.topology.files import read_matrix
 from gossamer.topology.graph import Graph
 
 
 class Weights(Component):
-    """The rule that gives a graph its mixing matrix."""
+    """A rule that gives a graph its mixing matrix."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Refuse a graph that the rule is not meant for. Called once a graph, before any :meth:`row` of it.
+        """Check that the rule fits a graph. Called once for each graph, before :meth:`row`.
 
         Args:
             graph: the graph.
-            samples: number of training samples of each node, or None where that is not known.
+            samples: number of training samples of each node; None if unknown.
 
         Raises:
-            BadInput: for a graph, or sample counts, that this rule can't be used with.
+            BadInput: for a graph or sample counts that the rule does not fit.
         """
 
     @abstractmethod
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """The weights that a node gives to those it hears from: rank -> weight, by rank, without its own."""
+        """The weights that a node gives to its in-neighbours: rank -> weight, in rank order, without its own."""
 
 
 @register("weights", "metropolis-hastings")
 class MetropolisHastings(Weights):
     """W_ij = 1 / (1 + max(d_i, d_j)), with d the degree: symmetric, hence doubly stochastic.
 
-    Any connected graph converges to the plain average. Xiao & Boyd, "Fast linear iterations for distributed
-    averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
-    consensus" (2005). The chain is that of Hastings (1970) with a uniform target.
+    Repeated mixing converges to the plain average on any connected graph. Xiao & Boyd, "Fast linear iterations for
+    distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
+    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target.
 
     Raises:
         BadInput: for a directed graph, on which the rule is not doubly stochastic.
     """
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Refuse a directed graph."""
         if graph.directed:
             raise BadInput(
                 "topology.weights: metropolis-hastings on a directed graph; accepted there: uniform, "
@@ -59,21 +54,19 @@ class MetropolisHastings(Weights):
             )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """1 / (1 + the larger of the two degrees)."""
         own = graph.degree(rank)
         return {other: 1 / (1 + max(own, graph.degree(other))) for other in graph.neighbors(rank)}
 
 
 @register("weights", "uniform")
 class Uniform(Weights):
-    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean of what is there; row-stochastic.
+    """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic.
 
-    Doubly stochastic too where all degrees are the same. On one-peer exponential graphs it gives the 1/2 of
-    Assran et al. (2019) and Ying et al. (2021).
+    Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
+    (2019) and Ying et al. (2021).
     """
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """1 / (1 + in-degree) for each."""
         senders = graph.neighbors(rank, "in")
         return dict.fromkeys(senders, 1 / (1 + len(senders)))
 
@@ -85,11 +78,10 @@ class DataSize(Weights):
     Row-stochastic. The local form of federated averaging's weights (McMahan et al., 2017, algorithm 1).
 
     Raises:
-        BadInput: where sample counts are not known, or a node and all that it hears from have no samples.
+        BadInput: for unknown sample counts, or a node without samples whose in-neighbours have none either.
     """
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Refuse missing counts, and a neighbourhood without a sample."""
         if samples is None:
             raise BadInput(
                 "topology.weights: data-size without the number of samples of each node; accepted here: "
@@ -98,13 +90,12 @@ class DataSize(Weights):
         for rank in range(graph.nodes):
             if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
                 raise BadInput(
-                    f"topology.weights: data-size where node {rank} and all it hears from have no samples; "
+                    f"topology.weights: data-size, but neither node {rank} nor its in-neighbours have samples; "
                     "accepted: a sample in each neighbourhood, or other weights"
                 )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """The sender's share of the samples of the closed in-neighbourhood."""
-        assert samples is not None  # check() has refused None
+        assert samples is not None  # or check() had raised
         senders = graph.neighbors(rank, "in")
         total = samples[rank] + sum(samples[other] for other in senders)
         return {other: samples[other] / total for other in senders}
@@ -112,38 +103,34 @@ class DataSize(Weights):
 
 @register("weights", "ccs")
 class CCS(Weights):
-    """The weights of SWIFT, for clients of equal influence: symmetric, hence doubly stochastic.
+    """The weights of SWIFT for clients of equal influence: symmetric, hence doubly stochastic.
 
-    Nodes choose in the order of descending degree. A node shares what the choices before it have left of 1 evenly
-    among itself and its remaining edges; two nodes of the same degree take the smaller of their two shares. Where
-    all degrees are the same this is Metropolis-Hastings; a node whose neighbours have higher degrees gives its other
-    edges more than that.
+    Nodes choose weights in order of descending degree. A node divides what remains of 1 evenly among itself and its
+    remaining edges; two nodes of equal degree use the smaller of their two shares. If all degrees are equal, this is
+    Metropolis-Hastings; a node whose neighbours have higher degrees gives its other edges more than that.
 
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
-    in the form that the authors' code has for uniform influence p_i = 1/n. One thing is added: an edge gets at most
-    1 / (1 + d_j) of its lesser end j, or several neighbours could together take more than 1 from it. The bound holds for
-    every edge, also where nothing would become negative, so that on irregular graphs W can differ from the published
-    rule's.
+    as in the authors' code for uniform influence p_i = 1/n, with one addition: the weight of an edge is at most
+    1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
+    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs.
 
     Raises:
         BadInput: for a directed graph.
     """
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Refuse a directed graph."""
         if graph.directed:
             raise BadInput(
                 "topology.weights: ccs on a directed graph; accepted there: uniform, data-size, given"
             )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """This node's part of the choices of all."""
         return dict(_ccs(graph)[rank])
 
 
 @lru_cache(maxsize=8)
 def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
-    """Every row of the matrix: all nodes of a simulation ask for theirs."""
+    """All rows of the matrix, cached because each node of a simulation asks for its own."""
     degrees = [graph.degree(rank) for rank in range(graph.nodes)]
     chosen: list[dict[int, float]] = [{} for _ in degrees]
     for degree in sorted(set(degrees), reverse=True):
@@ -157,47 +144,3 @@ def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
                     limit = share[j] if degrees[j] == degree else 1 / (1 + degrees[j])
                     chosen[i][j] = chosen[j][i] = min(share[i], limit)
     return tuple(dict(sorted(row.items())) for row in chosen)
-
-
-@register("weights", "given")
-class Given(Weights):
-    """A mixing matrix from a text file: a line a receiver, a number a sender, ``#`` comments.
-
-    Negative weights are accepted: the fastest averaging can need them (Xiao & Boyd, 2004).
-
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas.
-
-    Raises:
-        BadInput: for a matrix that is not n by n, a row that does not sum to 1 (to 1e-6), or a weight where
-            the graph has no edge.
-    """
-
-    path: FilePath
-
-    @cached_property
-    def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        return read_matrix(self.path, "topology.weights.path")
-
-    def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Refuse a matrix that is not one of this graph."""
-        where = f"topology.weights.path: {self.path}"
-        if len(self._matrix) != graph.nodes:
-            raise BadInput(
-                f"{where}: {len(self._matrix)} rows for {graph.nodes} nodes; accepted: {graph.nodes} "
-                "rows and columns"
-            )
-        for rank, row in enumerate(self._matrix):
-            if not abs(row.sum() - 1) <= 1e-6:
-                raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
-            strange = set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}
-            if strange:
-                other = min(strange)
-                raise BadInput(
-                    f"{where}: row {rank} gives node {other} the weight {row[other]:.9g}, but the graph "
-                    f"lets {rank} hear nothing from it; accepted there: 0"
-                )
-
-    def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
-        """The file's numbers, one for each in-neighbour."""
-        return {other: float(self._matrix[rank, other]) for other in graph.neighbors(rank, "in")}

@@ -20,7 +20,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Run
 from gossamer.cli import main
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.memory import keep_freed_memory, trim
+from gossamer.learning.malloc import keep_freed_memory, trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.runtime.processes.node_process import warmup

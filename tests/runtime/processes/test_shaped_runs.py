@@ -14,7 +14,7 @@ from gossamer import Experiment, Run
 from gossamer.api import Silent
 from gossamer.errors import BadInput
 from gossamer.network import Path as Link
-from gossamer.network.delivery import fate
+from gossamer.network import delivery
 from gossamer.runtime.processes.launcher import ProcessesEngine
 
 SETTINGS: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> 
     assert run.events.is_empty()
     lossy = Link((0, 1), loss=0.3)
     lost = {
-        (source, to): sum(fate(lossy, SETTINGS["seed"], source, to, k) is None for k in range(4))
+        (source, to): sum(delivery(lossy, SETTINGS["seed"], source, to, k) is None for k in range(4))
         for source in range(4)
         for to in ((source - 1) % 4, (source + 1) % 4)
     }

@@ -222,13 +222,13 @@ def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPa
     clock = Clock()
     for second in range(3):  # time has passed: counted anew
         for _ in range(90):
-            clock.turn()
+            clock.count_turn()
         clock.after(1.0, Order.TIMER, 0, lambda: None)
         clock.advance()
         assert clock.now() == second + 1
     with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: .*without letting time pass"):
         for _ in range(101):
-            clock.turn()
+            clock.count_turn()
 
 
 def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:

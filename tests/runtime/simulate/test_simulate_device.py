@@ -11,8 +11,8 @@ import torch
 import gossamer
 from gossamer import Experiment
 from gossamer.runtime.setup import prepare
-from gossamer.runtime.simulate import store
-from gossamer.runtime.simulate.store import store_device
+from gossamer.runtime.simulate import simulation
+from gossamer.runtime.simulate.simulation import rows_device
 
 MLP: dict[str, Any] = {
     "nodes": 8,
@@ -42,10 +42,13 @@ def test_the_store_is_on_the_gpu_if_it_fits(
     """Three vectors a node (before a step, after it, mixed), and the optimizer's state before and after it."""
     setup = prepare(Experiment.of({**MLP, "optimizer": {"lr": 0.1, **optimizer}}))
     needed = 4 * 8 * vectors * PARAMETERS
-    for free, expected in ((needed / store.FILLED + 4, "cuda"), (needed / store.FILLED - 4, "cpu")):
+    for free, expected in (
+        (needed / simulation.MAX_FILLED + 4, "cuda"),
+        (needed / simulation.MAX_FILLED - 4, "cpu"),
+    ):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (int(free), 1 << 40))
-        assert store_device("cuda", setup) == expected
-    assert store_device("cpu", setup) == "cpu"
+        assert rows_device("cuda", setup) == expected
+    assert rows_device("cpu", setup) == "cpu"
 
 
 @needs_gpu
@@ -61,7 +64,7 @@ def test_a_store_that_does_not_fit_a_gpu_is_kept_in_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_cpu = final(tmp_path / "cpu", engine={"trainer": "batched"})
-    monkeypatch.setattr(store, "FILLED", 0.0)
+    monkeypatch.setattr(simulation, "MAX_FILLED", 0.0)
     beside = final(tmp_path / "gpu", engine={"trainer": "batched", "device": "cuda"})
     torch.testing.assert_close(beside, on_cpu, rtol=1e-4, atol=1e-5)
 

@@ -15,7 +15,7 @@ from gossamer.api import Silent
 from gossamer.learning.batched import BatchedTrainer
 from gossamer.runtime import profile
 from gossamer.runtime.profile import Profile
-from gossamer.runtime.simulate import execution
+from gossamer.runtime.simulate import compute
 
 DIGITS: dict[str, Any] = {
     "nodes": 6,
@@ -45,7 +45,7 @@ def test_what_auto_chose_judges_from_the_first_evaluation_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the record, which names it, can be repeated to the bit."""
-    monkeypatch.setattr(execution, "choose", lambda make, jobs: (make(BatchedTrainer), "chosen"))
+    monkeypatch.setattr(compute, "choose", lambda make, jobs: (make(BatchedTrainer), "chosen"))
     first = play(tmp_path)
     assert first.experiment["engine"]["trainer"] == "batched"
     again = gossamer.run(Experiment.load(first.path / "experiment.yaml"), tmp_path)
@@ -70,7 +70,7 @@ def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
     def fail(make: Any, jobs: Any) -> Any:
         raise ArithmeticError("a target beyond all measure")
 
-    monkeypatch.setattr(execution, "choose", fail)
+    monkeypatch.setattr(compute, "choose", fail)
     observer = Listening()
     run = play(tmp_path, observer)
     assert run.experiment["engine"]["trainer"] == "sequential"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from links_scene import SHARINGS, US, Drawn, Map, Scene, of_size, star
 
 from gossamer.messages.tags import WINDOW
-from gossamer.network import Conditions, Network, Path, Uniform, fate
+from gossamer.network import Conditions, Network, Path, Uniform, delivery
 from gossamer.network.network import BYTES_PER_MEGABIT
 
 MS = 1000 * US
@@ -225,7 +225,7 @@ def survivors(sharing: str, mbps: float | None, seed: int = 1) -> set[int]:
 
 def test_which_messages_are_lost_depends_on_the_seed_the_pair_and_their_place_alone() -> None:
     path = Path((), loss=0.3)
-    expected = {k for k in range(24) if fate(path, 1, 0, 1, k) is not None}
+    expected = {k for k in range(24) if delivery(path, 1, 0, 1, k) is not None}
     assert 10 < len(expected) < 24
     for sharing in SHARINGS:
         for mbps in (None, 8.0, 0.1):
@@ -244,7 +244,7 @@ def test_messages_of_a_pair_are_jittered_and_do_not_overtake_each_other(
     arrived = scene.play()
     assert [length for _, _, _, length in arrived] == list(range(100))
     delays = [ns - k * MS for k, (_, _, ns, _) in enumerate(arrived)]
-    assert delays[0] == pytest.approx((fate(Path((), 0.05, 0.04), 1, 0, 1, 0) or 0) * 1e9, abs=50 * US)
+    assert delays[0] == pytest.approx((delivery(Path((), 0.05, 0.04), 1, 0, 1, 0) or 0) * 1e9, abs=50 * US)
     assert len({round(delay / MS) for delay in delays}) > 10
     assert all(before[2] <= after[2] for before, after in zip(arrived, arrived[1:], strict=False))
 

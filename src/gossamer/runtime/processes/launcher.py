@@ -61,6 +61,7 @@ class ProcessesEngine:
             observer.say(text)
         reason = "failed"
         private: dict[str, float] | None = None
+        execution: dict[str, dict[str, int]] = {}
         failure: RunFailed | None = None
         channel = self._server.channel
         with ending_signals(lambda: channel.send(Stop())):
@@ -71,7 +72,7 @@ class ProcessesEngine:
                     failure = RunFailed(f"the fork server died: {self._server.how_it_died()}")
                     break
                 match message:
-                    case Ended(reason=reason, failure=details, private=private):
+                    case Ended(reason=reason, failure=details, private=private, execution=execution):
                         failure = None if details is None else RunFailed(details.pop("message"), **details)
                         break
                     case RunProgress(rounds=rounds, time_s=now_s):
@@ -89,7 +90,15 @@ class ProcessesEngine:
             )
             parameters, buffers = models.all(FINAL)
         return Outcome(
-            reason, time_s, wall(), parameters, buffers, failure, "sequential", private_bytes=private
+            reason,
+            time_s,
+            wall(),
+            parameters,
+            buffers,
+            failure,
+            "sequential",
+            private_bytes=private,
+            execution=execution,
         )
 
     def __enter__(self) -> ProcessesEngine:

@@ -69,10 +69,17 @@ class Done(Message):
 
 
 class Final(Message):
-    """The node has handed in its last model and ends; ``private`` is the memory that it shared with no other, bytes."""
+    """The node has handed in its last model and ends.
+
+    Args:
+        round: rounds that it has completed.
+        private: the memory that it shared with no other process, bytes.
+        forms: how its steps and evaluations were computed, see ``Outcome.execution``.
+    """
 
     round: int
     private: int | None
+    forms: dict[str, dict[str, int]] = {}
 
 
 class Marked(Message):
@@ -569,12 +576,19 @@ class Say(Message):
 
 
 class Ended(Message):
-    """The run is over. ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`; ``private`` is the memory that
-    nodes shared with no other process, bytes: mean and maximum."""
+    """The run is over.
+
+    Args:
+        reason: see ``Outcome.reason``.
+        failure: the arguments of :class:`~gossamer.errors.RunFailed`, if it failed.
+        private: the memory that nodes shared with no other process, bytes: mean and maximum.
+        execution: how steps and evaluations were computed, see ``Outcome.execution``.
+    """
 
     reason: str
     failure: dict[str, Any] | None
     private: dict[str, float] | None
+    execution: dict[str, dict[str, int]]
 
 
 ToLauncher = Refused | Prepared | RunProgress | NewRow | Say | Ended

@@ -1,49 +1,125 @@
-"""A simulation's checkpoints: what is saved of a node at the end of a round, and how all nodes go on from one.
+"""A simulation's checkpoints: how all nodes are saved without being stopped, and how they go on from a checkpoint.
 
-Who is cut when, and when a checkpoint is whole, is in :mod:`gossamer.runtime.simulate.snapshots`.
+What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor
 
 from gossamer.messages.tags import Message
 from gossamer.node import Node
-from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.checkpoint import Arrival, Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import to_ns
-from gossamer.runtime.simulate.context import SimContext
-from gossamer.runtime.simulate.flights import Flights
-from gossamer.runtime.simulate.host import NodeHost
-from gossamer.runtime.simulate.recording import Recording
-from gossamer.runtime.simulate.snapshots import Cuts
+from gossamer.runtime.simulate.clock import NS, to_ns
+from gossamer.runtime.simulate.host import SimContext, SimHost
+from gossamer.runtime.simulate.recording import SimRecorder
+from gossamer.runtime.simulate.transfer import Transfer
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
+Numbered = tuple[int, int, int]
+"""A message as sender, receiver and number."""
 
-class RunCheckpoints:
-    """Between the simulator, which delivers messages, and all its nodes.
+
+class InFlight:
+    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair.
 
     Args:
-        setup: what is run.
-        context: what nodes share, counters among it.
-        recording: the record that a checkpoint is of.
-        folder: the run's.
-        cut: the checkpoint from which the run goes on; None is its start.
-        nodes: all nodes, as they begin; restored, if they were saved before.
-        hosts: theirs, by rank.
-        place: puts a tensor that was read from a file where the simulation keeps it.
-        trainer: which trainer computes, as far as that is known.
-        say: told of a checkpoint that can't be written.
+        nodes: number of nodes.
+        landed: called with each message that is not in flight any more.
 
     Attributes:
-        inboxes: what takes each node's messages, by rank.
-        starts_ns: when each node goes on; None where all begin.
+        sent: by sender and receiver, how many messages were sent.
+    """
+
+    def __init__(self, nodes: int, landed: Callable[[Numbered], None]) -> None:
+        self._landed = landed
+        self.sent: list[dict[int, int]] = [{} for _ in range(nodes)]
+        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in range(nodes)]
+
+    def numbered(self, message: Message, to: int) -> Message:
+        """The message with its number."""
+        sent = self.sent[message.source]
+        number = sent.get(to, 0)
+        sent[to] = number + 1
+        return replace(message, number=number)
+
+    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
+        """A message is sent; it is due at an instant (nanoseconds), or when its transfer is."""
+        self._flying[message.source][to, message.number] = message, due
+
+    def land(self, message: Message, to: int) -> None:
+        """A message has arrived, or never will."""
+        if self._flying[message.source].pop((to, message.number), None) is not None:
+            self._landed((message.source, to, message.number))
+
+    def before(self, sent: Mapping[int, Mapping[int, int]]) -> set[Numbered]:
+        """The messages in flight among the first ones of each pair.
+
+        Args:
+            sent: by sender and receiver, the number of first messages.
+        """
+        return {
+            (source, to, number)
+            for source, flying in enumerate(self._flying)
+            for to, number in flying
+            if number < sent[source].get(to, 0)
+        }
+
+    def arriving(self) -> Iterator[tuple[Message, int, int | None]]:
+        """All messages that will arrive: message, receiver, and the instant (nanoseconds) if it is known."""
+        for flying in self._flying:
+            for (to, _), (message, due) in flying.items():
+                if isinstance(due, int):
+                    yield message, to, due
+                elif not due.lost:
+                    yield message, to, due.due_ns
+
+    def uncounted(self, rank: int) -> tuple[int, int]:
+        """How many of a node's messages have not left yet, and their bytes."""
+        transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
+        sizes = [transfer.size for transfer in transfers if not transfer.counted]
+        return len(sizes), sum(sizes)
+
+
+@dataclass(eq=False)
+class _Incomplete:
+    """A checkpoint that is not complete yet."""
+
+    saved: dict[int, Checkpoint] = field(default_factory=dict)
+    sent: dict[int, Mapping[int, int]] = field(default_factory=dict)  # by sender and receiver
+    awaited: set[Numbered] | None = None
+
+
+class SimCheckpoints:
+    """Saves all nodes of a simulation, and writes the checkpoints in a thread.
+
+    A checkpoint is complete when every node has been saved at the end of one of its rounds, and every message that was sent
+    before its sender was saved has arrived or been lost.
+
+    Args:
+        setup: the run's setup.
+        context: what all nodes share.
+        recorder: the record at the time of a checkpoint.
+        folder: the run's folder.
+        cut: the checkpoint from which the run is resumed, if any.
+        nodes: all nodes at their start; they are restored when the run is resumed.
+        hosts: the nodes' hosts.
+        place: puts a tensor that was read from a file where the simulation keeps it.
+        trainer: gives the name of the trainer, or None until it is chosen.
+        say: called when a checkpoint can't be written.
+
+    Attributes:
+        inboxes: by rank, the function that receives a node's messages.
+        starts_ns: when each node goes on; None in a run that was not resumed.
 
     Raises:
         BadInput: for a checkpoint that can't be read.
@@ -53,91 +129,156 @@ class RunCheckpoints:
         self,
         setup: Setup,
         context: SimContext,
-        recording: Recording,
+        recorder: SimRecorder,
         folder: RunFolder,
         cut: Cut | None,
         nodes: Sequence[Node],
-        hosts: Mapping[int, NodeHost],
+        hosts: Mapping[int, SimHost],
         place: Callable[[Tensor], Tensor],
         trainer: Callable[[], str | None],
         say: Callable[[str], None],
     ) -> None:
-        experiment = setup.experiment
-        self._machinery, self._recording, self._folder, self._hosts = context, recording, folder, hosts
+        experiment, links = setup.experiment, context.links
+        self._context, self._recorder, self._hosts = context, recorder, hosts
+        self._trainer, self._say = trainer, say
         self._asked = experiment.checkpoint
-        self._flights = context.links.flights = Flights(len(nodes))
-        repeats, now = experiment.algorithm.gathers, context.clock.now
-        parts = [
-            NodeSnapshots(node.deliver, now, repeats, partial(context.links.take_back, node.rank))
+        self._folder = CheckpointFolder(folder.checkpoints, experiment)
+        self._flights = links.flights = InFlight(len(nodes), self._landed)
+        self._nodes = [
+            NodeSnapshots(
+                node.deliver,
+                context.clock.now,
+                experiment.algorithm.gathers,
+                partial(links.uncount, node.rank),
+            )
             for node in nodes
         ]
-        self.inboxes = [partial(_into, part, self._flights, rank) for rank, part in enumerate(parts)]
+        self.inboxes = [each.deliver for each in self._nodes]
+        before = 0 if cut is None else made(self._asked, cut)
+        self._made = [before] * len(nodes)  # checkpoints that each node has a part in
+        self._offset = highest(folder.checkpoints) - before  # from these numbers to those in the folder
+        self._sent: list[Mapping[int, int]] = [{}] * len(nodes)
+        self._incomplete: dict[int, _Incomplete] = {}
+        self._over: set[int] = set()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
         self.starts_ns: list[int] | None = None
-        saved: list[Checkpoint] = []
         if cut is not None:
             saved = [cut.read(node.rank, place) for node in nodes]
-            self._resume(cut, saved, nodes, parts)
-        self._cuts = Cuts(
-            self._asked,
-            parts,
-            self._flights,
-            CheckpointFolder(folder.checkpoints, experiment),
-            context.mixing.settle,
-            recording.wall,
-            trainer,
-            say,
-            0 if cut is None else made(self._asked, cut),
-            highest(folder.checkpoints) + 1,
-        )
-        for each in saved:
-            self._cuts.round_ended(each)
+            self.starts_ns = self._resume(saved, nodes)
+            recorder.resume(cut, read_metrics(folder.path), self.starts_ns)
+            for each in saved:
+                self._save(each)
 
-    def _resume(
-        self, cut: Cut, saved: Sequence[Checkpoint], nodes: Sequence[Node], parts: Sequence[NodeSnapshots]
-    ) -> None:
-        """Have every node go on where it was cut, at its own instant."""
-        clock, links, compute = self._machinery.clock, self._machinery.links, self._machinery.compute
-        self.starts_ns = starts_ns = [to_ns(each.time_s) for each in saved]
+    def _resume(self, saved: Sequence[Checkpoint], nodes: Sequence[Node]) -> list[int]:
+        """Restore every node; gives the instants at which they go on."""
+        clock, links = self._context.clock, self._context.links
+        starts_ns = [to_ns(each.time_s) for each in saved]
         clock.now_ns = min(starts_ns)
         for rank, each in enumerate(saved):
             nodes[rank].restore(each)
-            parts[rank].restore(each)
+            self._nodes[rank].restore(each)
             links.restore(rank, each.engine)
-            compute.restore(rank, each.engine["computing_s"])
-            self._recording.usage(rank).restore(each.engine["usage"])
+            self._context.compute.restore(rank, each.engine["computing_s"])
+            self._recorder.usage(rank).restore(each.engine["usage"])
             self._hosts[rank].secrets = each.engine["secrets"]
             for source, count in sent_here(each).items():
                 self._flights.sent[source][rank] = count
             for arrival in each.arriving:
                 links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), starts_ns[rank]))
-        self._recording.resume(cut, read_metrics(self._folder.path))
+        return starts_ns
 
     def round_ended(self, node: Node) -> None:
-        """A node is at the end of a round, or at its start."""
-        rank, links, compute = node.rank, self._machinery.links, self._machinery.compute
+        """Save a node at its start or at the end of a round."""
+        rank = node.rank
         engine = {
-            **links.saved(rank),
-            "computing_s": compute.busy_seconds(rank),
-            "usage": self._recording.usage(rank).saved(),
+            **self._context.links.saved(rank),
+            "computing_s": self._context.compute.busy_seconds(rank),
+            "usage": self._recorder.usage(rank).saved(),
             "secrets": self._hosts[rank].secrets,
         }
-        self._cuts.round_ended(node.checkpoint(**engine))
+        self._save(node.checkpoint(**engine))
+
+    def _save(self, saved: Checkpoint) -> None:
+        rank = saved.rank
+        self._nodes[rank].round_ended(saved)
+        self._sent[rank] = dict(self._flights.sent[rank])
+        for number in range(self._made[rank] + 1, self._asked.due(saved.round, saved.time_s) + 1):
+            self._made[rank] = number
+            self._add(rank, number)
 
     def over(self, rank: int) -> None:
-        """A node's rounds are over."""
-        self._cuts.over(rank)
+        """A node's rounds are over: it is part of all later checkpoints as it is now."""
+        self._over.add(rank)
+        self._nodes[rank].over()
+        for number in list(self._incomplete):
+            self._add(rank, number)
+
+    def _add(self, rank: int, number: int) -> None:
+        """Add a node to a checkpoint, as it was at the end of its last round."""
+        if number not in self._incomplete:
+            self._incomplete[number] = _Incomplete()
+            for other in self._over - {rank}:
+                self._add(other, number)
+        checkpoint = self._incomplete[number]
+        if rank in checkpoint.saved:
+            return
+        checkpoint.saved[rank], checkpoint.sent[rank] = self._nodes[rank].cut(number), self._sent[rank]
+        if len(checkpoint.saved) == len(self._nodes):
+            checkpoint.awaited = self._flights.before(checkpoint.sent)
+            if not checkpoint.awaited:
+                self._complete(number)
+
+    def _landed(self, message: Numbered) -> None:
+        for number, checkpoint in list(self._incomplete.items()):
+            if checkpoint.awaited and message in checkpoint.awaited:
+                checkpoint.awaited.remove(message)
+                if not checkpoint.awaited:
+                    self._complete(number)
 
     def end(self) -> None:
-        """The run ends in order."""
-        if self._asked.on:
-            self._cuts.end()
+        """Write a last checkpoint, of the newest ends of rounds and the messages in flight."""
+        if not self._asked.on:
+            return
+        number = max(self._made, default=0) + 1
+        ranks = range(len(self._nodes))
+        saved = {rank: self._nodes[rank].cut(number) for rank in ranks}
+        self._incomplete = {number: _Incomplete(saved, dict(enumerate(self._sent)))}
+        arriving: list[list[Arrival]] = [[] for _ in ranks]
+        for message, to, due_ns in self._flights.arriving():
+            if message.number < self._sent[message.source].get(to, 0):
+                # A message that has not begun to leave arrives as soon as its receiver goes on.
+                due_s = saved[to].time_s if due_ns is None else due_ns / NS
+                arriving[to].append(Arrival(message, due_s))
+        self._complete(number, arriving)
+
+    def _complete(self, number: int, arriving: Sequence[Sequence[Arrival]] | None = None) -> None:
+        """Write a complete checkpoint, with the messages in flight of the last one."""
+        received: list[dict[int, int]] = [{} for _ in self._nodes]
+        for source, sent in self._incomplete.pop(number).sent.items():
+            for to, count in sent.items():
+                received[to][source] = count
+        parts = [node.finish(number, received[rank]) for rank, node in enumerate(self._nodes)]
+        if arriving is not None:
+            parts = [replace(p, arriving=[*p.arriving, *arriving[p.rank]]) for p in parts]
+        self._context.mixing.settle()
+        self._report()
+        write = partial(self._write, number + self._offset, parts, self._recorder.wall(), self._trainer())
+        self._written = self._writer.submit(write)
+
+    def _write(self, number: int, parts: Sequence[Checkpoint], wall_s: float, trainer: str | None) -> None:
+        for part in parts:
+            self._folder.write(number, part)
+        rounds, times_s = {p.rank: p.round for p in parts}, {p.rank: p.time_s for p in parts}
+        self._folder.complete(number, rounds, times_s, wall_s, trainer)
+
+    def _report(self) -> None:
+        """Say that a checkpoint could not be written (disk full, ...), which does not end the run."""
+        if self._written is not None and self._written.done() and (error := self._written.exception()):
+            self._written = None
+            self._say(f"a checkpoint could not be written: {error}")
 
     def close(self) -> None:
-        """Wait until all is written."""
-        self._cuts.close()
-
-
-def _into(part: NodeSnapshots, flights: Flights, rank: int, message: Message) -> None:
-    """A message arrives at a node; then its way is over."""
-    part.deliver(message)
-    flights.land(message, rank)
+        """Wait until everything is written."""
+        self._writer.shutdown()
+        self._report()

@@ -1,12 +1,11 @@
-"""Virtual time: events in a fixed order, drained by the event loop when nothing else is ready.
+"""Virtual time: events in a fixed order, and an asyncio event loop whose time they are.
 
-asyncio runs the coroutines; its own timers are not used (they wake ties in heap order, which an unrelated
-timer changes). The loop's selector is where a real loop would wait for sockets: there, virtual time advances
-instead.
+asyncio runs the coroutines. Its own timers are not used, because they wake ties in heap order, which an unrelated timer
+changes. Where a real loop would wait for sockets, in its selector, this one lets virtual time advance.
 
-At one instant: commits of computations, arrivals and deliveries, then timers, each in the order (rank,
-per-rank sequence); the coroutines they woke; when these are quiet, mixing steps; and again until nothing is
-left of this instant. Then who looks at it from outside does so.
+The order within one instant: results of computations are committed, messages arrive and are delivered, timers fire, each in
+the order (rank, sequence number of that rank). Then the coroutines run that these events woke. When all of them wait, the
+mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded.
 """
 
 from __future__ import annotations
@@ -25,26 +24,24 @@ from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
 MAX_PASSES = 1_000_000
-"""Passes through one instant after which a node is taken to be spinning."""
-LAST_INSTANTS = 10_000
-"""Instants that tasks have to end in, once they are to."""
+"""Passes through one instant after which a node counts as spinning."""
 
 
 class Order(IntEnum):
-    """What comes first at one instant."""
+    """The order of events within one instant."""
 
     COMMIT = 0
     ARRIVAL = 1
     DELIVERY = 2
     TIMER = 3
-    LOOK = 4
-    """At what the instant ends with: when all else of it is done."""
+    OBSERVE = 4
+    """After everything else of the instant is done."""
     END = 5
-    """The end of time, after that."""
+    """The end of the run."""
 
 
-class Event:
-    """A call at an instant; ``cancel()`` takes it back."""
+class ClockEvent:
+    """A call at an instant."""
 
     __slots__ = ("_clock", "background", "call")
 
@@ -54,7 +51,7 @@ class Event:
         self._clock = clock
 
     def cancel(self) -> None:
-        """Don't make the call."""
+        """Do not make the call."""
         if self.call is not None:
             self.call = None
             self._clock.forget(self)
@@ -64,128 +61,116 @@ class Clock:
     """The virtual clock and its events.
 
     Attributes:
-        now_ns: nanoseconds since the start, a whole number.
-        waiting: set by the engine; says what every node waits for, for the message of a deadlock.
+        now_ns: nanoseconds since the start, an integer.
+        pending: the number of scheduled events that could wake a node.
+        waiting: describes what every node waits for, for the message of a deadlock; set by the engine.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.pending = 0
         self.waiting: Callable[[], str] = str
-        self._heap: list[tuple[int, int, int, int, Event]] = []
+        self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
-        self._mixes: list[tuple[int, int, Callable[[], None]]] = []
-        self._passes = self._turns = 0
-        self._instants = math.inf  # still to come
-        self._pending = 0  # events that could wake a node
-        self._cancelled = 0  # events in the heap that are taken back
+        self._quiet: list[tuple[int, int, Callable[[], None]]] = []
+        self._passes = self._turns = 0  # at this instant
+        self._cancelled = 0  # cancelled events that are still in the heap
+        self._stopped = False
 
     def now(self) -> float:
         """Seconds since the start."""
         return self.now_ns / NS
 
-    @property
-    def pending(self) -> int:
-        """Events to come that could wake a node."""
-        return self._pending
-
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
-    ) -> Event:
-        """Make a call at an instant, for a node. A call in the background only watches: it is nothing that
-        a node could wait for."""
-        event = Event(call, self, background)
-        sequence = self._sequences.get(rank, 0)  # as in _next(); a call less for every event
+    ) -> ClockEvent:
+        """Schedule a call for a node; an instant in the past means now. A background call only observes: no node waits for
+        it."""
+        event = ClockEvent(call, self, background)
+        sequence = self._sequences.get(rank, 0)  # inlined _next(), for speed
         self._sequences[rank] = sequence + 1
-        heapq.heappush(
-            self._heap, (time_ns if time_ns > self.now_ns else self.now_ns, order, rank, sequence, event)
-        )
-        self._pending += not background
+        now_ns = self.now_ns
+        heapq.heappush(self._heap, (time_ns if time_ns > now_ns else now_ns, order, rank, sequence, event))
+        self.pending += not background
         return event
-
-    def forget(self, event: Event) -> None:
-        """An event was taken back. Such events leave the heap when they are the greater part of it."""
-        self._pending -= not event.background
-        self._cancelled += 1
-        if self._cancelled > 1000 + len(self._heap) // 2:
-            self._heap = [entry for entry in self._heap if entry[-1].call is not None]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
 
     def after(
         self, seconds: float, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
-    ) -> Event:
-        """Make a call some seconds from now; less than half a nanosecond is now."""
+    ) -> ClockEvent:
+        """Schedule a call some seconds from now; less than half a nanosecond means now."""
         return self.at(self.now_ns + to_ns(seconds), order, rank, call, background=background)
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
-        """Make a call at this instant, when every coroutine waits and no event of this instant is left."""
-        self._mixes.append((rank, self._next(rank), call))
+        """Call at this instant, once every coroutine waits and no event of the instant is left."""
+        self._quiet.append((rank, self._next(rank), call))
 
     def _next(self, rank: int) -> int:
-        # Sequences are per rank, so that what one node does can't reorder what another one does.
+        # Each rank has its own sequence, so that no node can reorder what another one does.
         sequence = self._sequences.get(rank, 0)
         self._sequences[rank] = sequence + 1
         return sequence
 
+    def forget(self, event: ClockEvent) -> None:
+        """Count an event as cancelled. Cancelled events leave the heap when they are the larger part of it."""
+        self.pending -= not event.background
+        self._cancelled += 1
+        if self._cancelled > 1000 + len(self._heap) // 2:
+            self._heap[:] = [entry for entry in self._heap if entry[-1].call is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
     def advance(self) -> None:
-        """Run the next events: of this instant if any are left, then this instant's mixing steps, else of the
-        next instant.
+        """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the events of the next
+        instant.
 
         Raises:
-            Deadlock: if nothing is left that could wake a node, while someone still waits.
-            RunFailed: if time does not move any more, or is over.
+            Deadlock: if nothing is left that could wake a node while some node still waits.
+            RunFailed: if time stands still, or was stopped.
         """
+        if self._stopped:
+            raise RunFailed("the run is over")
         event = self._heap[0] if self._heap else None
-        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.LOOK
-        if self._mixes and not of_this_instant:
-            self._run_mixes()
-        elif event is None or self._pending == 0:
+        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.OBSERVE
+        if self._quiet and not of_this_instant:
+            self._run_quiet()
+        elif event is None or self.pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         else:
             if event[0] > self.now_ns:
                 self.now_ns = event[0]
-                self.start_counting()
-                self._instants -= 1
-                if self._instants < 0:
-                    raise RunFailed(f"{LAST_INSTANTS} instants after the end of the run, some tasks go on")
+                self._passes = self._turns = 0
             self._run_events()
 
     def _run_events(self) -> None:
-        last = 0
-        while self._heap and self._heap[0][0] == self.now_ns:
-            _, order, last, _, event = heapq.heappop(self._heap)
+        heap, now_ns, rank = self._heap, self.now_ns, 0
+        while heap and heap[0][0] == now_ns:
+            _, order, rank, _, event = heapq.heappop(heap)
             call, event.call = event.call, None
             if call is None:
                 self._cancelled -= 1
             else:
-                self._pending -= not event.background
+                self.pending -= not event.background
                 call()
-            if order >= Order.LOOK or (self._heap and self._heap[0][1] >= Order.LOOK):
-                break  # what these come after may not be all there yet
-        self._count_pass(last)
+            if order >= Order.OBSERVE or (heap and heap[0][1] >= Order.OBSERVE):
+                break  # the coroutines that were woken run before the instant is observed
+        self._count_pass(rank)
 
-    def _run_mixes(self) -> None:
-        mixes, self._mixes = sorted(self._mixes, key=lambda mix: mix[:2]), []
-        for _, _, call in mixes:
+    def _run_quiet(self) -> None:
+        calls, self._quiet = sorted(self._quiet, key=lambda entry: entry[:2]), []
+        for _, _, call in calls:
             call()
-        self._count_pass(mixes[-1][0])
+        self._count_pass(calls[-1][0])
 
-    def start_counting(self) -> None:
-        """Forget how long time has stood still."""
-        self._passes = self._turns = 0
+    def stop(self) -> None:
+        """Stop time at the end of a run. Tasks may still end at this instant."""
+        self._stopped, self._turns = True, 0
 
-    def end_soon(self) -> None:
-        """Let no more than some last instants come, however many events there are: tasks are about to end, and one that goes
-        on in spite of that must not hold the run up."""
-        self._instants = LAST_INSTANTS
-        self.start_counting()
-
-    def turn(self) -> None:
-        """The loop runs what is ready; it does so a limited number of times at one instant."""
+    def count_turn(self) -> None:
+        """Count a turn of the event loop; their number at one instant is limited."""
         self._turns += 1
         if self._turns > MAX_PASSES:
             raise RunFailed(
-                f"virtual time stands still at {self.now():.9f} s: a task keeps going without letting time pass (a"
+                f"virtual time stands still at {self.now():.9f} s: a task keeps running without letting time pass (a"
                 " loop around asyncio.sleep(0)?)"
             )
 
@@ -193,14 +178,14 @@ class Clock:
         self._passes += 1
         if self._passes > MAX_PASSES:
             raise RunFailed(
-                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps going without letting"
+                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps running without letting"
                 " time pass (a loop around an await that takes no time?)",
                 node=rank,
             )
 
 
 def to_ns(seconds: float) -> int:
-    """Whole nanoseconds.
+    """Seconds as a whole number of nanoseconds.
 
     Raises:
         ValueError: for a negative or infinite time.
@@ -211,7 +196,7 @@ def to_ns(seconds: float) -> int:
 
 
 class _VirtualSelector(selectors.BaseSelector):
-    """Instead of waiting for file descriptors, let virtual time pass."""
+    """Lets virtual time pass instead of waiting for file descriptors."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -229,19 +214,17 @@ class _VirtualSelector(selectors.BaseSelector):
         return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:  # nothing is ready to run, and no timer of asyncio's is set
+        if timeout is None:  # no callback is ready, and asyncio has no timer
             self._clock.advance()
         elif timeout == 0:
-            self._clock.turn()
+            self._clock.count_turn()
         else:
-            raise RunFailed(
-                "a timer of asyncio's is set, which virtual time knows nothing of: use node.sleep()"
-            )
+            raise RunFailed("an asyncio timer is set, which virtual time ignores: use node.sleep()")
         return []
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop of one thread, which asks for no more than that when something is to be called."""
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop for one thread, whose ``call_soon`` skips the checks for other uses."""
 
     _ready: deque[asyncio.Handle]
 
@@ -254,8 +237,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
-    """An asyncio event loop whose time is a clock's. It serves coroutines, tasks and futures only: no
-    sockets, no executors."""
-    loop = _Loop(_VirtualSelector(clock))
+    """An asyncio event loop that runs on a clock's time. It serves coroutines, tasks and futures, but no sockets and no
+    executors."""
+    loop = _VirtualLoop(_VirtualSelector(clock))
     loop.time = clock.now  # type: ignore[method-assign]
     return loop

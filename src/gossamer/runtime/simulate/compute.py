@@ -1,8 +1,8 @@
-"""Deferred computation: what is computed together, and when its result is due, are two things.
+"""Deferred computation, and the trainer and evaluator that carry it out.
 
-A computation has a virtual duration; its result is due at the end of it and is committed then, never earlier.
-When a due result is not there yet, everything that is under way and of the same kind is computed as one
-batch, from immutable snapshots. So what nodes read does not depend on what was batched with what.
+A computation has a virtual duration. Its result is due at the end of it and is committed then, never earlier. When a due
+result has not been computed yet, everything under way of the same kind is computed as one batch, from immutable snapshots.
+So what nodes read never depends on how computations were batched.
 """
 
 from __future__ import annotations
@@ -14,67 +14,78 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gossamer.learning.computation import Computation, Kind
-from gossamer.runtime.simulate.clock import NS, Clock, Event, Order
+from gossamer.config import Simulate
+from gossamer.errors import cause
+from gossamer.learning.batched import BatchedTrainer
+from gossamer.learning.batched_evaluate import BatchedEvaluator
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.choice import MEASURED_NODES, choose
+from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.evaluate import Evaluator, Found, columns_each
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
+from gossamer.learning.workers import Workers
+from gossamer.messages.tags import Model
+from gossamer.runtime.profile import Profile
+from gossamer.runtime.setup import Setup
+from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
 
-_PENDING = object()
+_PENDING: Any = object()
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
+class _Queued:
     computation: Computation
     future: asyncio.Future[Any]
-    due: Event | None = None
+    due: ClockEvent | None = None
     start_ns: int = 0
     result: Any = _PENDING
 
 
 class Compute:
-    """Carries out the computations of all nodes, one at a time per node, first come first served.
+    """Runs the computations of all nodes, each node's one at a time, first come, first served.
 
     Args:
-        clock: says when results are due.
-        seconds: duration of a computation on its node that starts now.
-        execute: runs jobs of one kind as a batch, results in order.
+        clock: the virtual clock.
+        seconds: gives the duration of a computation that starts now.
+        execute: runs jobs of one kind as a batch; gives results in order.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: told of every computation when it is over, or cancelled while it ran: the computation, its start and its
-            end in nanoseconds.
+        watch: called when a computation has ended or is cancelled while it runs, with its start and end in nanoseconds.
     """
 
     def __init__(
         self,
         clock: Clock,
         seconds: Callable[[Computation], float],
-        execute: Callable[[Kind, Sequence[Any]], list[Any]],
+        execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
         settle: Callable[[], None] = lambda: None,
         watch: Callable[[Computation, int, int], None] | None = None,
     ) -> None:
         self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
         self._watch = watch
-        self._queues: dict[int, deque[_Entry]] = {}
+        self._queues: dict[int, deque[_Queued]] = {}
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
-        self._under_way: dict[Kind, dict[int, _Entry]] = {kind: {} for kind in Kind}  # not computed yet
-        self.batches = 0
-        self.computations = 0
+        # Not computed yet.
+        self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
 
     def submit(self, computation: Computation) -> Awaitable[Any]:
-        """Queue a computation at its node; gives what its ``commit`` returns, at its due instant."""
-        entry = _Entry(computation, asyncio.get_running_loop().create_future())
+        """Queue a computation at its node; the awaitable gives what ``commit`` returns, at the due instant."""
+        entry = _Queued(computation, asyncio.get_running_loop().create_future())
         queue = self._queues.setdefault(computation.rank, deque())
         queue.append(entry)
         if len(queue) == 1:
             self._start(queue)
         return self._wait(entry)
 
-    async def _wait(self, entry: _Entry) -> Any:
+    async def _wait(self, entry: _Queued) -> Any:
         try:
             return await entry.future
         except asyncio.CancelledError:
             self._cancel(entry)
             raise
 
-    def _start(self, queue: deque[_Entry]) -> None:
-        """Begin with the first of a node's queue, if there is one."""
+    def _start(self, queue: deque[_Queued]) -> None:
+        """Start the first computation of a node's queue, if there is one."""
         while queue:
             entry = queue[0]
             rank = entry.computation.rank
@@ -89,59 +100,57 @@ class Compute:
                 self._under_way[entry.computation.kind][rank] = entry
                 break
 
-    def _cancel(self, entry: _Entry) -> None:
+    def _cancel(self, entry: _Queued) -> None:
         queue = self._queues[entry.computation.rank]
         if entry not in queue:
-            return  # it was committed at this very instant
+            return  # it has been committed
         running = queue[0] is entry
         queue.remove(entry)
         if running:
             self._under_way[entry.computation.kind].pop(entry.computation.rank, None)
-            self._over(entry)
+            self._ended(entry)
         if entry.due is not None:
             entry.due.cancel()
         if running:
             self._start(queue)
 
-    def _over(self, entry: _Entry) -> None:
+    def _ended(self, entry: _Queued) -> None:
         now = self._clock.now_ns
         self._busy_ns[entry.computation.rank] += now - entry.start_ns
         if self._watch is not None:
             self._watch(entry.computation, entry.start_ns, now)
 
     def busy_seconds(self, rank: int) -> float:
-        """For how many seconds one of a node's computations ran by now."""
+        """The total time that a node's computations have run, seconds."""
         queue = self._queues.get(rank)
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
     def restore(self, rank: int, busy_s: float) -> None:
-        """A node's computations have run for so many seconds, before the run was resumed."""
+        """Set the time that a node's computations ran before the run was resumed."""
         self._busy_ns[rank] = round(busy_s * NS)
 
-    def _due(self, entry: _Entry) -> None:
+    def _due(self, entry: _Queued) -> None:
         if entry.result is _PENDING:
             self._flush(entry.computation.kind)
         queue = self._queues[entry.computation.rank]
         queue.popleft()
-        self._over(entry)
+        self._ended(entry)
         self._start(queue)
         if isinstance(entry.result, Exception):
             entry.future.set_exception(entry.result)
             return
         try:
             entry.future.set_result(entry.computation.commit(entry.result))
-        except Exception as error:  # noqa: BLE001 - what the author did to the node meanwhile; raised where it is awaited
+        except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
             entry.future.set_exception(error)
 
-    def _flush(self, kind: Kind) -> None:
-        """Compute everything of a kind that is under way: the first of each node's queue (the next ones build on it), in
-        the order in which they began, since what was made one after the other lies together in the store."""
+    def _flush(self, kind: ComputationKind) -> None:
+        """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
+        order in which they began, because their vectors lie in this order in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
         entries = list(under_way.values())
         self._settle()
-        self.batches += 1
-        self.computations += len(entries)
         jobs = []
         for entry in entries:
             try:
@@ -152,9 +161,8 @@ class Compute:
         for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
             entry.result = result
 
-    def _attempt(self, kind: Kind, jobs: list[Any]) -> list[Any]:
-        """The jobs' results. If a user's model or loss raises, each job is run by itself, so that the error is its
-        node's alone."""
+    def _attempt(self, kind: ComputationKind, jobs: list[Any]) -> list[Any]:
+        """Run jobs. If one raises, each is run alone, so that the error is attributed to its node."""
         if not jobs:
             return []
         try:
@@ -163,3 +171,97 @@ class Compute:
             if len(jobs) == 1:
                 return [error]
         return [result for job in jobs for result in self._attempt(kind, [job])]
+
+
+_TRAINERS: dict[str, type[Trainer]] = {
+    trainer.name: trainer for trainer in (SequentialTrainer, BatchedTrainer, CompiledTrainer)
+}
+
+
+class Executor:
+    """Trains and evaluates models. Without a named trainer it measures which one is faster, and chooses it.
+
+    Args:
+        setup: the run's setup.
+        options: the engine's options.
+        rows: the pool of parameter vectors.
+        workers: share the work.
+        profile: records how long it takes.
+        model: gives a node's present model, to measure with.
+        say: called with the trainer that was chosen, and why.
+
+    Attributes:
+        trainer: the trainer; the choice may replace it before the first step or evaluation.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        options: Simulate,
+        rows: Rows,
+        workers: Workers,
+        profile: Profile,
+        model: Callable[[int], Model],
+        say: Callable[[str], None],
+    ) -> None:
+        self._setup, self._device, self._rows = setup, options.device, rows
+        self._workers, self._profile, self._model, self._say = workers, profile, model, say
+        self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))
+        samples = setup.experiment.evaluation.samples
+        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
+        self._batched_evaluator = BatchedEvaluator(self._evaluator, rows, say)
+        self._to_choose = options.trainer == "auto"
+
+    @property
+    def chosen(self) -> str | None:
+        """The trainer's name; None until it is chosen."""
+        return None if self._to_choose else self.trainer.name
+
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How steps and evaluations were computed: recorded, or eagerly and why."""
+        return {"train": self.trainer.forms(), "evaluate": self._current_evaluator.forms()}
+
+    def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
+        """Run jobs of one kind; gives results in the jobs' order."""
+        if self._to_choose and kind is not ComputationKind.APPLY:
+            self._choose()
+        with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
+            return execute(kind, jobs, self.trainer, self._current_evaluator)
+
+    def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
+        """The recorded columns of models, in order; an exception of the user's code stands in place of its result."""
+        if self._to_choose:
+            self._choose()
+        with self._profile.part("evaluate"):
+            return columns_each(self._current_evaluator, models)
+
+    @property
+    def _current_evaluator(self) -> Evaluator | BatchedEvaluator:
+        """A trainer of many nodes at once goes with an evaluator of many: the recorded trainer's name determines both."""
+        return self._batched_evaluator if self.trainer.nodes else self._evaluator
+
+    def _build(self, kind: type[Trainer]) -> Trainer:
+        return kind(
+            self._setup.task, self._setup.experiment.optimizer, self._rows, self._device, self._workers
+        )
+
+    def _choose(self) -> None:
+        """Measure both trainers on the first batches of some nodes."""
+        self._to_choose = False
+        with self._profile.part("train"):
+            try:
+                self.trainer, said = choose(self._build, self._first_steps())
+            except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
+                said = f"trainer: sequential (no comparison: {cause(error)})"
+        if said:
+            self._say(said)
+
+    def _first_steps(self) -> list[TrainJob]:
+        experiment, parts = self._setup.experiment, self._setup.parts
+        jobs = []
+        for rank in [rank for rank, part in enumerate(parts) if part.size][:MEASURED_NODES]:
+            batches = BatchStream(experiment.seed, rank, parts[rank], experiment.batch_size)
+            start = self._model(rank)
+            state = experiment.optimizer.init(start.parameters)
+            jobs.append(TrainJob(start, [batches.batch(0)], experiment.optimizer.lr, state, 0))
+        return jobs

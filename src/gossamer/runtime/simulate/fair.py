@@ -1,9 +1,9 @@
 """Links that all transfers share at once, max-min fairly.
 
-Every ordered pair of nodes is a connection, on which messages follow one another (or every node is one, to whoever its
-message is for: ``in-turn``); a connection with messages is a flow, which begins at the sender's instant: a fluid, whose
-last bit arrives the latency after it left. Shares change when a connection comes to life or is done, when one is cut, and
-when the network changes: once for all that happens at an instant.
+Every ordered pair of nodes is a connection, on which messages follow one another. (With ``sharing: in-turn`` every node
+is one connection, whoever its messages are for.) A connection with messages is a flow, modelled as a fluid whose last bit
+arrives the latency after it left. Shares change when a flow begins, ends or is cancelled, and when the network changes:
+once for everything that happens at an instant.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ import numpy as np
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NS, Event, Order
+from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import NETWORK, Links
 from gossamer.runtime.simulate.maxmin import Flow, MaxMin
 from gossamer.runtime.simulate.transfer import NEVER_NS, Transfer, duration_ns
 
 LEAST_RTT_S = 1e-4
-"""The round trip of a path without latency, as on a local network; a share is in proportion to its inverse."""
+"""The round-trip time of a path without latency, as on a local network; a share is proportional to its inverse."""
 UNKNOWN_RTT_S = 1.0
-"""The round trip where there is no path: what TCP assumes before it has heard anything (RFC 6298)."""
+"""The round-trip time without a path: TCP's assumption before the first answer (RFC 6298)."""
 MANY_DUE = 1000
-"""Predictions that are kept whether they still hold or not."""
+"""Predictions that are kept whether or not they still hold."""
 ROUNDING_BYTES = 1e-6
 """More than the rounding errors of a message's progress, and much less than a byte."""
 
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """Messages of a node, to another one or to all; the first of them is leaving.
+    """The queued messages of a node to another one, or to all others; the first one is leaving.
 
     Args:
         source: the node.
-        key: of the connection among that node's.
-        to: whom the first message is for.
-        rest: bytes of it that had not left at ``since_ns``.
-        pause: the rest at which something is due: its last window, or 0.
-        due_ns: when that will be, at the rate as it is.
+        key: identifies the connection among the node's connections.
+        to: receiver of the first message.
+        rest: bytes of the first message that had not left at ``since_ns``.
+        pause: the rest at which the next step is due: the last window, or 0.
+        due_ns: when that is, at the present rate.
     """
 
     source: int = 0
@@ -58,27 +58,26 @@ class _Connection(Flow):
     due_ns: int = NEVER_NS
 
     def rest_at(self, time_ns: int) -> float:
-        """Bytes of its first message that have not left by an instant."""
+        """Bytes of the first message that have not left by an instant."""
         if time_ns == self.since_ns:
             return self.rest
         rest = self.rest - self.rate * ((time_ns - self.since_ns) / NS)
         return rest if rest > self.pause else self.pause
 
     def advance(self, time_ns: int) -> None:
-        """Go on from an instant, at another rate."""
+        """Go on from an instant, at which the rate changes."""
         self.rest, self.since_ns = self.rest_at(time_ns), time_ns
 
     def gone_by(self, time_ns: int) -> int:
-        """Whole bytes of its first message that have; what is lost in rounding is none."""
+        """Whole bytes of the first message that have left by an instant."""
         return self.messages[0].size - math.ceil(self.rest_at(time_ns) - ROUNDING_BYTES)
 
 
 class FairLinks(Links):
-    """All links, shared by all connections at once: one for each pair of nodes that has messages, or, with ``sharing:
-    in-turn``, one for each node.
+    """Links that all connections share at once.
 
-    Shares are equal with ``sharing: fair``, and weighted by the inverse of the path's round-trip time (twice its latency,
-    at least :data:`LEAST_RTT_S`) with ``rtt-fair``.
+    Shares are equal with ``sharing: fair`` and ``in-turn``. With ``rtt-fair`` they are weighted by the inverse of the path's
+    round-trip time (twice its latency, at least :data:`LEAST_RTT_S`).
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -87,27 +86,25 @@ class FairLinks(Links):
         self._in_turn = self._network.sharing == "in-turn"
         self._connections: list[dict[int, _Connection]] = [{} for _ in range(self._nodes)]
         self._shares: MaxMin[_Connection] = MaxMin(self._rates)
-        self._due: list[
-            tuple[int, int, int]
-        ] = []  # when something is due on a connection, its source and key
+        self._due: list[tuple[int, int, int]] = []  # a heap: due_ns, source and key of connections
         self._due_at_most = MANY_DUE
-        self._carried = [0] * len(self._rates)  # bytes, by links that are neither uplinks nor downlinks
+        self._carried = [0] * len(self._rates)  # bytes on each link between uplinks and downlinks
         self._capacity = np.zeros(len(self._rates))  # bytes that each link could have carried by then
-        self._capacity_ns = self._clock.now_ns
-        self._next: Event | None = None
+        self._capacity_ns = self.clock.now_ns
+        self._next: ClockEvent | None = None
         self._next_ns = 0
 
     # --- connections
 
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
         source, key = message.source, self._key(to)
-        transfer = Transfer(message, to, size, size)
+        transfer = Transfer(self, message, to, size, size)
         connection = self._connections[source].get(key)
         if connection is None:
             connection = self._connections[source][key] = _Connection(source=source, key=key)
             connection.messages.append(transfer)
             self._begin(connection)
-            self._update_at(self._clock.now_ns)
+            self._update_at(self.clock.now_ns)
         else:
             connection.messages.append(transfer)
         return transfer
@@ -119,14 +116,14 @@ class FairLinks(Links):
         """The first message of a connection begins to leave."""
         transfer = connection.messages[0]
         connection.to = transfer.to
-        connection.rest, connection.since_ns = float(transfer.size), self._clock.now_ns
+        connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
         path = self._leave(transfer)
         self._route(connection, path, transfer.lost)
         self._predict(connection)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
-        """Let a connection take a path; what is lost takes its uplink alone."""
+        """Let a connection take a path. A lost message uses its uplink alone."""
         links: tuple[int, ...] = (connection.source,)
         weight, limit = 1.0, math.inf
         if path is not None and not lost:
@@ -138,10 +135,10 @@ class FairLinks(Links):
                 self._shares.remove(connection)
             connection.links, connection.weight, connection.limit = links, weight, limit
             self._shares.add(connection)
-            self._update_at(self._clock.now_ns)
+            self._update_at(self.clock.now_ns)
 
     def _end(self, connection: _Connection) -> None:
-        """The first message of a connection has left, or was cut: the next one begins, if there is one."""
+        """The first message of a connection has left or was cancelled: the next one begins, if any."""
         connection.messages.popleft()
         if connection.messages:
             self._begin(connection)
@@ -162,20 +159,20 @@ class FairLinks(Links):
             if self._next_ns <= time_ns:
                 return
             self._next.cancel()
-        self._next, self._next_ns = self._clock.at(time_ns, Order.ARRIVAL, NETWORK, self._update), time_ns
+        self._next, self._next_ns = self.clock.at(time_ns, Order.ARRIVAL, NETWORK, self._update), time_ns
 
     def _update(self) -> None:
-        """What is due happens; then shares are as they have to be, and the next due instant is found."""
-        now = self._clock.now_ns
+        """Take the steps that are due, update all shares, and schedule the next update."""
+        now = self.clock.now_ns
         while (due := self._first_due()) is not None and due.due_ns <= now:
             heapq.heappop(self._due)
-            self._reached(due)
+            self._step(due)
         for connection, rate in self._shares.settle():
             connection.advance(now)
             connection.rate = rate
             self._predict(connection)
         self._next, due = None, self._first_due()
-        if len(self._due) > self._due_at_most:  # most were due under rates that aren't any more
+        if len(self._due) > self._due_at_most:  # most predictions are outdated
             self._due = sorted((each.due_ns, each.source, each.key) for each in self._all())
             self._due_at_most = MANY_DUE + 4 * len(self._due)
         if due is not None:
@@ -188,50 +185,50 @@ class FairLinks(Links):
             connection = self._connections[source].get(key)
             if connection is not None and connection.due_ns == due_ns:
                 return connection
-            heapq.heappop(due)  # it was due under a rate that it doesn't have any more
+            heapq.heappop(due)  # an outdated prediction
         return None
 
-    def _reached(self, connection: _Connection) -> None:
-        now, transfer = self._clock.now_ns, connection.messages[0]
-        if connection.pause:  # all but the last window has left, and is acknowledged a round trip later
+    def _step(self, connection: _Connection) -> None:
+        now, transfer = self.clock.now_ns, connection.messages[0]
+        if connection.pause:  # all but the last window has left; its acknowledgement takes a round trip
             connection.rest, connection.since_ns, connection.pause = float(connection.pause), now, 0
             self._predict(connection)
             if not transfer.lost:
-                transfer.accept_at(self._clock, now + 2 * transfer.latency_ns)
+                transfer.accept_at(now + 2 * transfer.latency_ns)
             return
         transfer.end_ns = now
         self._left(transfer)
         self._carry(connection, transfer.size)
         if transfer.lost:
-            transfer.accept_at(self._clock, now)
+            transfer.accept_at(now)
         else:
             self._arrive(transfer)
         self._end(connection)
 
     def _arrive(self, transfer: Transfer) -> None:
-        arrival_ns = self._clock.now_ns + transfer.latency_ns
-        self._clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, partial(self._finish, transfer))
+        arrival_ns = self.clock.now_ns + transfer.latency_ns
+        self.clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, partial(self._finish, transfer))
 
-    # --- what moves the plan
+    # --- changes of the plan
 
     def _withdraw(self, transfer: Transfer) -> bool:
-        if transfer.end_ns <= self._clock.now_ns:
+        if transfer.end_ns <= self.clock.now_ns:
             return False
         connection = self._connections[transfer.message.source][self._key(transfer.to)]
         if connection.messages[0] is not transfer:
             connection.messages.remove(transfer)
             return True
-        gone = connection.gone_by(self._clock.now_ns)
-        self._cut(transfer, gone)
+        gone = connection.gone_by(self.clock.now_ns)
+        self._interrupt(transfer, gone)
         self._carry(connection, gone)
         if gone and not transfer.lost:
             self._arrive(transfer)
         self._end(connection)
-        self._update_at(self._clock.now_ns)
+        self._update_at(self.clock.now_ns)
         return True
 
     def _changed(self, before: list[float]) -> None:
-        now = self._clock.now_ns
+        now = self.clock.now_ns
         self._add_capacity(before)
         for connection in self._all():
             transfer = connection.messages[0]
@@ -249,16 +246,16 @@ class FairLinks(Links):
     # --- counting
 
     def _settle(self, rank: int) -> None:
-        """All that has left is counted as it does."""
+        """Nothing to do: messages are counted as they leave."""
 
     def _carry(self, connection: _Connection, nbytes: int) -> None:
-        """Count bytes on the links between an uplink and a downlink: those of the path as it is at a message's end."""
+        """Count bytes on the inner links of a connection's path, as it is at the end of a message."""
         for link in connection.links[1:-1]:
             self._carried[link] += nbytes
 
     def _add_capacity(self, rates: list[float]) -> None:
-        """Until now links had these rates."""
-        now = self._clock.now_ns
+        """Add what the links could have carried until now, at these rates."""
+        now = self.clock.now_ns
         if now > self._capacity_ns:
             self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)
             self._capacity_ns = now
@@ -266,7 +263,7 @@ class FairLinks(Links):
     def inner_shares(self) -> list[float]:
         self._add_capacity(self._rates)
         for connection in self._all():
-            self._carry(connection, connection.gone_by(self._clock.now_ns))
+            self._carry(connection, connection.gone_by(self.clock.now_ns))
         return [
             nbytes / capacity
             for nbytes, capacity in zip(self._carried, self._capacity.tolist(), strict=True)
@@ -277,6 +274,6 @@ class FairLinks(Links):
         return [each for connection in self._connections[rank].values() for each in connection.messages]
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
-        now = self._clock.now_ns
+        now = self.clock.now_ns
         for connection in self._connections[rank].values():
             yield connection.messages[0], connection.gone_by(now)

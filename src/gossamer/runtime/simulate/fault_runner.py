@@ -1,133 +1,113 @@
-"""Faults in virtual time: nodes that die, go, come, come back or stand still at their instants."""
+"""Faults in virtual time: nodes that crash, leave, join, return or freeze at their instants."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
 
 from gossamer.errors import Deadlock, RunFailed
-from gossamer.faults import Event, Spell, StartFrom
+from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import Node
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.host import Host
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.rejoin import Hospitality, meeting
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import Clock, Order, to_ns
-from gossamer.runtime.simulate.clock import Event as Due
+from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.faulty_host import FaultyHost
-from gossamer.runtime.simulate.links import NETWORK, Links
+from gossamer.runtime.simulate.host import SimContext
+from gossamer.runtime.simulate.links import NETWORK
+from gossamer.runtime.simulate.node_tasks import NodeTasks
+from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
-"""Events of a schedule that goes on for ever, with nothing else to come and no round completed, after which a run is given
-up: in a row, but where newcomers may ask in vain."""
-
-
-@runtime_checkable
-class Stage(Protocol):
-    """What the simulation does for its faults."""
-
-    nodes: list[Node]
-    rounds: int
-    """Rounds that all nodes together have completed."""
-
-    def running(self, rank: int) -> bool:
-        """Whether a node's protocol has not returned."""
-
-    def start(self, rank: int, saved: Checkpoint | None, *, asks: bool) -> Node:
-        """Make a node anew, which begins to live when this instant's events are done: as it was saved, or at the start; and
-        asking a neighbour for its model, or not."""
-
-    def cancel(self, rank: int) -> None:
-        """End all tasks of a node."""
-
-    def ended(self, rank: int) -> None:
-        """The run does not wait for a node any more."""
-
-    def without(self, rank: int, *, keep: bool) -> None:
-        """A node is recorded no more; what it gave for moments that are not complete counts if it is to be kept."""
-
-    def again(self, rank: int, first: int) -> None:
-        """A node that takes part from a round on is recorded again."""
-
-    def record_last(self, node: Node) -> None:
-        """Record a node as it ends, unless it was recorded in the same round."""
-
-    def fail(self, error: RunFailed) -> None:
-        """End the run."""
+"""With an endless schedule, the run fails after this many of its events without a completed round and without anything else
+that could wake a node. Unanswered questions for a neighbour's model don't interrupt the count."""
 
 
 class FaultRunner:
-    """Carries the schedule of a run out.
+    """Carries out the schedule of faults of a run.
 
     Args:
-        setup: what is run.
-        stage: the simulation.
-        clock: the virtual clock.
-        links: the messages under way.
-        log: where it is written down.
+        setup: the run's setup.
+        context: what all nodes share.
+        nodes: all nodes by rank, in their present incarnations; may be filled later.
+        tasks: the tasks of all nodes.
+        recorder: the record.
+        start: starts a new incarnation of a node, from a checkpoint if one is given; the flag says whether it asks a
+            neighbour for its model.
+        log: receives what happens.
 
     Attributes:
-        lost: the ranks that the nodes take for dead.
-        up: the ranks that are there.
-        left: those that have left in good order.
+        lost: the ranks that count as dead among the nodes.
+        up: the ranks that take part.
+        left: the ranks that have left in order.
     """
 
-    def __init__(self, setup: Setup, stage: Stage, clock: Clock, links: Links, log: EventLog) -> None:
-        nodes = setup.experiment.nodes
-        self._setup, self._stage, self._clock, self._log = setup, stage, clock, log
-        self._links = links
+    def __init__(
+        self,
+        setup: Setup,
+        context: SimContext,
+        nodes: Sequence[Node],
+        tasks: NodeTasks,
+        recorder: SimRecorder,
+        start: Callable[[int, Checkpoint | None, bool], Node],
+        log: EventLog,
+    ) -> None:
+        experiment = setup.experiment
+        self._setup, self._context, self._nodes, self._tasks = setup, context, nodes, tasks
+        self._recorder, self._start, self._log = recorder, start, log
+        self._clock, self._links = context.clock, context.links
         self.lost: set[int] = set()
-        self.up = set(range(nodes))
+        self.up = set(range(experiment.nodes))
         self.left: set[int] = set()
-        self._absent: set[int] = set()  # who has not been there yet
-        self._freezing = any(fault.freezes for fault in setup.experiment.faults)
-        self._waits = setup.experiment.algorithm.gathers
+        self._absent: set[int] = set()  # ranks that have not joined yet
+        self._freezes = any(fault.freezes for fault in experiment.faults)
+        self._gathers = experiment.algorithm.gathers
         self._hosts: dict[int, FaultyHost] = {}
-        self._agenda = setup.faults.agenda()
+        self._agenda = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
-        self._noticing: dict[int, Due] = {}  # when peers take a node for dead
-        self._kept: dict[int, Checkpoint] = {}
-        self._made = [0] * nodes  # checkpoints, by node
-        self._next: Due | None = None
-        self._idle = 0  # events with nothing else to wait for, since a round was completed
-        self._rounds = 0  # completed by then
-        self._asked: dict[int, tuple[int, float]] = {}  # who has asked whom for a model since, and since when
-        self._last = ""  # who was last to go
+        self._detections: dict[int, ClockEvent] = {}  # when peers take a node for dead
+        self._saved: dict[int, Checkpoint] = {}
+        self._made = [0] * experiment.nodes  # checkpoints of each node
+        self._next: ClockEvent | None = None
+        self._idle = 0  # events of the schedule that count for MOST_IDLE
+        self._asked: dict[
+            int, tuple[int, float]
+        ] = {}  # the peer that a node asks for its model, and since when
+        self._last_gone = ""
 
-    # --- the hosts
+    # --- hosts
 
-    def host(self, rank: int, inner: Host) -> FaultyHost:
-        """The host of a node that is about to live."""
+    def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
+        """A host for a new incarnation of a node."""
         self._hosts[rank] = FaultyHost(
-            inner, rank, self.lost, self._freezing, self._links.give_up, self._round_completed
+            self._context, self._setup.experiment, rank, round_ended, self.lost, self._freezes
         )
         return self._hosts[rank]
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
-        """What puts a message into a node's mailbox, whichever of its lives it is in."""
-        return lambda message: self._hosts[rank].happen(lambda: self._stage.nodes[rank].deliver(message))
+        """A function that puts a message into the mailbox of a node's present incarnation."""
+        return lambda message: self._hosts[rank].happen(lambda: self._nodes[rank].deliver(message))
 
     # --- the schedule
 
     def begin(self) -> None:
-        """Let happen what does at the start, before any node lives."""
+        """Carry out the events at the start, before any node begins."""
         for event in self._agenda.due(0.0):
             if event.what == "join" and event.node is not None:
                 self._hosts[event.node].dead = True
                 self._absent.add(event.node)
-                self._away(event.node, silently=True, keep=False)
+                self._remove(event.node, silently=True, keep=False)
                 self.lost.add(event.node)
                 self._log.append(event.node, "absent", f"node {event.node} is not there yet")
             else:
-                self._happens(event)
-        self._anybody()
-        self._wait()
+                self._carry_out(event)
+        self._check_anybody()
+        self._schedule_next()
 
-    def _wait(self) -> None:
+    def _schedule_next(self) -> None:
         if self._next is not None:
             self._next.cancel()
         if math.isfinite(self._agenda.next_s):
@@ -135,202 +115,205 @@ class FaultRunner:
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _due(self) -> None:
-        self._look_for_deadlock()
-        now_s = max(self._clock.now(), self._agenda.next_s)  # which was rounded to nanoseconds
-        for event in self._agenda.due(now_s):
-            self._happens(event)
-        self._anybody()  # nothing happens where a node that was to come is called off
-        self._wait()
+        self._check_deadlock()
+        self._carry_out_due(max(self._clock.now(), self._agenda.next_s))  # which was rounded to nanoseconds
+        self._check_anybody()  # a node that was expected may be called off, without an event
 
-    def _look_for_deadlock(self) -> None:
-        """Nothing is under way that could wake a node, whoever comes and goes, and no round is ever completed. (Who asks for
-        a model, and goes before all that it could ask have had their time, for ever, is woken only to ask the next one.)"""
-        if self._stage.rounds != self._rounds:
-            self._idle, self._rounds, self._asked = 0, self._stage.rounds, {}
+    def _carry_out_due(self, now_s: float) -> None:
+        for event in self._agenda.due(now_s):
+            self._carry_out(event)
+        self._schedule_next()
+
+    def _check_deadlock(self) -> None:
+        """Fail if nothing is under way that could wake a node, nodes come and go forever, and no round is ever completed.
+        Nodes that ask in vain for a neighbour's model count as waiting: an answer would only make them ask the next one."""
         faults = self._setup.faults
         if self._clock.now() < faults.settled_s:
-            return  # who is yet to come may be the one that all wait for
-        newcomers = sorted(self.up) if faults.asks_neighbors else []
-        asks = {rank: asked for rank in newcomers if (asked := self._asks(rank)) is not None}
-        for rank, (peer, since_s) in asks.items():
+            return  # all nodes may wait for one that is yet to come
+        asking: dict[int, tuple[int, float]] = {}
+        if faults.asks_neighbors:
+            for rank in sorted(self.up):
+                companion = self._nodes[rank].companion
+                if isinstance(companion, Hospitality) and companion.asks is not None:
+                    asking[rank] = companion.asks
+        for rank, (peer, since_s) in asking.items():
             self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
-        in_vain = faults.asks_neighbors and self._links.lasting
-        if self._clock.pending <= len(self._noticing) + (len(asks) if in_vain else 0):
+        in_vain = faults.asks_neighbors and self._links.unchanging
+        if self._clock.pending <= len(self._detections) + (len(asking) if in_vain else 0):
             self._idle += 1
-        elif not in_vain:  # (else what is under way may be questions and answers that are lost)
+        elif not in_vain:  # otherwise questions and answers may be under way that will be lost
             self._idle = 0
         if self._idle > MOST_IDLE:
-            waits = {node.rank: node.waiting() for node in self._stage.nodes}
+            waits = {node.rank: node.waiting() for node in self._nodes}
             for rank, (peer, since_s) in self._asked.items():
                 waits[rank] = waits[rank] or [
                     f"the model of node {peer}, asked for in vain since {since_s:.9g} s"
                 ]
             raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
 
-    def _asks(self, rank: int) -> tuple[int, float] | None:
-        """Whom a node asks for the model that it is to begin with, and since when."""
-        companion = self._stage.nodes[rank].companion
-        return companion.asks if isinstance(companion, Hospitality) else None
-
-    def _happens(self, event: Event) -> None:
+    def _carry_out(self, event: FaultEvent) -> None:
         rank = event.node
         if rank is None:
             self._log.append(None, event.what, event.detail)
         elif event.what == "return":
-            self._returns(rank, event.start_from)
-        elif rank not in self.up:
-            return
-        elif event.what == "crash":
-            self._crashes(rank)
-        elif event.what == "leave":
-            self._hosts[rank].leaving = True
-            if not self._stage.running(rank):
-                self.departed(rank)
-        elif event.what == "freeze":
-            self._freezes(rank)
-        elif event.what == "thaw":
-            self._thaws(rank)
-        else:
-            self._log.append(rank, event.what, event.detail)
+            self._return(rank, event.start_from)
+        elif rank in self.up:
+            match event.what:
+                case "crash":
+                    self._crash(rank)
+                case "leave":
+                    self._hosts[rank].leaving = True
+                    if rank not in self._tasks.running:
+                        self._depart(rank)
+                case "freeze":
+                    self._hosts[rank].freeze()
+                    self._log.append(rank, "frozen", f"node {rank} stands still")
+                    self._detect_later(rank)
+                case "thaw":
+                    self._thaw(rank)
+                case _:
+                    self._log.append(rank, event.what, event.detail)
 
-    def _round_completed(self, rank: int) -> None:
-        """A node has completed a round; it may be its last one."""
-        completed = self._stage.nodes[rank].round
+    def round_ended(self, rank: int) -> None:
+        """A node has completed a round; it may crash now."""
+        self._idle, self._asked = 0, {}
+        completed = self._nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
             if completed >= crash.round and rank in self.up:
                 self._at_rounds[rank].remove(crash)
                 now_s = self._clock.now()
-                self._agenda.add(Spell(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
-                for event in self._agenda.due(now_s):
-                    self._happens(event)
-                self._wait()
+                self._agenda.add(FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from))
+                self._carry_out_due(now_s)
 
-    def keep(self, node: Node) -> None:
-        """Save a node that has completed a round, if that is due, for when it is started anew."""
+    def save(self, node: Node) -> None:
+        """Save a node that has completed a round, if that is due."""
         due = self._setup.experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
             self._made[node.rank] = due
-            self._kept[node.rank] = node.checkpoint()
+            self._saved[node.rank] = node.checkpoint()
 
-    # --- what happens
+    def returned(self, rank: int) -> None:
+        """A node's protocol has returned."""
+        if self._hosts[rank].leaving:
+            self._tasks.running.discard(rank)
+            self._depart(rank)
+        else:
+            self._tasks.ended(rank)
 
-    def _crashes(self, rank: int) -> None:
-        round = self._stage.nodes[rank].round
+    # --- single faults
+
+    def _crash(self, rank: int) -> None:
+        text = f"node {rank} crashed in round {self._nodes[rank].round}"
         self._hosts[rank].dead = True
-        self._stage.cancel(rank)
-        self._away(rank, silently=True, keep=False)
-        self._log.append(rank, "lost", f"node {rank} crashed in round {round}")
-        self._notice_later(rank)
-        self._gone(f"node {rank} crashed in round {round}")
+        self._tasks.cancel(rank)
+        self._remove(rank, silently=True, keep=False)
+        self._log.append(rank, "lost", text)
+        self._detect_later(rank)
+        self._gone(text)
 
-    def departed(self, rank: int) -> None:
-        """A node that was to leave has completed its round: it says goodbye, behind all that it has sent."""
-        node = self._stage.nodes[rank]
-        self._stage.record_last(node)
+    def _depart(self, rank: int) -> None:
+        """A node leaves in order, after a completed round. The others notice it once all its messages have landed."""
+        node = self._nodes[rank]
+        text = f"node {rank} left after round {node.round}"
+        self._recorder.node_ended(node)
         self._hosts[rank].dead = True
-        self._stage.cancel(rank)
+        self._tasks.cancel(rank)
         self.left.add(rank)
-        self._away(rank, silently=False, keep=True)
-        self._log.append(rank, "left", f"node {rank} left after round {node.round}")
+        self._remove(rank, silently=False, keep=True)
+        self._log.append(rank, "left", text)
         self._links.when_landed(rank, lambda: self._lose(rank))
-        self._gone(f"node {rank} left after round {node.round}")
+        self._gone(text)
 
-    def leaves(self, rank: int) -> bool:
-        """Whether a node was told to leave."""
-        return self._hosts[rank].leaving
-
-    def _away(self, rank: int, *, silently: bool, keep: bool) -> None:
+    def _remove(self, rank: int, *, silently: bool, keep: bool) -> None:
         self.up.discard(rank)
-        self._links.go(rank, silently=silently)
-        self._stage.without(rank, keep=keep)
-        self._stage.ended(rank)
+        self._links.leave(rank, silently=silently)
+        self._recorder.leave(rank, keep=keep)
+        self._tasks.running.discard(rank)
+        if self.up:
+            self._tasks.ended(rank)
 
-    def _returns(self, rank: int, start_from: StartFrom) -> None:
+    def _return(self, rank: int, start_from: StartFrom) -> None:
         if rank in self.up:
-            self._hosts[rank].leaving = False  # it was to leave, and is still there
+            self._hosts[rank].leaving = False  # it was about to leave
             return
-        before = self._stage.nodes[rank].round
-        saved = self._kept.get(rank) if start_from == "checkpoint" else None
-        node = self._stage.start(rank, saved, asks=start_from == "neighbor")
+        before = self._nodes[rank].round
+        saved = self._saved.get(rank) if start_from == "checkpoint" else None
+        node = self._start(rank, saved, start_from == "neighbor")
         joins = rank in self._absent
-        # (The round that it was in is not repeated where others may have its message.)
-        least = before + 1 if self._waits and not joins else max(node.round, before)
+        # It never repeats the round that it was in, because others may have its messages of that round.
+        least = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.come(rank)
-        first = self._meet(node, least, anew=True)
+        first = self._meet(node, least, restarted=True)
         self.up.add(rank)
-        text = f"node {rank} takes part from round {first} on"
-        self._log.append(rank, "joined" if joins else "returned", text)
+        self._log.append(
+            rank, "joined" if joins else "returned", f"node {rank} takes part from round {first} on"
+        )
         self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
 
-    def _freezes(self, rank: int) -> None:
-        self._hosts[rank].freeze()
-        self._log.append(rank, "frozen", f"node {rank} stands still")
-        self._notice_later(rank)
-
-    def _thaws(self, rank: int) -> None:
+    def _thaw(self, rank: int) -> None:
         host = self._hosts[rank]
         if not host.frozen:
             return
         text = f"node {rank} goes on"
         if rank in self.lost:
-            node = self._stage.nodes[rank]
-            first = self._meet(node, node.round + 1, anew=False)
+            node = self._nodes[rank]
+            first = self._meet(node, node.round + 1, restarted=False)
             text += f", and takes part from round {first} on"
-        self._unnotice(rank)
+        self._forget_detection(rank)
         self._log.append(rank, "thawed", text)
         host.thaw()
 
-    def _meet(self, node: Node, least: int, *, anew: bool) -> int:
-        """A node and the others find each other: it goes on in the round that most of them are in, and no two wait for what
-        was sent when one was taken for dead; gives that round.
+    def _meet(self, node: Node, least: int, *, restarted: bool) -> int:
+        """Let a node that was away go on in the round that most others are in, so that no two nodes wait for messages that
+        were sent while one was away. Gives that round.
 
         Args:
             node: the node that was away.
-            least: no earlier round than this one, which it is where nodes don't wait for each other.
-            anew: whether it was.
+            least: the earliest round; the node goes on with it if nodes don't wait for each other.
+            restarted: whether the node was started again.
         """
-        self._unnotice(node.rank)
+        self._forget_detection(node.rank)
         self.lost.discard(node.rank)
         first = least
-        if self._waits:
-            nodes = self._stage.nodes
-            first, together = meeting({rank: nodes[rank].round for rank in self.up - {node.rank}}, least)
+        if self._gathers:
+            rounds = {rank: self._nodes[rank].round for rank in self.up - {node.rank}}
+            first, together = meeting(rounds, least)
             for rank, since in together.items():
                 node.peer_found(rank, since)
-                nodes[rank].peer_found(node.rank, since, anew=anew)
+                self._nodes[rank].peer_found(node.rank, since, anew=restarted)
         node.rejoin(first)
-        if anew:
+        if restarted:
             node.catch_up()
-        self._stage.again(node.rank, first)
+        self._recorder.come(node.rank, first + 1)
         return first
 
-    # --- what others know
+    # --- what other nodes know
 
-    def _notice_later(self, rank: int) -> None:
-        self._unnotice(rank)
+    def _detect_later(self, rank: int) -> None:
+        self._forget_detection(rank)
         after_s = self._setup.experiment.failures.detection_s
-        self._noticing[rank] = self._clock.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
+        self._detections[rank] = self._clock.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
 
-    def _unnotice(self, rank: int) -> None:
-        if rank in self._noticing:
-            self._noticing.pop(rank).cancel()
+    def _forget_detection(self, rank: int) -> None:
+        if rank in self._detections:
+            self._detections.pop(rank).cancel()
 
     def _lose(self, rank: int) -> None:
-        """All nodes take one for dead."""
-        self._noticing.pop(rank, None)
+        """All nodes take a node for dead."""
+        self._detections.pop(rank, None)
         self.lost.add(rank)
-        if rank in self.up:  # it stands still
-            self._stage.without(rank, keep=True)
+        if rank in self.up:  # it is frozen
+            self._recorder.leave(rank, keep=True)
         for other in sorted(self.up - {rank}):
-            self._hosts[other].happen(self._stage.nodes[other].peer_lost)
+            self._hosts[other].happen(self._nodes[other].peer_lost)
 
     def _gone(self, how: str) -> None:
-        self._last = f"; the last one: {how}"
-        self._anybody()
+        self._last_gone = f"; the last one: {how}"
+        self._check_anybody()
 
-    def _anybody(self) -> None:
-        """The run goes on as long as a node is there, or will be."""
-        if not self.up and not any(map(self._agenda.returns, range(len(self._stage.nodes)))):
-            self._stage.fail(RunFailed(f"no node is left{self._last}"))
+    def _check_anybody(self) -> None:
+        """Fail the run if no node takes part, and none ever will."""
+        if not self.up and not any(map(self._agenda.returns, range(len(self._nodes)))):
+            self._tasks.fail(RunFailed(f"no node is left{self._last_gone}"))

@@ -1,8 +1,7 @@
-"""Links that carry one message at a time, first come first served.
+"""Links that carry one message at a time, first come, first served.
 
-A message leaves when its sender's uplink is free, at the rate of the slowest link before the receiver's downlink;
-the downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are
-not shared.
+A message leaves when its sender's uplink is free, at the rate of the slowest link before the receiver's downlink. The
+downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from typing import Any
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NS, Event, Order
+from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.transfer import Transfer, duration_ns
 
 
 @dataclass(eq=False, slots=True)
-class _Passage(Transfer):
-    """A transfer's way over an uplink and a downlink.
+class _FifoTransfer(Transfer):
+    """A transfer over an uplink and a downlink.
 
     Args:
-        rate: at which it leaves, bytes a second.
+        rate: of the uplink, bytes a second.
         gone: bytes that had left at ``mark_ns``, when the rate last changed.
-        begin_ns: on the downlink, or when that one's rate last changed.
+        begin_ns: when the downlink began to take it, or when the downlink's rate last changed.
         taken: bytes that the downlink had taken by then.
-        last_bit_ns: when the downlink has taken all.
+        last_bit_ns: when the downlink has taken all of it.
         event: the next step at the receiver.
     """
 
@@ -40,7 +39,7 @@ class _Passage(Transfer):
     begin_ns: int = 0
     taken: int = 0
     last_bit_ns: int = 0
-    event: Event | None = None
+    event: ClockEvent | None = None
 
     def gone_by(self, time_ns: int) -> int:
         """Bytes that have left by an instant."""
@@ -54,20 +53,20 @@ class _Passage(Transfer):
 
 
 class FifoLinks(Links):
-    """Every node's uplink and downlink: one message at a time."""
+    """Uplinks and downlinks that carry one message at a time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._uplinks: list[deque[_Passage]] = [deque() for _ in range(self._nodes)]
-        self._downlinks: list[deque[_Passage]] = [deque() for _ in range(self._nodes)]
-        self._turns: list[Event | None] = [None] * self._nodes  # when the next message leaves, if one waits
+        self._uplinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
+        self._downlinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
+        self._turns: list[ClockEvent | None] = [None] * self._nodes  # start of the next message, if one waits
 
     # --- uplinks
 
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
         source = message.source
         self._settle(source)
-        transfer, uplink = _Passage(message, to, size, size), self._uplinks[source]
+        transfer, uplink = _FifoTransfer(self, message, to, size, size), self._uplinks[source]
         uplink.append(transfer)
         if len(uplink) == 1:
             self._start(transfer)
@@ -76,7 +75,7 @@ class FifoLinks(Links):
         return transfer
 
     def _settle(self, rank: int) -> None:
-        uplink, now = self._uplinks[rank], self._clock.now_ns
+        uplink, now = self._uplinks[rank], self.clock.now_ns
         while uplink and uplink[0].end_ns <= now:
             self._left(uplink.popleft())
             self._next(rank)
@@ -92,31 +91,31 @@ class FifoLinks(Links):
             turn.cancel()
             self._turns[rank] = None
         if len(uplink) > 1:
-            self._turns[rank] = self._clock.at(
+            self._turns[rank] = self.clock.at(
                 uplink[0].end_ns, Order.ARRIVAL, rank, partial(self._settle, rank)
             )
 
-    def _start(self, transfer: _Passage) -> None:
+    def _start(self, transfer: _FifoTransfer) -> None:
         """Put a message on its sender's uplink, which is free."""
         self._pace(transfer, self._leave(transfer))
         if not transfer.lost:
-            self._then(transfer, self._clock.now_ns + transfer.latency_ns, Order.ARRIVAL, self._arrive)
+            self._schedule(transfer, self.clock.now_ns + transfer.latency_ns, Order.ARRIVAL, self._arrive)
 
-    def _pace(self, transfer: _Passage, path: Path | None) -> None:
-        """When the rest of a message will have left."""
+    def _pace(self, transfer: _FifoTransfer, path: Path | None) -> None:
+        """Plan when the rest of a message will have left."""
         rate = self._rates[transfer.message.source]
         if path is not None and not transfer.lost:
             rate = min(rate, path.rate)
             for link in path.links[1:-1]:
                 rate = min(rate, self._rates[link])
-        transfer.rate, transfer.mark_ns = rate, self._clock.now_ns
+        transfer.rate, transfer.mark_ns = rate, self.clock.now_ns
         transfer.end_ns = transfer.mark_ns + duration_ns(transfer.size - transfer.gone, rate)
         if transfer.lost and transfer.size > WINDOW:
-            transfer.accept_at(self._clock, transfer.end_ns)
+            transfer.accept_at(transfer.end_ns)
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         uplink = self._uplinks[rank]
-        return [(uplink[0], uplink[0].gone_by(self._clock.now_ns))] if uplink else []
+        return [(uplink[0], uplink[0].gone_by(self.clock.now_ns))] if uplink else []
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         self._settle(rank)
@@ -124,13 +123,13 @@ class FifoLinks(Links):
 
     # --- downlinks
 
-    def _arrive(self, transfer: _Passage) -> None:
+    def _arrive(self, transfer: _FifoTransfer) -> None:
         downlink = self._downlinks[transfer.to]
         downlink.append(transfer)
         self._take(transfer.to, len(downlink) - 1)
 
     def _take(self, rank: int, position: int = 0) -> None:
-        """When a downlink will have taken the messages that are on it or wait for it, from a position on."""
+        """Plan when a downlink will have taken its messages, from a position in its queue on."""
         downlink, rate = self._downlinks[rank], self._rates[self._nodes + rank]
         free_ns = downlink[position - 1].last_bit_ns if position else downlink[0].begin_ns
         for transfer in islice(downlink, position, None):
@@ -138,27 +137,29 @@ class FifoLinks(Links):
             transfer.begin_ns = max(transfer.start_ns + latency_ns, free_ns)
             through_ns = transfer.begin_ns + duration_ns(transfer.carried - transfer.taken, rate)
             free_ns = transfer.last_bit_ns = max(through_ns, transfer.end_ns + latency_ns)
-            self._then(transfer, free_ns, Order.DELIVERY, self._taken)
+            self._schedule(transfer, free_ns, Order.DELIVERY, self._taken)
             if transfer.size > WINDOW:
-                # The acknowledgement of all but the last window is back at the sender.
+                # Then the acknowledgement of all but the last window is back at the sender.
                 slowest = min(transfer.rate, rate)
-                transfer.accept_at(self._clock, free_ns - duration_ns(WINDOW, slowest) + latency_ns)
+                transfer.accept_at(free_ns - duration_ns(WINDOW, slowest) + latency_ns)
 
-    def _taken(self, transfer: _Passage) -> None:
+    def _taken(self, transfer: _FifoTransfer) -> None:
         self._downlinks[transfer.to].remove(transfer)
         self._settle(transfer.message.source)
         self._finish(transfer)
 
-    def _then(self, transfer: _Passage, time_ns: int, order: Order, call: Callable[[_Passage], None]) -> None:
+    def _schedule(
+        self, transfer: _FifoTransfer, time_ns: int, order: Order, call: Callable[[_FifoTransfer], None]
+    ) -> None:
         if transfer.event is not None:
             transfer.event.cancel()
-        transfer.event = self._clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
+        transfer.event = self.clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
 
-    # --- what moves the plan
+    # --- changes of the plan
 
     def _withdraw(self, transfer: Transfer) -> bool:
-        assert isinstance(transfer, _Passage)
-        now, source = self._clock.now_ns, transfer.message.source
+        assert isinstance(transfer, _FifoTransfer)
+        now, source = self.clock.now_ns, transfer.message.source
         self._settle(source)
         if transfer.end_ns <= now:
             return False
@@ -166,9 +167,9 @@ class FifoLinks(Links):
         leaving = uplink[0] is transfer
         uplink.remove(transfer)
         if leaving:
-            self._cut(transfer, transfer.gone_by(now))
+            self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
-            if transfer in downlink:  # it and those behind it are through earlier
+            if transfer in downlink:  # the downlink has taken it, and those behind it, earlier
                 self._take(transfer.to, downlink.index(transfer))
             elif transfer.carried == 0 and transfer.event is not None:
                 transfer.event.cancel()
@@ -178,7 +179,7 @@ class FifoLinks(Links):
         return True
 
     def _changed(self, before: list[float]) -> None:
-        now = self._clock.now_ns
+        now = self.clock.now_ns
         for rank, downlink in enumerate(self._downlinks):
             if downlink and (first := downlink[0]).begin_ns < now:
                 at_most = before[self._nodes + rank] * ((now - first.begin_ns) / NS)
@@ -188,17 +189,17 @@ class FifoLinks(Links):
         for rank, uplink in enumerate(self._uplinks):
             self._settle(rank)
             if uplink:
-                self._go_on(uplink[0])
+                self._replan(uplink[0])
                 self._await_turn(rank)
         for rank, downlink in enumerate(self._downlinks):
             if downlink:
-                # Those that were ahead of the first may be lost: it doesn't wait for their planned end any more.
+                # The first one no longer waits for others that were ahead of it and are lost now.
                 downlink[0].begin_ns = min(downlink[0].begin_ns, now)
                 self._take(rank)
 
-    def _go_on(self, transfer: _Passage) -> None:
-        """A message that is leaving does so under new conditions; without a path it's lost."""
-        source, now = transfer.message.source, self._clock.now_ns
+    def _replan(self, transfer: _FifoTransfer) -> None:
+        """Replan a message that is leaving under new conditions. Without a path it is lost."""
+        source, now = transfer.message.source, self.clock.now_ns
         transfer.gone = transfer.gone_by(now)
         path = self._conditions.path(source, transfer.to)
         if path is None and not transfer.lost:

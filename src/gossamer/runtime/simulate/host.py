@@ -1,30 +1,53 @@
-"""One node's side of the simulator."""
+"""What the simulator gives one node: its :class:`~gossamer.node.host.Host`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gossamer.config import Experiment
 from gossamer.errors import GossamerError
 from gossamer.learning.mixing import Mix
+from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.randomness import generator
-from gossamer.runtime.simulate.clock import MAX_PASSES, Order
-from gossamer.runtime.simulate.context import SimContext
+from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
+from gossamer.runtime.simulate.compute import Compute
+from gossamer.runtime.simulate.links import Links
+from gossamer.runtime.simulate.mixing import Mixing
 
 
-class NodeHost:
-    """What the simulator gives one node; see :class:`~gossamer.node.host.Host`.
+@dataclass(frozen=True, eq=False)
+class SimContext:
+    """The parts of the simulator that all nodes share.
+
+    Args:
+        clock: virtual time.
+        rows: the pool of parameter vectors.
+        links: carry messages.
+        compute: runs computations.
+        mixing: runs mixing steps.
+    """
+
+    clock: Clock
+    rows: Rows
+    links: Links
+    compute: Compute
+    mixing: Mixing
+
+
+class SimHost:
+    """The host of one node.
 
     Args:
         context: what all nodes share.
-        experiment: says when a node is at its end.
+        experiment: says after how many rounds a node has finished.
         rank: the node.
-        round_ended: called with its rank when it has completed a round.
+        round_ended: called with the node's rank when it has completed a round.
 
     Attributes:
-        secrets: how many it has asked for.
+        secrets: how many secrets the node has asked for.
     """
 
     def __init__(
@@ -36,13 +59,9 @@ class NodeHost:
         self.lost: set[int] = set()
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
-        # What asks for nothing of this node's own is bound once: a call less each time.
+        # Methods that don't depend on the node are bound once, which saves a call each time.
         self.now = context.clock.now
-        self.store, self.is_stored, self.fresh = (
-            context.rows.store,
-            context.rows.owns,
-            context.rows.vector,
-        )
+        self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
         self.compute, self.settle = context.compute.submit, context.mixing.settle_for
 
     @property

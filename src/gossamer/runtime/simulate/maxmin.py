@@ -1,15 +1,14 @@
-"""Max-min fair shares: who gets how much of links that several flows cross.
+"""Max-min fair shares of links that several flows cross.
 
-An allocation is max-min fair if every flow has a link that is full and on which no flow has more, each in proportion
-to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It's kept as the level of every link:
-what a flow of weight 1 can have there at most. The levels are the fixed point of
+An allocation is max-min fair if every flow crosses a full link on which no other flow has a larger share, each in proportion
+to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It is kept as the level of every link: the
+largest share that a flow of weight 1 can have there. The levels are the fixed point of
 
-    sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l infinite where the link can't be filled)
+    sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l is infinite if the link cannot be filled)
 
-with bound_f the least level of the flow's other links, and its own limit: at it, a flow's share is w_f times the least
-level of its links, and the link where that is has it full. So when a flow comes or goes, only those links are looked at
-again on which some flow's bound has changed below the level; the lowest ones first, since a level depends on
-lower ones alone.
+with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is w_f times the
+least level of its links. When a flow comes or goes, only those links are computed again on which some flow's bound has
+changed below the level, the lowest ones first, because a level depends on lower ones alone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 CLOSE = 1e-12
-"""Relative change of a level that is rounding, and isn't passed on."""
+"""A relative change of a level up to this is rounding, and is not passed on."""
 
 _Levels = list[float]
 _Bound = Callable[[_Levels], float]
@@ -30,14 +29,14 @@ _Bound = Callable[[_Levels], float]
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """Something that takes a share of some links.
+    """A flow that takes a share of some links.
 
     Args:
         links: their numbers, each once.
-        weight: its share compared with that of others.
-        limit: the most that it can have, bytes a second.
-        rate: what it has, bytes a second.
-        shares: from the levels of all links, those of its own.
+        weight: its share in proportion to those of others.
+        limit: its highest rate, bytes a second.
+        rate: its present rate, bytes a second.
+        shares: picks the levels of its links from those of all links.
     """
 
     links: tuple[int, ...] = ()
@@ -54,20 +53,20 @@ class MaxMin(Generic[F]):
     """The shares of all flows over some links.
 
     Args:
-        rates: of the links, bytes a second.
+        rates: rates of the links, bytes a second.
     """
 
     def __init__(self, rates: Sequence[float]) -> None:
         self._rates = list(rates)
         self._levels: _Levels = [math.inf] * len(self._rates)
         self._flows: list[dict[F, _Bound]] = [{} for _ in self._rates]
-        self._moved: dict[int, None] = {}  # links whose level may be another
+        self._moved: dict[int, None] = {}  # links whose level may have changed
         self._new: dict[F, None] = {}
-        self._weighted = False  # whether any flow has had another weight than 1; filling is quicker without
+        self._weighted = False  # whether any flow has had a weight other than 1; filling is faster without
 
     def add(self, flow: F) -> None:
-        """Let a flow have its share from the next :meth:`settle` on."""
-        first = flow.links[0]  # twice, so that there are two at least, and a tuple comes out
+        """Give a flow its share from the next :meth:`settle` on."""
+        first = flow.links[0]  # twice, so that itemgetter gives a tuple even for one link
         flow.shares = itemgetter(first, *flow.links)
         for link in flow.links:
             self._flows[link][flow] = _bound(flow, link)
@@ -84,14 +83,14 @@ class MaxMin(Generic[F]):
         flow.rate = 0.0
 
     def change(self, rates: Sequence[float]) -> None:
-        """Give the links other rates."""
+        """Change the rates of the links."""
         for link, (before, rate) in enumerate(zip(self._rates, rates, strict=True)):
             if before != rate:
                 self._rates[link] = rate
                 self._moved[link] = None
 
     def settle(self) -> list[tuple[F, float]]:
-        """The flows whose rates are other ones now, and these; ``flow.rate`` is the caller's to set."""
+        """The flows whose rates have changed, with their new rates; the caller sets ``flow.rate``."""
         changed, self._new = self._new, {}
         levels, moved = self._levels, self._moved
         queue = [(levels[link], link) for link in moved]
@@ -107,7 +106,7 @@ class MaxMin(Generic[F]):
             levels[link] = level
             least = min(before, level)
             for flow, bound in self._flows[link].items():
-                if bound(levels) > least:  # else another link decides, before and after
+                if bound(levels) > least:  # otherwise another link decides, before and after
                     changed[flow] = None
                     for other in flow.links:
                         if other not in moved and levels[other] > least and other != link:
@@ -117,7 +116,7 @@ class MaxMin(Generic[F]):
         return [(flow, rate) for flow, rate in rates if rate != flow.rate]
 
     def _level(self, link: int) -> float:
-        """Fill a link: flows that are bound below its level have what they can, the others the same for their weight."""
+        """Fill a link: flows that are bound below its level get their bound, the others equal shares for their weights."""
         flows, levels, room = self._flows[link], self._levels, self._rates[link]
         if math.isinf(room) or not flows:
             return math.inf
@@ -139,7 +138,7 @@ class MaxMin(Generic[F]):
 
 
 def _bound(flow: Flow, link: int) -> _Bound:
-    """What bounds a flow besides one of its links."""
+    """What bounds a flow apart from one of its links."""
     others = [other for other in flow.links if other != link]
     limit = flow.limit / flow.weight
     if len(others) == 1 and math.isinf(limit):

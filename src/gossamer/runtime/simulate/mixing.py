@@ -1,8 +1,8 @@
-"""Mixing steps of all nodes, when everything else of an instant is done.
+"""Mixing steps of all nodes, once everything else of an instant is done.
 
-The sum of whole vectors is *owed*: the node gets its row at once, but the row is written when somebody is about to
-read parameters: an algorithm, a computation, a record. Until then what many nodes mix gathers, at one instant or at many,
-and is computed together. Nobody can tell: what is mixed is immutable.
+The sum of whole vectors is *owed*: the node gets its row at once, but the row is written only when somebody is about to read
+parameters: an algorithm, a computation or a record. Until then the sums of many nodes gather, at one instant or at many, and
+are computed together. No node can tell, because what is mixed is immutable.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gossamer.runtime.profile import Profile
 from gossamer.runtime.simulate.clock import Clock
 
 LEAST_TERMS = 24
-"""Terms of all owed sums from which on they are computed together; the bits are the same."""
+"""With at least this many terms, owed sums are computed together; the bits are the same."""
 MOST_OWED = 256
-"""Owed sums beyond which they are computed at the end of the instant: they hold the rows that they read."""
+"""Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
 MOST_RESERVED = 32
-"""Rows that are taken ahead of need, at most."""
+"""The most rows that are taken ahead of need."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,13 +39,13 @@ class _Request:
 
 
 class Mixing:
-    """Carries out mixing steps in the order (rank, order of the calls); each step is indivisible.
+    """Runs mixing steps in the order (rank, order of the calls).
 
     Args:
-        clock: says when all else of an instant is done.
-        rows: where vectors live.
+        clock: says when everything else of an instant is done.
+        rows: the pool of parameter vectors.
         workers: share the work.
-        profile: told how long it takes.
+        profile: records how long it takes.
     """
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
@@ -60,13 +60,13 @@ class Mixing:
     def submit(
         self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
     ) -> Awaitable[Any]:
-        """Queue a node's step; gives what ``commit`` returns.
+        """Queue a node's step; the awaitable gives what ``commit`` returns.
 
         Args:
             rank: the node.
             prepare: gives what is mixed.
             commit: takes the result.
-            read: whether the result is read as soon as it is committed; else :meth:`settle` comes before.
+            read: whether the result is read at once; otherwise :meth:`settle` is called before it is read.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._requests:
@@ -75,12 +75,12 @@ class Mixing:
         return future
 
     def settle_for(self, vector: Any) -> None:
-        """Compute what is owed if a vector is part of it."""
+        """Compute all owed sums if a vector is one of them."""
         if id(vector) in self._unwritten:
             self.settle()
 
     def settle(self) -> None:
-        """Compute what is owed."""
+        """Compute all owed sums."""
         if not self._owed:
             return
         with self._profile.part("mix"):
@@ -88,7 +88,7 @@ class Mixing:
             together = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
             if not (together and mix_rows(self._rows, sums, self._workers, rows)):
                 for owed, row in self._owed:
-                    # (Writes by way of .data don't count as the modification of a snapshot.)
+                    # (A write through .data does not count as a modification of a snapshot.)
                     owed.write(row.data)
         self._owed = []
         self._unwritten.clear()
@@ -110,7 +110,7 @@ class Mixing:
             self.settle_for(mix.own)
             row = self._owe(mix)
             request.future.set_result(request.commit(mix.run(self._rows.vector) if row is None else row))
-        except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where they are awaited
+        except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
             request.future.set_exception(error)
 
     def _owe(self, mix: Mix) -> Tensor | None:
@@ -122,13 +122,13 @@ class Mixing:
             return None
         row = self._fresh()
         self._owed.append((Sum(*terms), row))
-        whole.update(map(id, terms[0]))  # which stay theirs, as the sum holds the vectors
+        whole.update(map(id, terms[0]))  # the sum holds the vectors, so their ids stay valid
         self._unwritten.add(id(row))
         return row
 
     def _fresh(self) -> Tensor:
-        # Rows that are mixed one after the other lie together, also when they are taken at different instants: the
-        # next batch reads them in that order.
+        # Rows that are mixed one after the other lie together, even if they are taken at different instants, because
+        # the next batch reads them in that order.
         if not self._reserve:
             rows, _ = self._rows.block(max(1, min(MOST_RESERVED, self._rows.taken // 16)))
             self._reserve = rows[::-1]

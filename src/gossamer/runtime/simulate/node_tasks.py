@@ -1,27 +1,29 @@
-"""The lives of a simulation's nodes: how each begins and ends, and how the run ends with them."""
+"""The tasks of a simulation's nodes, and the end of the run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
+from gossamer.errors import RunFailed
 from gossamer.node import Node
 from gossamer.runtime.outcome import describe_failure
 
 
 class NodeTasks:
-    """The tasks in which nodes live, and the end of the run.
+    """The tasks of all nodes, and the end of the run.
 
     Args:
         loop: runs them.
-        size: the number of nodes.
-        nodes: all of them by rank, in the life that each is in; filled before one begins.
+        size: number of nodes.
+        nodes: all nodes by rank, in their present incarnations; may be filled later.
         returned: called with the rank of a node whose protocol has returned.
 
     Attributes:
         end: why the run ended.
-        running: the ranks that the run waits for.
+        running: the ranks whose protocols the run waits for.
     """
 
     def __init__(
@@ -31,19 +33,20 @@ class NodeTasks:
         nodes: Sequence[Node],
         returned: Callable[[int], None],
     ) -> None:
-        self._nodes, self._returned = nodes, returned
+        self._loop, self._nodes, self._returned = loop, nodes, returned
         self.end: asyncio.Future[str] = loop.create_future()
         self.running = set(range(size))
-        self._node_tasks: dict[int, asyncio.Future[None]] = {}
-        self._endings: set[asyncio.Future[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
 
     def begin(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let a node live, from when this instant's events are done."""
-        life = self._node_tasks[node.rank] = asyncio.ensure_future(self._live(node, protocol))
-        life.add_done_callback(self._ended)
+        """Start a node's protocol when the events of this instant are done."""
+        self.running.add(node.rank)
+        task = self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
+        task.add_done_callback(self._done)
 
-    async def _live(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A node's protocol; afterwards its spawned tasks go on answering, and may still fail."""
+    async def _run(self, node: Node, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
         try:
             await node.live(protocol())
             self._returned(node.rank)
@@ -51,40 +54,48 @@ class NodeTasks:
         except Exception as error:
             raise describe_failure(error, node.rank, node.round) from error
 
-    def _ended(self, life: asyncio.Future[None]) -> None:
-        if not life.cancelled() and (error := life.exception()) is not None:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
     def cancel(self, rank: int) -> None:
-        """End all tasks of a node."""
-        if rank in self._node_tasks:
-            self._node_tasks.pop(rank).cancel()
-            self._endings.add(ending := asyncio.ensure_future(self._nodes[rank].end()))
+        """Cancel all tasks of a node."""
+        if rank in self._tasks:
+            self._tasks.pop(rank).cancel()
+            self._endings.add(ending := self._loop.create_task(self._nodes[rank].end()))
             ending.add_done_callback(self._endings.discard)
 
+    def ended(self, rank: int) -> None:
+        """Stop waiting for a node. The run ends when it waits for none."""
+        self.running.discard(rank)
+        if not self.running:
+            self.finish("rounds")
+
     def finish(self, reason: str) -> None:
-        """End the run in order, if it has not ended."""
+        """End the run in order, unless it has ended."""
         if not self.end.done():
             self.end.set_result(reason)
 
     def fail(self, error: BaseException) -> None:
-        """End the run by a failure, if it has not ended."""
+        """End the run by a failure, unless it has ended."""
         if not self.end.done():
             self.end.set_exception(error)
 
-    def abandon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of all tasks of all nodes, none of which runs again: one that never waits would go on for ever."""
-        loop.set_exception_handler(lambda loop, context: None)  # each was pending, as it should
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-            if (protocol := task.get_coro()) is not None:
-                protocol.close()
+    def close(self, *, interrupted: bool) -> None:
+        """End all tasks: cancel them, unless the user interrupts, and close those that don't end at this instant."""
+        tasks = asyncio.all_tasks(self._loop)
+        if tasks and not interrupted:
+            for task in tasks:
+                task.cancel()
+            with suppress(RunFailed):  # some don't end
+                self._loop.run_until_complete(asyncio.wait(tasks))
+        self._loop.set_exception_handler(_ignore)  # tasks that are destroyed while they are pending
+        for task in asyncio.all_tasks(self._loop):
+            coroutine = task.get_coro()
+            assert coroutine is not None
+            with suppress(Exception):  # an algorithm may raise on its way out, after the end of the run
+                coroutine.close()
 
-    async def close(self) -> None:
-        """End all tasks of all nodes."""
-        lives = asyncio.all_tasks() - {asyncio.current_task()}
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
-        for node in self._nodes:
-            await node.end()
+
+def _ignore(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an asyncio error by ignoring it."""

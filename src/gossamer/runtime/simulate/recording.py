@@ -1,7 +1,8 @@
-"""What a simulation records: rows are made at their instant, models evaluated together when the instant is over."""
+"""What a simulation records, and when: rows are made at their instant, and models evaluated together at its end."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gossamer.learning.evaluate import Found
 from gossamer.learning.rows import Rows
-from gossamer.messages.tags import Model, Traffic
+from gossamer.messages.tags import Model
 from gossamer.node import Node
 from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
@@ -26,105 +27,164 @@ from gossamer.runtime.recording import (
     TargetWatch,
     Usage,
     ViewLog,
+    end_is_due,
+    is_due,
     node_row,
     reporters,
     resume_rows,
     stopwatch,
 )
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import Clock
+from gossamer.runtime.simulate.clock import Order, to_ns
+from gossamer.runtime.simulate.host import SimContext
 
 
-class Recording:
-    """The record of a simulation.
+class SimRecorder:
+    """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
 
     Args:
-        setup: says who is evaluated and what is asked for.
-        metrics: where rows go.
-        graphs: where graphs that change go.
-        observer: who watches.
-        evaluate: evaluates models, in order; or gives what the user's model, loss or metric raised for one.
-        profile: told how long recording takes.
-        clock: says when an instant is over.
+        setup: says which nodes are evaluated, and when.
+        context: knows what nodes have done.
+        metrics: receives the rows.
+        graphs: receives graphs that change.
+        observer: watches the run.
+        evaluate: evaluates models in order; an exception of the user's code stands in the place of its result.
+        profile: records how long recording takes.
+        present: gives the nodes that take part.
         reached: called when the target is met.
     """
 
     def __init__(
         self,
         setup: Setup,
+        context: SimContext,
         metrics: Segment,
         graphs: Segment,
         observer: Observer,
         evaluate: Callable[[Sequence[Model]], list[Found | Exception]],
         profile: Profile,
-        clock: Clock,
+        present: Callable[[], Sequence[Node]],
         reached: Callable[[], None],
     ) -> None:
+        nodes = setup.experiment.nodes
         self._setup, self._metrics, self._observer = setup, metrics, observer
+        self._clock, self._links, self._compute = context.clock, context.links, context.compute
         self._evaluate, self._profile = evaluate, profile
-        self._clock, self._reached = clock, reached
+        self._present, self._reached = present, reached
         self._graph_log = GraphLog(setup.topology, graphs)
-        self._view_log = ViewLog(setup.experiment.nodes, graphs)
-        self._network_rows = NetworkRows(setup, self._judge_average)
+        self._view_log = ViewLog(nodes, graphs)
+        self._network_rows = NetworkRows(setup, self._evaluate_average)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
-        self._usage = [Usage() for _ in range(setup.experiment.nodes)]
+        self._usage = [Usage() for _ in range(nodes)]
+        self._starts_ns: Sequence[int] = [0] * nodes
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
+        self._next_tick = 0
         self.wall = stopwatch()
 
-    def usage(self, rank: int) -> Usage:
-        """How a node spent its time until its last row."""
-        return self._usage[rank]
+    # --- when
 
-    def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
-        """Go on with a record that reaches until a checkpoint."""
+    def begin(self) -> None:
+        """Record the start."""
+        evaluation = self._setup.experiment.evaluation
+        if evaluation.every_s is not None:
+            self._tick(0, evaluation.every_s)
+        if evaluation.every_rounds is not None:
+            for node in self._present():
+                self._record(node, 0)
+
+    def resume(self, cut: Cut, metrics: pl.DataFrame, starts_ns: Sequence[int]) -> None:
+        """Go on with the record of a run that is resumed; nodes go on at these instants, and are on record until then."""
         self.wall = stopwatch(cut.wall_s)
+        self._starts_ns = starts_ns
         for log in (self._graph_log, self._view_log):
             log.resume(max(cut.rounds.values()))
         resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
+        if (every_s := self._setup.experiment.evaluation.every_s) is not None:
+            self._schedule_tick(math.ceil(self._clock.now() / every_s), every_s)
 
-    def take(self, node: Node, traffic: Traffic, spent: Spent, moment: Moment) -> None:
-        """Record a node as it is now, with what it did by now; rows of one moment belong together."""
-        if (
-            node.rank not in self._setup.outcome_ranks
-            and node.round == 0
-            and self._setup.parts[node.rank].size == 0
-        ):
-            return  # a node that has no part in the algorithm
-        self._graph_log.completed(node.round)
-        if (view := node.view) is not None:
-            self._view_log.add(moment, node.rank, node.round, view)
-        model = model_of(node)
-        if not self._pending:
-            self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
-        now = self._clock.now()
-        shares = self._usage[node.rank].shares(now, spent)
-        row = node_row(node, moment, traffic, now, self.wall(), shares)
-        self._pending.append((moment, row, model))
+    def round_ended(self, node: Node) -> None:
+        """Record a node that has completed a round, if that is due."""
+        if is_due(self._setup, node.round):
+            self._record(node, node.round)
 
-    def without(self, rank: int, *, keep: bool = False) -> None:
-        """A node is gone; what it gave for moments that are not complete counts if it is to be kept."""
+    def node_ended(self, node: Node) -> None:
+        """Record a node as it leaves, unless it was recorded in the same round."""
+        if not is_due(self._setup, node.round):
+            self._record(node, "end")
+
+    def end(self, reason: str) -> None:
+        """Record all nodes once more if the run ended before its rounds were done; see
+        :func:`~gossamer.runtime.recording.end_is_due`."""
+        self.flush()
+        if end_is_due(self._setup, reason, {node.rank: node.round for node in self._present()}):
+            self._record_all("end")
+            self.flush()
+
+    def leave(self, rank: int, *, keep: bool = False) -> None:
+        """A node is away. What it has reported for incomplete evaluations counts only if ``keep`` is set."""
         self.flush()
         self._target.without(rank, keep=keep)
         self._view_log.without(rank, keep=keep)
         for moment, network in self._network_rows.without(rank, keep=keep).items():
             self._append(network, moment)
 
-    def back(self, rank: int, round: int, tick: int) -> None:
-        """A node is there (again), and is recorded from this round and this tick on."""
+    def come(self, rank: int, round: int) -> None:
+        """A node is present, and is recorded from a round on."""
         self.flush()
-        self._target.back(rank, round, tick)
-        self._view_log.back(rank, round, tick)
-        self._network_rows.back(rank, round, tick)
+        self._target.back(rank, round, self._next_tick)
+        self._view_log.back(rank, round, self._next_tick)
+        self._network_rows.back(rank, round, self._next_tick)
+
+    def _tick(self, number: int, every_s: float) -> None:
+        self._record_all(("tick", number))
+        self._next_tick = number + 1
+        self._schedule_tick(number + 1, every_s)
+
+    def _schedule_tick(self, number: int, every_s: float) -> None:
+        self._clock.at(
+            to_ns(number * every_s), Order.OBSERVE, 0, lambda: self._tick(number, every_s), background=True
+        )
+
+    def _record_all(self, moment: Moment) -> None:
+        for node in self._present():
+            if self._starts_ns[node.rank] <= self._clock.now_ns:
+                self._record(node, moment)
+
+    # --- what
+
+    def usage(self, rank: int) -> Usage:
+        """How a node spent its time until its last row."""
+        return self._usage[rank]
+
+    def _record(self, node: Node, moment: Moment) -> None:
+        rank = node.rank
+        if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
+            return  # it has no part in the algorithm
+        self._graph_log.completed(node.round)
+        if (view := node.view) is not None:
+            self._view_log.add(moment, rank, node.round, view)
+        model = model_of(node)
+        if not self._pending:
+            self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
+        now = self._clock.now()
+        spent = Spent(
+            self._compute.busy_seconds(rank),
+            self._links.sending_seconds(rank),
+            self._links.receiving_seconds(rank),
+        )
+        shares = self._usage[rank].shares(now, spent)
+        row = node_row(node, moment, self._links.traffic(rank), now, self.wall(), shares)
+        self._pending.append((moment, row, model))
 
     def flush(self) -> None:
-        """Judge what was taken, and write it down."""
+        """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
         due = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
         if due:
             for (row, _), found in zip(due, self._evaluate([model for _, model in due]), strict=True):
                 if isinstance(found, Exception):
                     raise describe_failure(found, row["node"], row["round"]) from found
-                row |= {f"test_{name}": value for name, value in found.items()}
+                row |= found
         with self._profile.part("record"):
             for moment, row, model in pending:
                 self._append(row, moment)
@@ -132,7 +192,7 @@ class Recording:
                 if network is not None:
                     self._append(network, moment)
 
-    def _judge_average(self, model: Model) -> Found:
+    def _evaluate_average(self, model: Model) -> Found:
         [found] = self._evaluate([model])
         if isinstance(found, Exception):
             raise found
@@ -158,7 +218,7 @@ def model_of(node: Node) -> Model:
 
 
 def stacked(models: list[Model], rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """All nodes' parameters [nodes, P], and buffers [nodes, B] where there are any."""
+    """All nodes' parameters [nodes, P], and buffers [nodes, B], or None without buffers."""
     parameters = rows.gather([model.parameters for model in models])
     buffers = torch.stack([model.buffers for model in models])
     return parameters, buffers if buffers.shape[1] else None

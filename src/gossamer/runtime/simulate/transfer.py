@@ -1,40 +1,48 @@
-"""A message on its way to one node: what there is to know of it, and when its sender need not wait for it any more."""
+"""A message on its way to one node, and when its sender need not wait for it any more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from gossamer.errors import RunFailed
+from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Sending
-from gossamer.runtime.simulate.clock import NS, Clock, Event, Order
+from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
+
+if TYPE_CHECKING:
+    from gossamer.runtime.simulate.links import Links
 
 FOREVER_NS = 10**18
-"""What a transfer over a link without bandwidth takes, if nothing changes: 31 years."""
+"""How long a transfer takes over a link without bandwidth, unless the network changes: 31 years."""
 NEVER_NS = 2**62
-"""An instant that doesn't come."""
+"""An instant that never comes."""
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class Transfer(Sending):
     """A message on its way to one node.
 
     Args:
-        message: what is sent.
+        links: carry it.
+        message: the message.
         to: its receiver.
         size: bytes on the wire.
-        carried: bytes that leave: all, or what was gone when it was cancelled.
+        carried: bytes that leave: all of them, or those that had left when it was cancelled.
         start_ns: when its first bit left.
-        end_ns: when its last bit has left or, as things stand, will have.
-        latency_ns: from then on to its arrival.
+        end_ns: when its last bit has left or, as things stand, will have left.
+        latency_ns: from then until it arrives.
         lost: whether the network loses it.
         cancelled: whether its sender took it back.
-        used: bytes of it that its uplink's use has.
+        used: bytes that the use of its uplink includes.
         accepted_ns: when at most one window of it is unacknowledged; None while unknown.
-        counted: whether it is among its sender's messages that have left.
+        counted: whether its sender's counters include it.
     """
 
+    links: Links
     message: Message
     to: int
     size: int
@@ -46,77 +54,91 @@ class Transfer:
     cancelled: bool = False
     used: int = 0
     accepted_ns: int | None = None
-    waiters: list[asyncio.Future[None]] | None = None
-    wake: Event | None = None
     counted: bool = False
+    waiters: list[asyncio.Future[None]] | None = None
+    wake: ClockEvent | None = None
 
-    @property
-    def due_ns(self) -> int | None:
-        """When it arrives, if nothing comes between; None while it has not begun to leave."""
-        return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
-
-    async def accepted(self, clock: Clock) -> None:
-        """Until at most one window of it is unacknowledged; at once if it was cancelled. A message that the network loses is
-        accepted when it has left."""
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until the message is accepted: at most one window is unacknowledged, or it was cancelled. A message that
+        the network loses is accepted when it has left."""
         accepted_ns = self.accepted_ns
-        if self.cancelled or (accepted_ns is not None and accepted_ns <= clock.now_ns):
+        if self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters = [*(self.waiters or ()), future]
         if accepted_ns is not None:
-            self.accept_at(clock, accepted_ns)
-        await future
+            self.accept_at(accepted_ns)
+        yield from future
 
-    def accept_at(self, clock: Clock, time_ns: int) -> None:
-        """It is accepted at an instant, whatever was planned before."""
+    def cancel(self) -> bool:
+        return self.links.cancel(self)
+
+    def accept_at(self, time_ns: int) -> None:
+        """Plan the instant of acceptance, instead of an earlier plan."""
         self.accepted_ns = time_ns
         if self.wake is not None:
             self.wake.cancel()
             self.wake = None
         if self.waiters:
-            self.wake = clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
+            self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
 
     def accept(self) -> None:
-        """Let those go on that wait until it is accepted."""
+        """Wake the tasks that wait for acceptance."""
         for future in self.waiters or ():
-            if not future.done():
-                future.set_result(None)
+            _resolve(future)
         self.waiters = None
+
+    @property
+    def due_ns(self) -> int | None:
+        """When it arrives, as things stand; None while it has not begun to leave."""
+        return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
+
+
+class Sent(Sending):
+    """Messages that left at the instant when they were sent, so that none can be taken back."""
+
+    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
+        self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._accepted_ns > self._clock.now_ns:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
+            yield from future
+
+    def cancel(self) -> bool:
+        return False
 
 
 def duration_ns(size: float, bytes_per_second: float) -> int:
-    """What so many bytes take at a rate; a rate of 0 takes for ever."""
+    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
     if bytes_per_second <= 0:
         return FOREVER_NS
     duration = size / bytes_per_second * NS
     return round(duration) if duration < FOREVER_NS else FOREVER_NS
 
 
-class Sent(Sending):
-    """Messages whose last bit left as they were sent, so that nothing can be taken back.
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
-    Args:
-        clock: the virtual clock.
-        source: their sender.
-        accepted_ns: when they are accepted.
+
+def check_unchanged(message: Message) -> None:
+    """Fail if a tensor was written after its message was sent.
+
+    Raises:
+        RunFailed: naming the sender and the message.
     """
+    if not message.unchanged():
+        raise RunFailed(
+            f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; vectors"
+            " in messages and in the store are immutable: compute a new vector",
+            node=message.source,
+        )
 
-    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
-        self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
 
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._accepted().__await__()
-
-    def cancel(self) -> bool:
-        return False
-
-    async def _accepted(self) -> None:
-        if self._accepted_ns > self._clock.now_ns:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._clock.at(
-                self._accepted_ns,
-                Order.TIMER,
-                self._source,
-                lambda: None if future.done() else future.set_result(None),
-            )
-            await future
+def own_copy(message: Message) -> Message:
+    """A receiver's own message: containers are copied, tensors are shared and must not be written."""
+    if not isinstance(message.payload, dict | list):
+        return message
+    return replace(message, payload=freeze(message.payload, lambda tensor: True))

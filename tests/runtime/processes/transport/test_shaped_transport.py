@@ -22,9 +22,8 @@ from given_network import Given
 
 from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
-from gossamer.network import Network, Path, Uniform
-from gossamer.network.delivery import fate
-from gossamer.network.network import Access
+from gossamer.network import Network, Path, Uniform, delivery
+from gossamer.network.access import Access
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
 
@@ -335,7 +334,7 @@ async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender(
         payloads = [torch.zeros(10 * k) for k in range(60)]
         for payload in payloads:
             await a.send(1, payload, "t")
-        through = [k for k in range(60) if fate(path, SEED, 0, 1, k) is not None]
+        through = [k for k in range(60) if delivery(path, SEED, 0, 1, k) is not None]
         assert 30 < len(through) < 55
         got = await b.receive(len(through))
         await a.transport.flush()

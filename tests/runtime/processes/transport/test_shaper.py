@@ -11,9 +11,8 @@ import pytest
 from fake_loop import FakeLoop
 from given_network import Given
 
-from gossamer.network import Conditions, Network, Path, Uniform
-from gossamer.network.delivery import fate
-from gossamer.network.network import Access
+from gossamer.network import Conditions, Network, Path, Uniform, delivery
+from gossamer.network.access import Access
 from gossamer.runtime.processes.transport.metering import LATE_S
 from gossamer.runtime.processes.transport.shaper import Departure, Shaper, is_limited, simplified
 
@@ -148,7 +147,7 @@ def test_losses_are_those_of_the_pair_s_messages_by_number() -> None:
         fates[to].append(node.depart(to))
     for to, drawn in fates.items():
         assert [departure.lost for departure in drawn] == [
-            fate(path, 7, 2, to, k) is None for k in range(300)
+            delivery(path, 7, 2, to, k) is None for k in range(300)
         ]
         assert {departure.round_trip_s for departure in drawn if not departure.lost} == {0.2}
     assert fates[0] != fates[1]
@@ -158,7 +157,7 @@ def test_messages_arrive_a_latency_later_in_their_order_and_by_their_number() ->
     """The receiver counts the messages that were lost, so that both ends mean the same by a message's number."""
     path = Path((1, 3), latency_s=0.05, jitter_s=0.03, loss=0.4)
     node, loop = shaper(Given(at=Access(np.full(6, math.inf), 0.05, 0.03, 0.4)))
-    latencies = {k: latency for k in range(200) if (latency := fate(path, 7, 1, 0, k)) is not None}
+    latencies = {k: latency for k in range(200) if (latency := delivery(path, 7, 1, 0, k)) is not None}
     assert 80 < len(latencies) < 160
     arrived: list[tuple[int, float]] = []
     start = loop.now
@@ -181,7 +180,7 @@ def test_a_message_that_was_cut_has_a_number_too() -> None:
     node.arrive(1, 5, ignore, True, None)
     node.arrive(1, PIECE, ignore, True, lambda: arrived.append(loop.now))
     loop.run()
-    assert arrived == [pytest.approx(start + fate(path, 7, 1, 0, 1))]
+    assert arrived == [pytest.approx(start + delivery(path, 7, 1, 0, 1))]
 
 
 def test_two_senders_messages_don_t_wait_for_each_other_s_latency() -> None:

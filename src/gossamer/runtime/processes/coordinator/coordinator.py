@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import selectors
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -94,6 +95,7 @@ class Coordinator:
         self._said = 0.0
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: dict[int, int] = {}
+        self._forms: dict[int, dict[str, dict[str, int]]] = {}
 
     def run(self) -> Ended:
         """From the first process to the last."""
@@ -211,7 +213,8 @@ class Coordinator:
                 self._checkpoints.saved(rank, number, round, time_s)
             case protocol.Broken(number=number, peer=peer):
                 self._checkpoints.broken(rank, number, peer)
-            case protocol.Final(round=round, private=private):
+            case protocol.Final(round=round, private=private, forms=forms):
+                self._forms[rank] = forms
                 if private is not None:
                     self._private[rank] = private
                 return lifecycle.Final(rank, round)
@@ -321,3 +324,11 @@ class Coordinator:
         """The memory that nodes had to themselves at their end, as far as they said."""
         said = list(self._private.values())
         return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How the nodes' steps and evaluations were computed: for each part the number of nodes and shapes by form."""
+        found: dict[str, Counter[str]] = {}
+        for said in self._forms.values():
+            for part, forms in said.items():
+                found.setdefault(part, Counter()).update(forms)
+        return {part: dict(forms) for part, forms in found.items()}

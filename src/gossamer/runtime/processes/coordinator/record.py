@@ -47,7 +47,7 @@ class Record:
     ) -> None:
         self._setup, self._folder, self._models = setup, folder, models
         self._taken, self._show, self._say = taken, show, say
-        self._rows = NetworkRows(setup, evaluator.test)
+        self._rows = NetworkRows(setup, evaluator.columns)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
         nodes = setup.experiment.nodes
         self.clock = HeardClock(time.monotonic)

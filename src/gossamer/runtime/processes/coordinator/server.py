@@ -16,7 +16,7 @@ import torch
 
 from gossamer.config import Experiment
 from gossamer.errors import BadInput, cause
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import RecordError
@@ -77,4 +77,4 @@ def serve(channel: int, memory: int) -> None:
     cut = newest(folder.checkpoints) if answer.resume else None
     coordinator = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers)
     end = outcome_of(coordinator.run)
-    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes()))
+    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes(), coordinator.forms()))

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 from gossamer.config import Processes
-from gossamer.learning.computation import Computation, Kind, execute
-from gossamer.learning.memory import trim
+from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.malloc import trim
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.node_process.clock import Clock
 from gossamer.runtime.processes.node_process.context import NodeContext
@@ -103,13 +103,17 @@ class Computing:
         self._busy.restore(seconds)
         self._paced.restore(seconds)
 
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How steps and evaluations were computed: recorded, or eagerly and why."""
+        return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
+
     async def evaluate(self, model: Model) -> dict[str, float]:
-        """What a model is like on the test data; beside the node's computations, off its clock."""
+        """The columns of all evaluation sets for a model; off the node's clock."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
 
     def _evaluate(self, model: Model) -> dict[str, float]:
         with self.cpu_slots.one():
-            values = self._evaluator.test(model)
+            values = self._evaluator.columns(model)
         trim()  # it takes more memory than a step, and seldom
         return values
 
@@ -146,7 +150,7 @@ class Computing:
             # it.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-        if self._pace and computation.kind is not Kind.APPLY:
+        if self._pace and computation.kind is not ComputationKind.APPLY:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
@@ -161,7 +165,7 @@ class Computing:
         self._slow += self._clock.now() > due
         await self._clock.until(due)
 
-    def _note_computed(self, kind: Kind, done: asyncio.Future[tuple[Any, float]]) -> None:
+    def _note_computed(self, kind: ComputationKind, done: asyncio.Future[tuple[Any, float]]) -> None:
         if self._timeline is not None and not done.cancelled() and done.exception() is None:
             now, (_, seconds) = self._clock.now(), done.result()
             self._timeline.computed(self._rank, kind, now - seconds, now)

@@ -266,7 +266,7 @@ class NodeProcess:
         if (slowness := self._computing.slowness) is not None:
             self._tell(Event("slow", slowness))
         self._models.write(FINAL, self._rank, self._node.model)
-        self._tell(Final(self._node.round, private_bytes()))
+        self._tell(Final(self._node.round, private_bytes(), self._computing.forms()))
 
     # --- what it tells
 

@@ -70,8 +70,7 @@ class Recording:
             shares = self._usage.shares(time_s, spent)
             row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
-                found = await self._computing.evaluate(model)
-                row |= {f"test_{name}": value for name, value in found.items()}
+                row |= await self._computing.evaluate(model)
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)

@@ -18,7 +18,7 @@ from gossamer.config import Processes
 from gossamer.cores import cores
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.memory import trim
+from gossamer.learning.malloc import trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages.tags import Model
@@ -35,12 +35,12 @@ _ENTRY_BYTES, _PAGE_BYTES = 8, 4096
 def with_data_for_forks(setup: Setup) -> Setup:
     """The same, with data that is cheap to fork, where there are so many nodes that it matters."""
     task, nodes = setup.task, setup.experiment.nodes
-    tensors = (*task.train, *task.test)
+    tensors = [tensor for pair in (task.train, *task.tests.values()) for tensor in pair]
     tables = sum(tensor.nbytes for tensor in tensors) * nodes // _PAGE_BYTES * _ENTRY_BYTES
     if tables < PAGE_TABLES_BYTES or any(tensor.device.type != "cpu" for tensor in tensors):
         return setup
-    train, test = ((for_forks(inputs), for_forks(targets)) for inputs, targets in (task.train, task.test))
-    return replace(setup, task=replace(task, train=train, test=test))
+    train, *sets = ((for_forks(x), for_forks(y)) for x, y in (task.train, *task.tests.values()))
+    return replace(setup, task=replace(task, train=train, tests=dict(zip(task.tests, sets, strict=True))))
 
 
 class Stage:

@@ -17,8 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from gossamer.network import Conditions, Network, Path
-from gossamer.network.delivery import fate
+from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.runtime.processes.transport.metering import CATCH_UP_S, SLOWEST, Bucket, Downlink, Line, Loop
 
 
@@ -126,7 +125,7 @@ class Shaper:
     def depart(self, to: int) -> Departure:
         """A message is about to leave: it's the next on the uplink."""
         path, self._to = self._path(self._rank, to), to
-        latency = fate(path, self._seed, self._rank, to, _next(self._departed, to, path))
+        latency = delivery(path, self._seed, self._rank, to, _next(self._departed, to, path))
         self._lost = latency is None
         self._meter(path)
         return Departure(self._lost, 2 * (latency or 0.0))
@@ -183,7 +182,7 @@ class Shaper:
         """
         latency = None if path is not None and path.loss < 1 else 0.0
         while latency is None:
-            latency = fate(path, self._seed, source, self._rank, _next(self._arrived, source, path))
+            latency = delivery(path, self._seed, source, self._rank, _next(self._arrived, source, path))
         return latency
 
     def _delay(self, source: int, latency: float, deliver: Callable[[], None], instant: float) -> None:
@@ -192,7 +191,7 @@ class Shaper:
 
 
 def _next(numbers: list[int], rank: int, path: Path | None) -> int:
-    """A message's number among those of its pair of nodes; counted are those whose fate is drawn."""
+    """A message's number among those of its pair of nodes; counted are those whose delivery is drawn."""
     number = numbers[rank]
     numbers[rank] += path is None or path.loss > 0 or path.jitter_s > 0
     return number

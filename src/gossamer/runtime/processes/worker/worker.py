@@ -29,7 +29,7 @@ from msgspec import structs
 from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.errors import BadInput, GossamerError, RunFailed
-from gossamer.learning.memory import keep_freed_memory
+from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol

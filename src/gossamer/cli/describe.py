@@ -1,0 +1,127 @@
+"""``gossamer list`` and ``gossamer topology``: what an experiment can name, and the graph that it describes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gossamer.cli.options import File, Json, Overrides
+from gossamer.errors import BadInput, listed, suggest
+
+if TYPE_CHECKING:
+    from gossamer.config import Experiment
+    from gossamer.topology import TopologySchedule
+
+_WITHOUT_TOPOLOGY = frozenset(
+    ("all-reduce", "centralized", "epidemic-local", "epidemic-oracle", "fedavg", "local")
+)
+"""The algorithms that do not use the experiment's topology."""
+_ROUNDS = 1000
+"""A change of the graph is searched for in this number of rounds."""
+
+
+def listing(
+    kind: Annotated[str | None, typer.Argument(help="algorithm, topology, partition, task, ...")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the names that an experiment can use, with parameters and their defaults."""
+    from gossamer.config.registry import KINDS, names
+
+    if kind is not None and kind not in KINDS:
+        raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(list(KINDS))}")
+    found = {each: names(each) for each in ([kind] if kind else sorted(KINDS))}
+    if as_json:
+        table = {
+            each: {name: _parameters(cls) for name, cls in sorted(classes.items())}
+            for each, classes in found.items()
+        }
+        typer.echo(json.dumps(table))
+        return
+    from rich.table import Table
+
+    from gossamer.results.formatting import table_console
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("kind", "name", "parameters", "description"):
+        shown.add_column(heading, overflow="fold")
+    for each, classes in found.items():
+        for name, cls in sorted(classes.items()):
+            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
+            shown.add_row(each, name, parameters, _first_paragraph(cls.__doc__ or ""))
+        if not classes:
+            shown.add_row(each, "(none)", "", "")
+    table_console().print(shown)
+
+
+def _first_paragraph(docstring: str) -> str:
+    """The first paragraph in one line, without reStructuredText markup."""
+    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
+    return re.sub(r":\w+:(?=`)|`", "", paragraph)
+
+
+def _parameters(cls: Any) -> dict[str, str]:
+    """Field name -> its default, or its type where a value is required."""
+    shown = {}
+    for name, field in cls.model_fields.items():
+        required = getattr(field.annotation, "__name__", str(field.annotation))
+        shown[name] = (
+            f"({required})" if field.is_required() else str(field.get_default(call_default_factory=True))
+        )
+    return shown
+
+
+def topology(
+    file: File,
+    overrides: Overrides = None,
+    round_: Annotated[int, typer.Option("--round", help="The round whose graph is measured.", min=0)] = 0,
+    png: Annotated[Path | None, typer.Option(help="Draw the graph into this PNG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
+    from gossamer.config import Experiment
+
+    experiment = Experiment.load(file, overrides or ())
+    from gossamer.topology import TopologySchedule, describe
+
+    schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
+    schedule.check()
+    if schedule.sampled and round_ > 0:
+        raise BadInput(
+            f"--round: {round_} of {experiment.topology.name_of()}, whose nodes choose their neighbours during the run;"
+            " accepted: 0, the views that they start with"
+        )
+    measures = describe(schedule, round_)
+    if png is not None:
+        from gossamer.results.plots import draw_graph
+
+        graph = schedule.graph(round_)
+        draw_graph(graph.nodes, list(graph.edges()), png, directed=graph.directed, seed=experiment.seed)
+    if as_json:
+        typer.echo(json.dumps(measures))
+        return
+    for name, value in measures.items():
+        typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    for note in _notes(experiment, schedule, round_):
+        typer.echo(f"{'note':24} {note}")
+    if png is not None:
+        typer.echo(f"{'picture':24} {png}")
+
+
+def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> Iterator[str]:
+    """Limits of the printed figures."""
+    name = experiment.algorithm.name_of()
+    if name in _WITHOUT_TOPOLOGY:
+        yield f"{name} does not use the topology: the figures say nothing about a run of this experiment"
+    if schedule.sampled:
+        yield (
+            "the figures describe the views that the nodes start with; later views depend on the messages of the run, and are"
+            " recorded with it"
+        )
+    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
+    if any(schedule.graph(r) is not graph for r in range(rounds)):
+        yield f"the graph changes during the run: the figures describe round {round_} only"

@@ -1,0 +1,207 @@
+"""Aggregators: how a node makes one model of its own and those that it received.
+
+``Node.mix`` uses the experiment's ``aggregator``: the weighted mean unless another one is named. The robust ones count every
+model once, whatever its weight, except that a model of weight 0 takes no part (a server's own in ``fedavg``). With up to f
+models sent by Byzantine nodes, which may send anything, they stay near the honest ones.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from gossamer.config.registry import Component, register
+from gossamer.errors import BadInput
+from gossamer.learning.mixing import Fresh, checked, combine, own_weight
+from gossamer.messages.tags import Model
+
+
+class Aggregator(Component):
+    """Base of aggregators. A subclass implements :meth:`aggregate`, and :attr:`least` if it needs several models."""
+
+    @property
+    def least(self) -> int:
+        """The smallest number of models that can be aggregated, the node's own included."""
+        return 1
+
+    @abstractmethod
+    def aggregate(
+        self,
+        own: Float[Tensor, " params"],
+        vectors: Sequence[Float[Tensor, " params"]],
+        weights: Sequence[float],
+        self_weight: float,
+    ) -> Float[Tensor, " params"]:
+        """One vector of a node's own and those that it received, in rank order, with their weights. Reads only."""
+
+    def mix(
+        self,
+        own: Any,
+        inbox: Mapping[int, Any],
+        weights: Mapping[int, float],
+        self_weight: float | None,
+        index_sets: Mapping[str, Tensor],
+        fresh: Fresh,
+    ) -> Any:
+        """:meth:`aggregate` of an inbox; arguments and result as for :func:`gossamer.learning.mixing.combine`. The buffers
+        of a :class:`Model` are aggregated as part of the vector.
+
+        Raises:
+            ValueError: for a part of a model, or lengths that differ.
+        """
+        if isinstance(own, Model):
+            joined = {rank: torch.cat(model) for rank, model in inbox.items()}
+            mixed = self.mix(torch.cat(own), joined, weights, self_weight, index_sets, torch.empty)
+            halves = mixed.split([len(half) for half in own])
+            return Model(*(fresh(len(half)).copy_(half) for half in halves))
+        ranks = sorted(inbox)
+        for rank in ranks:
+            if not isinstance(inbox[rank], Tensor):
+                raise ValueError(
+                    f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part of one"
+                )
+        vectors = [checked(inbox[rank], own, rank) for rank in ranks]
+        mixed = self.aggregate(
+            own, vectors, [weights[rank] for rank in ranks], own_weight(inbox, weights, self_weight)
+        )
+        return fresh(len(own)).copy_(mixed)
+
+    def models(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Float[Tensor, "models params"]:
+        """The vectors of other weights than 0, the own one first.
+
+        Raises:
+            ValueError: if they are fewer than :attr:`least`.
+        """
+        given = zip([own, *vectors], [self_weight, *weights], strict=True)
+        taken = [vector for vector, weight in given if weight]
+        if len(taken) < self.least:
+            raise ValueError(
+                f"aggregator: {self.name_of()} got {len(taken)} models, the node's own included; accepted: at least"
+                f" {self.least}"
+            )
+        return torch.stack(taken)
+
+
+@register("aggregator", "mean")
+class Mean(Aggregator):
+    """The weighted mean: x_i <- w_ii x_i + sum_j w_ij x_j."""
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        inbox, given = dict(enumerate(vectors)), dict(enumerate(weights))
+        mixed: Tensor = combine(own, inbox, given, self_weight=self_weight)
+        return mixed
+
+
+@register("aggregator", "coordinate-mean")
+class CoordinateMean(Aggregator):
+    """Per coordinate, the plain mean of the values that are there: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j that
+    sent p). Also for parts of models."""
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        return self.models(own, vectors, weights, self_weight).mean(0)
+
+    def mix(
+        self,
+        own: Any,
+        inbox: Mapping[int, Any],
+        weights: Mapping[int, float],
+        self_weight: float | None,
+        index_sets: Mapping[str, Tensor],
+        fresh: Fresh,
+    ) -> Any:
+        once = {rank: float(weights[rank] != 0) for rank in inbox}
+        own_once = float(own_weight(inbox, weights, self_weight) != 0)
+        return combine(
+            own, inbox, once, self_weight=own_once, missing="renormalize", index_sets=index_sets, fresh=fresh
+        )
+
+
+@register("aggregator", "trimmed-mean")
+class TrimmedMean(Aggregator):
+    """Per coordinate, the mean without the smallest and the largest values (Yin et al., "Byzantine-Robust Distributed
+    Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b.
+
+    Args:
+        count: b; or
+        share: beta, with b = floor(beta n) of the n models that are there.
+    """
+
+    count: int | None = Field(default=None, ge=0)
+    share: float | None = Field(default=None, ge=0, lt=0.5)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TrimmedMean:
+        if (self.count is None) == (self.share is None):
+            raise BadInput(
+                f"aggregator: trimmed-mean with count {self.count} and share {self.share}; accepted: one of both"
+            )
+        return self
+
+    @property
+    def least(self) -> int:
+        return 2 * (self.count or 0) + 1
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        models = self.models(own, vectors, weights, self_weight)
+        trimmed = int((self.share or 0) * len(models) + 1e-9) if self.count is None else self.count
+        return _middle(models, trimmed)
+
+
+@register("aggregator", "median")
+class Median(Aggregator):
+    """Per coordinate, the median (Yin et al., ICML 2018, Definition 1); of an even number of values, the mean of the two
+    middle ones."""
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        models = self.models(own, vectors, weights, self_weight)
+        return _middle(models, (len(models) - 1) // 2)
+
+
+def _middle(models: Float[Tensor, "models params"], trimmed: int) -> Float[Tensor, " params"]:
+    """Per coordinate, the mean without some smallest and as many largest values. NaN counts as largest."""
+    return models.sort(dim=0).values[trimmed : len(models) - trimmed].mean(0)
+
+
+@register("aggregator", "krum")
+class Krum(Aggregator):
+    """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models, the mean of
+    the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j that are nearest to i. Of
+    equal scores, the own model's counts as lowest, then that of the lower rank.
+
+    Args:
+        byzantine: f, how many Byzantine models there are at most; n has to be above 2 f + 2.
+        selected: m; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
+    """
+
+    byzantine: int = Field(ge=0)
+    selected: int = Field(default=1, ge=1)
+
+    @property
+    def least(self) -> int:
+        return max(2 * self.byzantine + 3, self.selected + self.byzantine)
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        models = self.models(own, vectors, weights, self_weight)
+        distances = torch.stack([(models - model).square().sum(1, dtype=torch.float64) for model in models])
+        # Values that are not finite are far from everything, themselves included.
+        nearest = distances.nan_to_num(torch.inf).fill_diagonal_(-1.0).sort(dim=1).values
+        scores = nearest[:, 1 : len(models) - self.byzantine - 1].sum(1)
+        return models[scores.sort(stable=True).indices[: self.selected].sort().values].mean(0)

@@ -1,0 +1,141 @@
+"""Learning-rate schedules: factors of the learning rate, round by round.
+
+They give the factors of torch.optim.lr_scheduler, with rounds in place of its epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from bisect import bisect_right
+from itertools import pairwise
+from typing import final
+
+from pydantic import Field, model_validator
+
+from gossamer.config.registry import Component, register
+from gossamer.errors import BadInput
+
+
+class LearningRateSchedule(Component):
+    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`.
+
+    Args:
+        warmup_rounds: rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own
+            rounds count from there (gradual warm-up: Goyal et al., 2017).
+    """
+
+    warmup_rounds: int = Field(default=0, ge=0)
+
+    @final
+    def factor_at(self, round: int) -> float:
+        """The factor of a round, from 0."""
+        left = self.warmup_rounds - round
+        if left > 0:
+            # The first factor is 1 / (w + 1) and not 0, since a round with a learning rate of zero would be lost.
+            return self.factor_after_warmup(0) * (round + 1) / (self.warmup_rounds + 1)
+        return self.factor_after_warmup(-left)
+
+    @abstractmethod
+    def factor_after_warmup(self, round: int) -> float:
+        """The factor of a round, from 0, counted from the end of the warm-up."""
+
+
+@register("schedule", "constant")
+class ConstantLearningRate(LearningRateSchedule):
+    """A factor of 1; with ``warmup_rounds``, after a warm-up."""
+
+    def factor_after_warmup(self, round: int) -> float:
+        return 1.0
+
+
+@register("schedule", "step")
+class StepLearningRate(LearningRateSchedule):
+    """Multiplied by ``factor`` once every ``every`` rounds, as torch's StepLR.
+
+    Args:
+        every: rounds.
+        factor: of each step.
+    """
+
+    every: int = Field(ge=1)
+    factor: float = Field(default=0.1, gt=0, le=1)
+
+    def factor_after_warmup(self, round: int) -> float:
+        return self.factor ** (round // self.every)
+
+
+@register("schedule", "multi-step")
+class MultiStepLearningRate(LearningRateSchedule):
+    """Multiplied by ``factor`` at each milestone, as torch's MultiStepLR.
+
+    Args:
+        milestones: rounds, ascending.
+        factor: of each step.
+    """
+
+    milestones: tuple[int, ...]
+    factor: float = Field(default=0.1, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _ascending(self) -> MultiStepLearningRate:
+        rounds = self.milestones
+        if not rounds or rounds[0] < 1 or any(one >= two for one, two in pairwise(rounds)):
+            raise BadInput(
+                f"optimizer.schedule.milestones: got {list(rounds)}; accepted: one or more rounds from 1 on, ascending"
+            )
+        return self
+
+    def factor_after_warmup(self, round: int) -> float:
+        return self.factor ** bisect_right(self.milestones, round)
+
+
+@register("schedule", "exponential")
+class ExponentialLearningRate(LearningRateSchedule):
+    """Multiplied by ``factor`` every round, as torch's ExponentialLR.
+
+    Args:
+        factor: of each round.
+    """
+
+    factor: float = Field(gt=0, le=1)
+
+    def factor_after_warmup(self, round: int) -> float:
+        return float(self.factor**round)
+
+
+@register("schedule", "cosine")
+class CosineLearningRate(LearningRateSchedule):
+    """Falls along half a cosine, without restarts (Loshchilov and Hutter, 2017), as torch's CosineAnnealingLR, and then stays
+    at the minimum, where torch's would rise again.
+
+    Args:
+        rounds: number of rounds until the minimum.
+        minimum: the factor there.
+    """
+
+    rounds: int = Field(ge=1)
+    minimum: float = Field(default=0.0, ge=0, le=1)
+
+    def factor_after_warmup(self, round: int) -> float:
+        done = min(round / self.rounds, 1.0)
+        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * done)) / 2
+
+
+@register("schedule", "linear")
+class LinearLearningRate(LearningRateSchedule):
+    """Rises or falls along a line and then stays constant, as torch's LinearLR.
+
+    Args:
+        start: factor of the first round.
+        end: factor after ``rounds`` and from then on.
+        rounds: length of the line.
+    """
+
+    start: float = Field(default=1.0, ge=0)
+    end: float = Field(default=0.0, ge=0)
+    rounds: int = Field(ge=1)
+
+    def factor_after_warmup(self, round: int) -> float:
+        done = min(round / self.rounds, 1.0)
+        return self.start * (1 - done) + self.end * done

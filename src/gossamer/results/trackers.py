@@ -1,0 +1,261 @@
+"""Trackers: what a run reports to while it goes on (TensorBoard, MLflow, Weights & Biases, or one of the user's).
+
+They run in the process that started the run, under either engine. A tracker never stops a run: one that raises is
+reported in one line and gets nothing more.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+from pydantic import PrivateAttr
+
+from gossamer.config import Experiment
+from gossamer.config.registry import Component, FilePath, register
+from gossamer.errors import BadInput, cause
+from gossamer.results.run import Run, flat
+
+NETWORK = -1
+"""The node number of rows about the network as a whole."""
+
+
+class Tracker(Component):
+    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of.
+
+    Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``).
+    """
+
+    _has_state: ClassVar[bool] = True
+    _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
+
+    def check(self) -> None:
+        """Called before any work starts.
+
+        Raises:
+            BadInput: where the tracker can't be used, such as for want of a package.
+        """
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """The run starts or resumes; it is recorded in this folder."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row was recorded; columns as in ``metrics.parquet``, where node -1 is the network."""
+
+    def end(self, run: Run) -> None:
+        """The run has ended in order; its status says whether it was stopped."""
+
+    def failure(self, error: BaseException) -> None:
+        """The run has failed."""
+
+
+class Trackers:
+    """The trackers of one run, without those that have failed.
+
+    Args:
+        trackers: their settings.
+        say: told of a tracker that fails.
+
+    Raises:
+        BadInput: where one of them can't be used.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
+        for tracker in trackers:
+            tracker.check()
+        self._active, self._say = [tracker.model_copy() for tracker in trackers], say
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """See :meth:`Tracker.begin`."""
+        self._tell(lambda tracker: tracker.begin(experiment, folder))
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """See :meth:`Tracker.row`."""
+        self._tell(lambda tracker: tracker.row(row))
+
+    def end(self, run: Run) -> None:
+        """See :meth:`Tracker.end`."""
+        self._tell(lambda tracker: tracker.end(run))
+
+    def failure(self, error: BaseException) -> None:
+        """See :meth:`Tracker.failure`."""
+        self._tell(lambda tracker: tracker.failure(error))
+
+    def _tell(self, event: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._active):
+            try:
+                event(tracker)
+            except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
+                self._active.remove(tracker)
+                self._say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
+
+
+class Averaging(Tracker):
+    """Base of the built-in trackers: at each evaluation point they report the means over the nodes, and the network's
+    own values."""
+
+    package: ClassVar[str]
+    """What is imported."""
+    extra: ClassVar[str]
+    """The optional dependency of gossamer that brings it."""
+    _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse a package that is not installed."""
+        if find_spec(self.package) is None:
+            raise BadInput(
+                f"trackers: {self.name_of()!r} needs the package {self.package!r}; accepted: after"
+                f" pip install 'gossamer[{self.extra}]'"
+            )
+
+    @abstractmethod
+    def report(self, values: Mapping[str, float], round: int) -> None:
+        """Report the columns of an evaluation point that have a number."""
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """Start with no evaluation point."""
+        self._points = {}
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Gather the rows of an evaluation point, which the network's row completes."""
+        moment = row["round"] if row["moment"] == "round" else row["moment"]
+        values = self._points.setdefault(moment, {})
+        for name, value in row.items():
+            of_nodes = row["node"] == NETWORK and name in values
+            if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
+                values.setdefault(name, []).append(float(value))
+        if row["node"] == NETWORK:
+            # Points before this one can't become complete any more.
+            self._points = dict(list(self._points.items())[list(self._points).index(moment) + 1 :])
+            self.report({name: fmean(each) for name, each in values.items()}, row["round"])
+
+
+@register("tracker", "tensorboard")
+class TensorBoard(Averaging):
+    """Scalars for TensorBoard, by round.
+
+    Args:
+        folder: where the event files go; None is ``tensorboard`` in the run's folder.
+    """
+
+    package: ClassVar[str] = "tensorboard"
+    extra: ClassVar[str] = "tensorboard"
+    folder: FilePath | None = None
+    _writer: Any = PrivateAttr(None)
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """Open the event file."""
+        from tensorboard.summary import Writer
+
+        super().begin(experiment, folder)
+        place = (
+            folder / "tensorboard" if self.folder is None else self.folder / folder.parent.name / folder.name
+        )
+        self._writer = Writer(str(place))
+
+    def report(self, values: Mapping[str, float], round: int) -> None:
+        """Add scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+        self._writer.flush()
+
+    def end(self, run: Run) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+    def failure(self, error: BaseException) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+@register("tracker", "mlflow")
+class MLflow(Averaging):
+    """A run of MLflow: the experiment's settings as parameters, metrics by round.
+
+    Args:
+        uri: the tracking server; None is MLflow's own setting.
+        project: MLflow's experiment; None is the experiment's name.
+    """
+
+    package: ClassVar[str] = "mlflow"
+    extra: ClassVar[str] = "mlflow"
+    uri: str | None = None
+    project: str | None = None
+    _client: Any = PrivateAttr(None)
+    _run: str = PrivateAttr("")
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """Create the run."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        super().begin(experiment, folder)
+        self._client, name = MlflowClient(tracking_uri=self.uri), self.project or experiment.name
+        found = self._client.get_experiment_by_name(name)
+        project = self._client.create_experiment(name) if found is None else found.experiment_id
+        self._run = self._client.create_run(project, run_name=folder.name).info.run_id
+        settings = flat(experiment.model_dump(mode="json"))
+        self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
+
+    def report(self, values: Mapping[str, float], round: int) -> None:
+        """Log metrics."""
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=round)
+
+    def end(self, run: Run) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run, "FINISHED" if run.status == "done" else "KILLED")
+
+    def failure(self, error: BaseException) -> None:
+        """End the run as failed."""
+        self._client.set_terminated(self._run, "FAILED")
+
+
+@register("tracker", "wandb")
+class WandB(Averaging):
+    """A run of Weights & Biases.
+
+    Args:
+        project: its project; None is the experiment's name.
+        entity: a user or team; None is W&B's own setting.
+        mode: whether rows are sent at once, or kept in the run's folder for ``wandb sync``.
+    """
+
+    package: ClassVar[str] = "wandb"
+    extra: ClassVar[str] = "wandb"
+    project: str | None = None
+    entity: str | None = None
+    mode: Literal["online", "offline"] = "online"
+    _run: Any = PrivateAttr(None)
+
+    def begin(self, experiment: Experiment, folder: Path) -> None:
+        """Create the run."""
+        import wandb
+
+        super().begin(experiment, folder)
+        self._run = wandb.init(
+            project=self.project or experiment.name,
+            entity=self.entity,
+            name=folder.name,
+            dir=str(folder),
+            mode=self.mode,
+            config=experiment.model_dump(mode="json"),
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def report(self, values: Mapping[str, float], round: int) -> None:
+        """Log values."""
+        self._run.log({**values, "round": round})
+
+    def end(self, run: Run) -> None:
+        """End the run."""
+        self._run.finish(exit_code=0 if run.status == "done" else 1)
+
+    def failure(self, error: BaseException) -> None:
+        """End the run as failed."""
+        self._run.finish(exit_code=1)

@@ -1,0 +1,228 @@
+"""The models of the built-in tasks. Each makes fresh initial parameters from torch's global generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+
+from gossamer.errors import BadInput
+
+ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]
+"""The models that an image task accepts."""
+SMALLEST = 8
+"""Least height and width for GN-LeNet: three poolings by two must leave one pixel."""
+SIDES = {28: 2, 32: 0}
+"""Side of LeNet-5's images -> padding of the first convolution. The paper pads MNIST's 28 pixels to 32."""
+SPREAD = 0.05
+"""Initial factors of matrix factorization are uniform on [-0.05, 0.05]."""
+
+
+def model_factory(
+    name: ModelName, shape: tuple[int, int, int], classes: int, hidden: Sequence[int] = ()
+) -> Callable[[], nn.Module]:
+    """A function that creates a fresh model.
+
+    Args:
+        name: which model.
+        shape: (channels, height, width) of one image.
+        classes: number of outputs.
+        hidden: widths of the hidden layers; used by ``mlp`` only.
+    """
+    match name:
+        case "gn-lenet":
+            return partial(GNLeNet, shape, classes)
+        case "lenet5":
+            return partial(LeNet5, shape, classes)
+        case "mlp":
+            return partial(MLP, shape, classes, tuple(hidden))
+        case "logistic":
+            return partial(MLP, shape, classes)
+
+
+class MLP(nn.Module):
+    """A multi-layer perceptron with ReLU between its linear layers.
+
+    Without hidden layers it is multinomial logistic regression: one linear layer, whose softmax is part of the
+    cross-entropy loss.
+
+    Args:
+        shape: shape of one sample; flattened.
+        classes: number of outputs.
+        hidden: widths of the hidden layers, first to last.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int = 10, hidden: Sequence[int] = ()) -> None:
+        super().__init__()
+        widths = (math.prod(shape), *hidden, classes)
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])  # no ReLU on the scores
+
+    def forward(self, samples: Float[Tensor, " samples *shape"]) -> Float[Tensor, "samples classes"]:
+        """The class scores (before softmax) of a batch of samples."""
+        scores: Tensor = self.layers(samples.flatten(start_dim=1))
+        return scores
+
+
+class GNLeNet(nn.Module):
+    """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
+
+    Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020) name the network and show
+    that batch normalisation fails on skewed data where group normalisation does not. The widths (32, 32, 64), the kernels
+    (5, same padding) and the two groups are those of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023), so that
+    accuracies can be compared with papers that used it. Each of its three blocks computes::
+
+        pool(relu(norm(conv(x))))           5×5 convolution, GroupNorm(2), ReLU, 2×2 max pooling
+
+    and one linear layer follows. The code applies the ReLU after the pooling: the maximum and a monotone function
+    commute, so outputs and gradients have the same bits, for a quarter of the ReLU's work.
+
+    Args:
+        shape: (channels, height, width) of one image; height and width of at least 8.
+        classes: number of outputs.
+
+    Raises:
+        BadInput: for images smaller than 8×8.
+    """
+
+    def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < SMALLEST:
+            raise BadInput(
+                f"gn-lenet: images of {height}x{width} pixels; accepted: at least {SMALLEST}x{SMALLEST}"
+            )
+        self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
+        self.norm1 = nn.GroupNorm(2, 32)
+        self.conv2 = nn.Conv2d(32, 32, kernel_size=5, padding=2)
+        self.norm2 = nn.GroupNorm(2, 32)
+        self.conv3 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
+        self.norm3 = nn.GroupNorm(2, 64)
+        self.fc = nn.Linear(64 * (height // 8) * (width // 8), classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        """The class scores (before softmax) of a batch of images."""
+        x = F.relu(F.max_pool2d(self.norm1(self.conv1(images)), 2))
+        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
+        x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2))
+        scores: Tensor = self.fc(x.flatten(start_dim=1))
+        return scores
+
+
+class LeNet5(nn.Module):
+    """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
+
+    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2 and Section
+    II-B, in today's usual form: plain average pooling, every feature map of the second convolution connected to all of
+    the first, and a linear output layer in place of radial basis functions. The activation is tanh, as in the paper::
+
+        conv 5×5 (6), tanh, pool 2×2 - conv 5×5 (16), tanh, pool 2×2 - 400-120-84-classes
+
+    Args:
+        shape: (channels, height, width) of one image; 28×28 or 32×32 pixels.
+        classes: number of outputs.
+
+    Raises:
+        BadInput: for images of another size.
+    """
+
+    def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if height != width or height not in SIDES:
+            raise BadInput(f"lenet5: images of {height}x{width} pixels; accepted: 28x28, 32x32")
+        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=SIDES[height])
+        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
+        self.fc1 = nn.Linear(400, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(
+        self, images: Float[Tensor, "samples channels height width"]
+    ) -> Float[Tensor, "samples classes"]:
+        """The class scores (before softmax) of a batch of images."""
+        x = F.avg_pool2d(torch.tanh(self.conv1(images)), 2)
+        x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
+        x = torch.tanh(self.fc1(x.flatten(start_dim=1)))
+        scores: Tensor = self.fc3(torch.tanh(self.fc2(x)))
+        return scores
+
+
+class CharacterLSTM(nn.Module):
+    """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
+    output; by default 820,185 parameters for 81 characters.
+
+    Widths and shape are those of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated
+    Settings", 2018; ``stacked_lstm.py``). The layers are torch's: each has two bias vectors where TensorFlow's has one,
+    and the initial values are torch's. decentralizepy's model reads the outputs at all 80 characters instead of the last
+    one, by a linear layer of two million parameters.
+
+    Args:
+        characters: size of the vocabulary, and number of outputs.
+        embedding: length of a character's vector.
+        hidden: width of the LSTM layers.
+        layers: number of LSTM layers.
+    """
+
+    def __init__(self, characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.linear = nn.Linear(hidden, characters)
+
+    def forward(self, text: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples characters"]:
+        """The scores (before softmax) of what follows each text of character numbers."""
+        outputs, _ = self.lstm(self.embedding(text.long()))  # .long(): they are stored as bytes
+        scores: Tensor = self.linear(outputs[:, -1])
+        return scores
+
+
+class MatrixFactorization(nn.Module):
+    """Ratings as products of user and item factors, with or without biases.
+
+    Without a mean, the rating of item i by user u is ``p_u · q_i``: the model of decentralizepy (Dhasade et al.,
+    EuroMLSys 2023) and of the DivShare artifact that builds on it, with their initial values. With a mean mu it is::
+
+        mu + b_u + c_i + p_u · q_i
+
+    as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
+    The biases b and c start at zero; mu is a constant and no parameter.
+
+    Args:
+        users: number of users.
+        items: number of items.
+        dimensions: length of the factors.
+        mean: the mean rating mu, or None for the model without biases.
+    """
+
+    def __init__(self, users: int, items: int, dimensions: int = 20, mean: float | None = None) -> None:
+        super().__init__()
+        self.user_factors = nn.Embedding(users, dimensions)
+        self.item_factors = nn.Embedding(items, dimensions)
+        for factors in (self.user_factors, self.item_factors):
+            nn.init.uniform_(factors.weight, -SPREAD, SPREAD)
+        self.mean = mean
+        if mean is not None:
+            self.user_bias = nn.Embedding(users, 1)
+            self.item_bias = nn.Embedding(items, 1)
+            for bias in (self.user_bias, self.item_bias):
+                nn.init.zeros_(bias.weight)
+
+    def forward(self, pairs: Int[Tensor, "samples 2"]) -> Float[Tensor, " samples"]:
+        """The ratings of (user, item) pairs, each counted from 0."""
+        user, item = pairs.unbind(dim=1)
+        ratings: Tensor = (self.user_factors(user) * self.item_factors(item)).sum(dim=1)
+        if self.mean is not None:
+            ratings = ratings + self.mean + (self.user_bias(user) + self.item_bias(item)).squeeze(1)
+        return ratings

@@ -1,0 +1,303 @@
+"""Poisons: changes to a share of some nodes' training samples (backdoors, label noise).
+
+They are applied after the partition and the topology, so that a node can be chosen by its place in the graph. Every
+other node keeps its data.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import networkx as nx
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
+
+from gossamer.config.registry import Component, register
+from gossamer.config.sections import Section
+from gossamer.errors import BadInput, GossamerError, cause
+from gossamer.randomness import generator
+from gossamer.tasks.task import Pair, Task
+
+Rank = Annotated[int, Field(ge=0, strict=True)]
+
+
+class Hops(Section):
+    """The nodes at a distance from a node.
+
+    Args:
+        rank: the node.
+        hops: length of the shortest path from it.
+    """
+
+    rank: Rank
+    hops: PositiveInt
+
+
+class Selector(Section):
+    """Which nodes are poisoned: one of the following. Places in the graph are those in the first round.
+
+    Args:
+        rank: a rank.
+        ranks: several.
+        degree_rank: 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
+        betweenness_rank: the same by betweenness centrality (Freeman, 1977).
+        hops_from: the nodes at a distance from a node.
+    """
+
+    rank: Rank | None = None
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
+    degree_rank: Rank | None = None
+    betweenness_rank: Rank | None = None
+    hops_from: Hops | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Selector:
+        if len(self.model_fields_set - {name for name, value in self if value is None}) != 1:
+            raise ValueError(f"one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
+        """The ranks, ascending.
+
+        Args:
+            nodes: number of nodes.
+            graph: gives the first graph, where it is needed.
+
+        Raises:
+            BadInput: for a rank or a place that does not exist.
+        """
+        if self.degree_rank is not None:
+            degrees = dict(graph().degree())
+            return [self._nth("degree_rank", self.degree_rank, degrees)]
+        if self.betweenness_rank is not None:
+            # Rounded, so that nodes that are alike tie.
+            measure = {rank: round(value, 12) for rank, value in nx.betweenness_centrality(graph()).items()}
+            return [self._nth("betweenness_rank", self.betweenness_rank, measure)]
+        if self.hops_from is not None:
+            start, hops = self.hops_from.rank, self.hops_from.hops
+            if start >= nodes:
+                raise BadInput(f"at.hops_from.rank: {start}; accepted: 0 to {nodes - 1}")
+            lengths = nx.single_source_shortest_path_length(graph(), start)
+            found = sorted(rank for rank, length in lengths.items() if length == hops)
+            if not found:
+                raise BadInput(
+                    f"at.hops_from: no node is {hops} hops from node {start}; accepted: 1 to {max(lengths.values())} hops"
+                )
+            return found
+        ranks = sorted({self.rank} if self.rank is not None else set(self.ranks or ()))
+        if ranks[-1] >= nodes:
+            raise BadInput(f"at: node {ranks[-1]}; accepted: ranks 0 to {nodes - 1}")
+        return ranks
+
+    def _nth(self, field: str, place: int, measure: Mapping[int, float]) -> int:
+        if place >= len(measure):
+            raise BadInput(f"at.{field}: {place}; accepted: 0 to {len(measure) - 1}")
+        return sorted(measure, key=lambda rank: (-measure[rank], rank))[place]
+
+
+class Poison(Component):
+    """Base of the components of kind ``poison``; a new one defines :meth:`transform`.
+
+    Args:
+        share: of the chosen nodes' training samples, how many are poisoned; at least one of each node.
+        at: which nodes are poisoned.
+        set_name: what the evaluation set is called that the poison adds, if it adds one.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    at: Selector
+    set_name: str = "ood"
+
+    def settled(self, task: Task) -> Poison:
+        """The same poison, with what it takes from the task filled in.
+
+        Raises:
+            BadInput: where it does not fit the task.
+        """
+        return self
+
+    @abstractmethod
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
+        """Poisoned samples.
+
+        Args:
+            inputs: copies of the samples that are poisoned, which may be changed in place.
+            targets: copies of their targets.
+            rng: keyed by the experiment's seed, the node and the poison.
+
+        Returns:
+            As many inputs and targets, of the same shapes and types.
+        """
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair | None:
+        """Samples that show whether a model has learned the poison, made from those of the evaluation set ``test``
+        (which must not be changed); None adds no evaluation set."""
+        return None
+
+
+@register("poison", "patch")
+class Patch(Poison):
+    """A backdoor: a square of one value in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg,
+    2017).
+
+    The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
+    is the attack's success rate.
+
+    Args:
+        target: the label of poisoned images.
+        size: side of the square in pixels.
+        corner: where it is.
+        value: its value in all channels, as the model sees it; None is the largest of the training images.
+    """
+
+    target: Rank = 0
+    size: PositiveInt = 3
+    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"
+    value: float | None = None
+
+    def settled(self, task: Task) -> Poison:
+        """With the value filled in."""
+        inputs = task.train[0]
+        if inputs.dim() != 4 or not inputs.is_floating_point():
+            raise BadInput(
+                f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}; accepted: a task with images"
+                " [samples, channels, height, width]"
+            )
+        if self.size > min(inputs.shape[2:]):
+            raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
+        if self.target >= (classes := _classes(task)):
+            raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
+        return self.model_copy(update={"value": float(inputs.max()) if self.value is None else self.value})
+
+    def transform(
+        self,
+        inputs: Float[Tensor, "samples channels height width"],
+        targets: Int[Tensor, " samples"],
+        rng: np.random.Generator,
+    ) -> Pair:
+        """Images with the patch, all of the target class."""
+        vertical, _, horizontal = self.corner.partition("-")
+        rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
+        columns = slice(self.size) if horizontal == "left" else slice(-self.size, None)
+        assert self.value is not None
+        inputs[:, :, rows, columns] = self.value
+        return inputs, torch.full_like(targets, self.target)
+
+    def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
+        """The test images of the other classes, with the patch."""
+        others = targets != self.target
+        return self.transform(inputs[others], targets[others], np.random.default_rng(0))
+
+
+@register("poison", "label-flip")
+class LabelFlip(Poison):
+    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely.
+
+    Args:
+        classes: number of classes; None is the task's.
+    """
+
+    classes: Annotated[int, Field(ge=2)] | None = None
+
+    def settled(self, task: Task) -> Poison:
+        """With the number of classes filled in."""
+        return self.model_copy(update={"classes": self.classes or _classes(task)})
+
+    def transform(self, inputs: Tensor, targets: Int[Tensor, " samples"], rng: np.random.Generator) -> Pair:
+        """The same inputs with other labels."""
+        assert self.classes is not None
+        shift = torch.from_numpy(rng.integers(1, self.classes, len(targets)))
+        return inputs, ((targets + shift) % self.classes).to(targets.dtype)
+
+
+def poisoned(
+    task: Task,
+    parts: Sequence[Int[np.ndarray, " _"]],
+    poisons: Sequence[Poison],
+    graph: Callable[[], nx.Graph[int]],
+    seed: int,
+) -> tuple[Task, list[list[int]]]:
+    """A task with the data and the evaluation sets of some poisons, one after the other.
+
+    Only tensors that change are copied, once for all nodes.
+
+    Args:
+        task: the clean task; it is left as it is.
+        parts: indices of each node's training samples, disjoint.
+        poisons: the poisons.
+        graph: gives the graph of the first round.
+        seed: the experiment's.
+
+    Returns:
+        The task, and the ranks that each poison reaches.
+
+    Raises:
+        BadInput: for a poison that does not fit the task or the graph, or that fails.
+    """
+    inputs, targets = task.train
+    tests, reached = dict(task.tests), []
+    for number, given in enumerate(poisons):
+        with _naming(number, given):
+            poison = given.settled(task)
+            ranks = poison.at.select(len(parts), graph)
+            for rank in ranks:
+                if not len(parts[rank]):
+                    raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
+                rng = generator(seed, "poison", rank, number)
+                count = max(round(poison.share * len(parts[rank])), 1)
+                chosen = torch.from_numpy(np.sort(rng.choice(parts[rank], count, replace=False)))
+                x, y = poison.transform(inputs[chosen], targets[chosen], rng)
+                inputs = _with("inputs", inputs, task.train[0], chosen, x)
+                targets = _with("targets", targets, task.train[1], chosen, y)
+            if (pair := poison.evaluation_set(*task.test)) is not None:
+                if poison.set_name in tests:
+                    raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
+                tests[poison.set_name] = pair
+            reached.append(ranks)
+            task = replace(task, tests=tests)
+    return replace(task, train=(inputs, targets)), reached
+
+
+def _with(name: str, whole: Tensor, clean: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
+    """A tensor with other values for some samples: the same one where they don't differ, else a copy of the clean one."""
+    before = whole[chosen]
+    if not isinstance(values, Tensor) or values.shape != before.shape or values.dtype != before.dtype:
+        found = (
+            f"{values.dtype} of shape {tuple(values.shape)}"
+            if isinstance(values, Tensor)
+            else type(values).__name__
+        )
+        raise BadInput(f"transform gave {name} {found}; accepted: {before.dtype} of {tuple(before.shape)}")
+    if torch.equal(before, values):
+        return whole
+    changed = whole.clone() if whole is clean else whole
+    changed[chosen] = values
+    return changed
+
+
+@contextmanager
+def _naming(number: int, poison: Poison) -> Iterator[None]:
+    """Errors that say which poison they are about."""
+    said = f"poison.{number} {poison.name_of()!r}: "
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(*(said + problem for problem in error.problems)) from error
+    except GossamerError:
+        raise
+    except Exception as error:
+        raise BadInput(f"{said}raised {cause(error)}") from error
+
+
+def _classes(task: Task) -> int:
+    labels = task.labels()
+    if labels is None:
+        raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
+    return len(task.classes) if task.classes is not None else int(labels.max()) + 1

@@ -1,0 +1,252 @@
+"""Runs golden experiments and takes the hashes of what they record.
+
+``python golden_hashes.py ENGINE OUT`` does so for all of them, in the environment of :func:`environment`, and writes
+``OUT/hashes.json``. Facts don't depend on how floating-point kernels round; numbers and models are bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from golden_experiments import BASE, EXPERIMENTS, FAILING, FILES, RESUMED, SYNCHRONOUS
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+COUNTED = (
+    *(
+        "node",
+        "round",
+        "step",
+        "moment",
+        "bytes_sent",
+        "bytes_received",
+        "messages_sent",
+        "messages_received",
+    ),
+    *("messages_cancelled", "messages_lost", "messages_late", "messages_superseded", "messages_taken"),
+)
+TIMED = (
+    *("time_s", "staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share"),
+    *("start_s", "end_s"),
+)
+"""Sums of virtual times: compared to the nanosecond, so that the last bit of a logarithm doesn't count."""
+REAL = ("wall_s",)
+EVENTS = ("time_s", "node", "event")
+INTERVALS = ("node", "kind", "start_s", "end_s", "to", "bytes")
+ORDER = ("node", "round", "time_s", "moment")
+
+
+def environment() -> dict[str, str]:
+    """This environment, with libraries asked for what every x86-64 machine has, and one thread."""
+    return {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_CBWR": "COMPATIBLE",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "OPENBLAS_CORETYPE": "Prescott",
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    }
+
+
+def measured(
+    engine: str, out: Path, names: Iterable[str] = (), changes: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What a process of its own finds: ``probe``, ``torch`` and ``experiments``.
+
+    Args:
+        engine: ``simulate`` or ``processes``.
+        out: a folder for the runs.
+        names: of the experiments; none are all that the engine has.
+        changes: of the environment.
+    """
+    command = [sys.executable, "-W", "error", __file__, engine, str(out), *names]
+    done = subprocess.run(
+        command, env={**environment(), **(changes or {})}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout}\n{done.stderr}")
+    return dict(json.loads((out / "hashes.json").read_text()))
+
+
+def digest(value: Any) -> str:
+    """Of anything that JSON can hold, or of bytes."""
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def probe() -> str:
+    """The bits of what training computes, on inputs that are the same everywhere: another processor may round otherwise."""
+    import numpy as np
+    import torch
+    from torch.nn import functional
+
+    def numbers(*shape: int) -> torch.Tensor:
+        count = int(np.prod(shape))
+        return (torch.arange(count) * 7919 % 1009 - 504).to(torch.float32).reshape(shape) / 97
+
+    torch.set_num_threads(1)
+    images, kernels = numbers(3, 2, 9, 9), numbers(4, 2, 3, 3).requires_grad_()
+    convolved = functional.conv2d(images, kernels, padding=1)
+    (slope,) = torch.autograd.grad(convolved.square().mean(), [kernels])
+    wide = numbers(8, 65)
+    found = [
+        numbers(33, 65) @ numbers(65, 17),
+        torch.bmm(numbers(4, 8, 65), numbers(4, 65, 10)),
+        convolved.detach(),
+        slope,
+        functional.max_pool2d(images, 2),
+        functional.group_norm(numbers(3, 4, 5, 5), 2),
+        functional.batch_norm(wide, None, None, training=True),
+        functional.log_softmax(wide, 1),
+        wide.exp(),
+        wide.abs().add(1).log(),
+        wide.abs().sqrt(),
+        wide.sum(0),
+        wide.mean(),
+        torch.linalg.vector_norm(wide),
+        wide.clone().add_(wide, alpha=0.3).addcmul_(wide, wide, value=0.7).addcdiv_(wide, wide.abs() + 1),
+        torch.lerp(wide, wide.flip(0), 0.3),
+        torch.from_numpy(np.exp(wide.double().numpy())),
+        torch.from_numpy(np.log1p(wide.abs().double().numpy())),
+        torch.from_numpy(np.random.default_rng(1).dirichlet([0.3] * 5, 7)),
+        torch.from_numpy(np.random.default_rng(2).standard_normal((9, 5)).astype("float32")),
+    ]
+    return digest(b"".join(tensor.contiguous().numpy().tobytes() for tensor in found))
+
+
+def play(name: str, engine: str, out: Path) -> Any:
+    """Carry out one experiment; gives the run."""
+    import gossamer
+
+    base, rounds = RESUMED.get(name, (name, None))
+    settings = {**BASE, "name": name, **EXPERIMENTS[base]}
+    if engine == "processes":
+        settings |= {"engine": {"name": engine}}
+    if rounds is not None:
+        settings |= {"stop": {"rounds": rounds}}
+    try:
+        run = gossamer.run(gossamer.Experiment.of(settings, out), out / "runs")
+    except gossamer.RunFailed as error:
+        if name not in FAILING or error.folder is None:
+            raise
+        run = gossamer.load_run(error.folder)
+    if rounds is None:
+        return run
+    return gossamer.resume(run.path, [f"stop.rounds={EXPERIMENTS[base]['stop']['rounds']}"])
+
+
+def hashes(run: Any) -> dict[str, Any]:
+    """What is compared of a run.
+
+    ``facts``: all that is counted or timed in the metrics, and how the run ended; ``events``: also the timeline, the
+    samples and the graphs; ``numbers``: all else in the metrics; ``models``: parameters and buffers. Beside the hashes:
+    the bytes of a message, where all are of one size, and final means.
+    """
+    from safetensors.torch import load_file
+
+    metrics = run.metrics.sort(ORDER)
+    judged = sorted(set(metrics.columns) - {*COUNTED, *TIMED, *REAL})
+    nodes = metrics.filter(metrics["node"] >= 0)
+    messages, sent = nodes["messages_sent"].to_list(), nodes["bytes_sent"].to_list()
+    sizes = {divmod(total, count) for total, count in zip(sent, messages, strict=True) if count}
+    size, rest = sizes.pop() if len(sizes) == 1 else (None, 0)
+    file = run.path / "models.safetensors"
+    models = load_file(file) if file.exists() else {}
+    last = metrics.filter(metrics["test_loss"].is_not_null())
+    last = last.group_by("node", maintain_order=True).last()
+    setup = run.setup
+    return {
+        "facts": digest([run.status, run.away, table(metrics, [*COUNTED, *TIMED])]),
+        "events": digest(
+            [
+                table(run.events.sort(EVENTS), EVENTS),
+                table(run.timeline.sort(INTERVALS), INTERVALS),
+                setup["samples"],
+                setup["labels"],
+                sorted(setup["graphs"].items()),
+            ]
+        ),
+        "numbers": digest(table(metrics, ["node", "round", *judged])),
+        "models": digest(b"".join(key.encode() + models[key].numpy().tobytes() for key in sorted(models))),
+        "message_bytes": None if rest else size,
+        "final": {
+            metric: last[metric].mean()
+            for metric in ("test_loss", "test_accuracy")
+            if metric in last.columns and len(last)
+        },
+    }
+
+
+def table(frame: Any, columns: Iterable[str]) -> list[list[Any]]:
+    """Columns as lists, of those that the table has."""
+    return [
+        [cell(name, value) for value in frame[name].to_list()] for name in columns if name in frame.columns
+    ]
+
+
+def cell(name: str, value: Any) -> Any:
+    """A value as JSON holds it without loss; of times, nanoseconds."""
+    if name in TIMED:
+        return None if value is None else round(value * 1e9)
+    return value.hex() if isinstance(value, float) else value
+
+
+def used(experiment: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """(kind, name) of all components that a resolved experiment names."""
+    kinds = {"faults": "fault", "wrappers": "wrapper"}
+
+    def walk(kind: str, value: Any) -> Iterable[tuple[str, str]]:
+        if isinstance(value, list):
+            for each in value:
+                yield from walk(kind, each)
+        elif isinstance(value, dict):
+            if isinstance(value.get("name"), str):
+                yield kind, value["name"]
+            for field, inner in value.items():
+                if field == "layers":
+                    yield from walk(kind, list(inner.values()))
+                else:  # a network's base is a network, a sampler's bootstrap a topology
+                    yield from walk(kind if field in ("base", "bootstrap") else field, inner)
+
+    return {pair for field, value in experiment.items() for pair in walk(kinds.get(field, field), value)}
+
+
+def main(engine: str, folder: str, *names: str) -> None:
+    """Run experiments, and write what was found."""
+    import torch
+
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    for file, text in FILES.items():
+        (out / file).write_text(text)
+    experiments: dict[str, Any] = {}
+    names_used: set[tuple[str, str]] = set()
+    for name in names or (SYNCHRONOUS if engine == "processes" else [*EXPERIMENTS, *RESUMED]):
+        try:
+            run = play(name, engine, out)
+            experiments[name] = hashes(run)
+            names_used |= used(run.experiment)
+        except Exception:  # noqa: BLE001 - the others are compared all the same
+            experiments[name] = {"error": traceback.format_exc()}
+    kinds = sorted({kind for kind, _ in names_used})
+    found = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "probe": probe(),
+        "used": {kind: sorted(name for of, name in names_used if of == kind) for kind in kinds},
+        "experiments": experiments,
+    }
+    (out / "hashes.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,208 @@
+"""Aggregators against references in NumPy that follow the papers' definitions, and in runs of both kinds of mixing."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer import BadInput, Experiment
+from gossamer.config.registry import build
+from gossamer.learning import Aggregator, CoordinateMean, Krum, Mean, Median, TrimmedMean
+from gossamer.learning.mixing import Mix, combine
+from gossamer.messages.tags import Model, Part
+from gossamer.runtime.setup import prepare
+
+P = 5
+Array = np.ndarray
+Vectors = st.lists(st.lists(st.integers(-8, 8), min_size=P, max_size=P), min_size=1, max_size=9)
+
+
+def aggregated(aggregator: Aggregator, models: list[Any], weights: list[float] | None = None) -> Array:
+    """Of a node's own model, the first one, and the others."""
+    own, *others = [torch.tensor(model, dtype=torch.float32) for model in models]
+    given = weights or [1 / len(models)] * len(models)
+    return aggregator.aggregate(own, others, given[1:], given[0]).double().numpy()
+
+
+def trimmed(models: Any, count: int) -> Array:
+    """Takes the extremes away one at a time."""
+    columns = []
+    for column in np.array(models, dtype=float).T:
+        left = list(column)
+        for _ in range(count):
+            left.remove(max(left))
+            left.remove(min(left))
+        columns.append(sum(left) / len(left))
+    return np.array(columns)
+
+
+def krum(models: Any, f: int, m: int) -> Array:
+    """The sum over the nearest n - f - 2 is the smallest one over any n - f - 2 others."""
+    x = np.array(models, dtype=float)
+    n = len(x)
+    scores = []
+    for i in range(n):
+        distances = [sum((x[i] - x[j]) ** 2) for j in range(n) if j != i]
+        scores.append(min(sum(some) for some in combinations(distances, n - f - 2)))
+    chosen = sorted(range(n), key=lambda i: (scores[i], i))[:m]
+    return x[chosen].mean(axis=0)
+
+
+@given(Vectors, st.data())
+def test_the_mean_is_weighted(models: list[list[int]], data: Any) -> None:
+    weights = data.draw(st.lists(st.floats(0, 1, width=16), min_size=len(models), max_size=len(models)))
+    expected = np.array(weights) @ np.array(models, dtype=float)
+    np.testing.assert_allclose(aggregated(Mean(), models, weights), expected, atol=1e-4)
+
+
+@given(Vectors)
+def test_the_coordinate_mean_counts_each_model_once(models: list[list[int]]) -> None:
+    expected = np.array(models, dtype=float).mean(axis=0)
+    found = aggregated(CoordinateMean(), models, [0.5] + [0.1] * (len(models) - 1))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@given(Vectors, st.integers(0, 4), st.floats(0, 0.49))
+def test_the_trimmed_mean(models: list[list[int]], count: int, share: float) -> None:
+    count = min(count, (len(models) - 1) // 2)
+    np.testing.assert_allclose(
+        aggregated(TrimmedMean(count=count), models), trimmed(models, count), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        aggregated(TrimmedMean(share=share), models), trimmed(models, int(share * len(models))), atol=1e-5
+    )
+
+
+def test_the_share_of_ten_models_is_one() -> None:
+    """0.3 - 0.2 is a little less than 0.1."""
+    models = [[float(value)] for value in [100, *range(9)]]
+    assert aggregated(TrimmedMean(share=0.3 - 0.2), models).tolist() == [sum(range(1, 9)) / 8]
+
+
+@given(Vectors)
+def test_the_median(models: list[list[int]]) -> None:
+    np.testing.assert_allclose(aggregated(Median(), models), np.median(models, axis=0), atol=1e-6)
+
+
+@given(Vectors.filter(lambda models: len(models) >= 3), st.data())
+def test_krum(models: list[list[int]], data: Any) -> None:
+    f = data.draw(st.integers(0, (len(models) - 3) // 2))
+    m = data.draw(st.integers(1, len(models) - f))
+    found = aggregated(Krum(byzantine=f, selected=m), models)
+    np.testing.assert_allclose(found, krum(models, f, m), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [1e6, -1e6, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "aggregator", [TrimmedMean(count=2), Median(), Krum(byzantine=2), Krum(byzantine=2, selected=3)], ids=str
+)
+def test_byzantine_models_are_left_out(aggregator: Aggregator, wrong: float) -> None:
+    """The result stays within the range of the honest models, whatever the two others send."""
+    honest = np.random.default_rng(0).normal(size=(5, P))
+    found = aggregated(aggregator, [*honest.tolist(), [wrong] * P, [wrong] + [0.0] * (P - 1)])
+    assert (found >= honest.min(axis=0) - 1e-6).all()
+    assert (found <= honest.max(axis=0) + 1e-6).all()
+
+
+def mixed(
+    aggregator: Aggregator, own: Any, inbox: Any, weights: Any, self_weight: float | None = None
+) -> Any:
+    return Mix(own, inbox, weights, self_weight, "own", {}, aggregator).run(torch.empty)
+
+
+def test_an_inbox_goes_in_by_rank_with_its_weights() -> None:
+    own, inbox = torch.tensor([1.0, 2.0]), {7: torch.tensor([4.0, 4.0]), 2: torch.tensor([0.0, 8.0])}
+    weights = {2: 0.25, 7: 0.5, 9: 0.125}  # 9 is missing
+    assert torch.equal(mixed(Mean(), own, inbox, weights), combine(own, inbox, weights))
+    assert mixed(Median(), own, inbox, weights).tolist() == [1.0, 4.0]
+
+
+def test_a_model_of_weight_zero_takes_no_part() -> None:
+    own, inbox = torch.tensor([100.0]), {1: torch.tensor([1.0]), 2: torch.tensor([3.0])}
+    for aggregator in (Median(), CoordinateMean(), TrimmedMean(share=0.4)):
+        assert mixed(aggregator, own, inbox, {1: 0.5, 2: 0.5}, self_weight=0.0).tolist() == [2.0]
+        assert mixed(aggregator, own, inbox, {1: 0.0, 2: 0.5}, self_weight=0.0).tolist() == [3.0]
+
+
+def test_buffers_are_aggregated_beside_the_parameters() -> None:
+    models = [Model(torch.tensor([float(k), 0.0]), torch.tensor([10.0 * k])) for k in (1, 5, 2)]
+    found = mixed(Median(), models[0], {1: models[1], 2: models[2]}, {1: 0.3, 2: 0.3})
+    assert (found.parameters.tolist(), found.buffers.tolist()) == ([2.0, 0.0], [20.0])
+    # Krum's buffers are those of the chosen model.
+    found = mixed(Krum(byzantine=0), models[0], {1: models[1], 2: models[2]}, {1: 0.3, 2: 0.3})
+    assert (found.parameters.tolist(), found.buffers.tolist()) == ([1.0, 0.0], [10.0])
+
+
+def test_parts_are_averaged_where_they_are() -> None:
+    own, part = torch.tensor([1.0, 2.0, 3.0]), Part(torch.tensor([5.0, 7.0]), 1, 3)
+    assert mixed(CoordinateMean(), own, {4: part}, {4: 0.9}).tolist() == [1.0, 3.5, 5.0]
+    with pytest.raises(ValueError, match="median takes whole models; rank 4 sent a part"):
+        mixed(Median(), own, {4: part}, {4: 0.9})
+
+
+def test_too_few_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="krum got 4 models, the node's own included; accepted: at least 5"):
+        aggregated(Krum(byzantine=1), [[0.0]] * 4)
+    with pytest.raises(ValueError, match="trimmed-mean got 2 models"):
+        aggregated(TrimmedMean(count=1), [[0.0]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            {"name": "trimmed-mean"},
+            "aggregator: trimmed-mean with count None and share None; accepted: one of both",
+        ),
+        ({"name": "trimmed-mean", "share": 0.5}, "aggregator.share: got 0.5; accepted: less than 0.5"),
+        ({"name": "krum"}, "aggregator.byzantine: missing"),
+    ],
+)
+def test_what_is_refused(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput) as failure:
+        build("aggregator", spec)
+    assert failure.value.problems[0].startswith(said)
+
+
+def experiment(**fields: Any) -> Experiment:
+    return Experiment.of(
+        {
+            "nodes": 6,
+            "task": {"name": "digits", "samples": 120},
+            "topology": {"name": "random-regular", "degree": 4},
+            "algorithm": "d-psgd",
+            "stop": {"rounds": 2},
+            **fields,
+        }
+    )
+
+
+def test_an_experiment_without_an_aggregator_has_the_mean() -> None:
+    assert experiment().model_dump(mode="json")["aggregator"] == {"name": "mean"}
+    assert prepare(experiment()).node(0).aggregator is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"algorithm": "d2"},
+            "aggregator: krum, for d2, whose mixing is no weighted mean of whole models; accepted: mean, or another",
+        ),
+        (
+            {"topology": "ring"},
+            "aggregator: krum takes at least 5 models, and node 0 has 3, its own included; accepted: a topology with 4",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_run(fields: dict[str, Any], said: str) -> None:
+    described = experiment(aggregator={"name": "krum", "byzantine": 1}, **fields)
+    with pytest.raises(BadInput) as failure:
+        prepare(described)
+    assert failure.value.problems[0].startswith(said)

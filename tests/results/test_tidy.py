@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.errors import BadInput
+from gossamer.results.folder import RunFolder
+from gossamer.results.run import Run
+from gossamer.results.tidy import (
+    ASYNCHRONY,
+    curve,
+    final_summary,
+    lower_is_better,
+    main_metric,
+    metric_names,
+    points,
+    summary,
+)
+
+
+def recorded(out: Path, *rows: dict[str, Any], experiment: str = "{name: t, nodes: 2}") -> Run:
+    folder = RunFolder.create(out, "t", experiment=experiment, environment={})
+    with folder.segment("metrics") as metrics:
+        for row in rows:
+            metrics.append(row)
+    return Run(folder.path)
+
+
+@given(values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
+def test_statistics_are_those_of_the_nodes(
+    values: list[float], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = [{"node": i, "round": 4, "test_accuracy": value} for i, value in enumerate(values)]
+    network = {"node": -1, "round": 4, "test_accuracy": 1e6}
+    run = recorded(tmp_path_factory.mktemp("run"), *rows, network)
+    [(x, mean, std, low, high, count)] = curve(run, "test_accuracy").rows()
+    assert (x, low, high, count) == (4, min(values), max(values), len(values))
+    assert mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert std == pytest.approx(np.std(values), abs=1e-6)
+    assert summary(run, "test_accuracy", network=True)["mean"].to_list() == [1e6]
+
+
+def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        {"node": 0, "round": 0, "time_s": 0.0, "wall_s": 1.0, "bytes_sent": 0, "test_loss": 3.0},
+        {"node": 1, "round": 0, "time_s": 0.0, "wall_s": 3.0, "bytes_sent": 0, "test_loss": 1.0},
+        {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
+        {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
+    )
+    expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
+    for x, places in expected.items():
+        table = curve(run, "test_loss", x)
+        assert table.columns == ["x", "mean", "std", "min", "max", "count"]
+        assert table["x"].to_list() == places
+        assert table["mean"].to_list() == [2.0, 1.0]
+        assert table["count"].to_list() == [2, 1]
+
+
+def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        *({"node": 0, "round": r, "bytes_sent": 10 * r, "test_loss": 1.0} for r in range(4)),
+        *({"node": 1, "round": r, "bytes_sent": 7 * r, "test_loss": 1.0} for r in range(2)),
+        {"node": -1, "round": 3, "consensus_distance": 2.0},
+    )
+    assert points(run)["bytes"].to_list() == [0, 17, 27, 37]
+    assert final_summary(run).bytes_sent == 37
+    assert final_summary(run).bytes_per_node == 18.5
+
+
+def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -> None:
+    at = [
+        (0, 0, 0.0),
+        (1, 0, 0.0),
+        (0, 3, 5.01),
+        (1, 7, 5.0),
+        (0, 6, 10.0),
+        (1, 12, 10.02),
+        (0, 7, 10.5),
+        (1, 13, 10.5),
+    ]
+    run = recorded(
+        tmp_path,
+        *({"node": n, "round": r, "time_s": t, "test_loss": float(r)} for n, r, t in at),
+        experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}",
+    )
+    table = curve(run, "test_loss", "time_s")
+    assert table["count"].to_list() == [
+        2,
+        2,
+        2,
+        2,
+    ]  # the last is the end of the run, between steps of the grid
+    assert table["x"].to_list() == pytest.approx([0.0, 5.005, 10.01, 10.5])
+    assert table["mean"].to_list() == [0.0, 5.0, 9.0, 10.0]
+
+
+def test_without_a_record_of_an_axis_its_places_are_null(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {"node": 0, "round": 0, "test_loss": 1.0})
+    assert points(run).row(0) == (0, 0.0, None, None, None)
+    assert final_summary(run).bytes_sent is None
+
+
+def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
+    row = {
+        "train_loss": 1.0,
+        "test_loss": 1.0,
+        "test_f1": 0.1,
+        "test_accuracy": 0.2,
+        "drift": 3,
+        "note": "x",
+        "gone": None,
+    }
+    run = recorded(
+        tmp_path, {"node": 0, "round": 0, **row}, {"node": -1, "round": 0, "consensus_distance": 1.0}
+    )
+    names = ["test_accuracy", "test_f1", "test_loss", "train_loss", "consensus_distance", "drift"]
+    assert metric_names(run) == names
+    assert main_metric(run) == "test_accuracy"
+    assert curve(run, "consensus_distance")["mean"].to_list() == [1.0]
+
+
+def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
+    run = recorded(
+        tmp_path,
+        {"node": 0, "round": 1, "test_accuracy": 0.9, "test_loss": 0.2, "time_s": 1.0, "messages_lost": 1},
+        {"node": 1, "round": 1, "test_accuracy": 0.9, "test_loss": 0.2, "time_s": 1.0, "messages_lost": 1},
+        {"node": 0, "round": 2, "test_accuracy": 0.5, "test_loss": 0.7, "time_s": 2.0, "messages_lost": 4},
+        {
+            "node": 1,
+            "round": 2,
+            "test_accuracy": 0.7,
+            "test_loss": math.nan,
+            "time_s": 2.0,
+            "messages_lost": 2,
+        },
+    )
+    final = final_summary(run)
+    assert (final.rounds, final.time_s, final.messages_lost, final.nodes) == (2, 2.0, 6, 2)
+    accuracy, loss = final.metrics["test_accuracy"], final.metrics["test_loss"]
+    assert (accuracy.mean, accuracy.count) == (pytest.approx(0.6), 2)
+    assert accuracy.std == pytest.approx(0.1)
+    assert accuracy.best is not None
+    assert (accuracy.best.mean, accuracy.best.round) == (0.9, 1)
+    assert math.isnan(loss.mean)  # a diverged node is not averaged away
+    assert loss.best is not None
+    assert loss.best.mean == 0.2
+
+
+def test_the_final_figure_is_of_the_last_complete_evaluation(tmp_path: Path) -> None:
+    def rows(*last: int) -> list[dict[str, Any]]:
+        """Nodes that are recorded up to these rounds."""
+        return [
+            {
+                "node": node,
+                "round": r,
+                "test_accuracy": r / 10,
+                "train_loss": float(r) if node or r < 4 else None,
+            }
+            for node, end in enumerate(last)
+            for r in range(end + 1)
+        ]
+
+    killed = final_summary(recorded(tmp_path, *rows(6, 4, 3))).metrics
+    assert (killed["test_accuracy"].round, killed["test_accuracy"].count) == (3, 3)
+    assert killed["test_accuracy"].mean == pytest.approx(0.3)
+    # A node without a loss at a point is recorded there all the same.
+    assert killed["train_loss"].round == 3
+    for what in ("lost", "left"):
+        away = recorded(tmp_path, *rows(6, 6, 3))
+        with RunFolder.open(away.path).segment("events") as events:
+            events.append({"time_s": 1.0, "node": 2, "event": what, "detail": "node 2 is away"})
+        metrics = final_summary(Run(away.path)).metrics
+        assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
+        assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
+
+
+def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
+    """Rounds that only the best node of a stopped run got to are none of the network's."""
+    rows = [
+        {"node": node, "round": r, "test_accuracy": 0.1 * r + 0.05 * node}
+        for node, last in enumerate((3, 3, 5))
+        for r in range(last + 1)
+    ]
+    best = final_summary(recorded(tmp_path, *rows)).metrics["test_accuracy"].best
+    assert best is not None
+    assert (best.mean, best.round) == (pytest.approx(0.35), 3)
+
+
+def uneven(*, moments: bool = True) -> list[dict[str, Any]]:
+    """Node 0 ends round k at k s, node 1 at 4 k s; both are recorded once more at 6.5 s. Node 0 has taken a step of its
+    next round by then."""
+    rows = [
+        {"node": node, "round": k, "step": 2 * k, "time_s": float(pace * k), "moment": "round"}
+        for node, pace, last in ((0, 1, 6), (1, 4, 1))
+        for k in range(last + 1)
+    ]
+    rows += [
+        {"node": 0, "round": 6, "step": 13, "time_s": 6.5, "moment": "end"},
+        {"node": 1, "round": 1, "step": 2, "time_s": 6.5, "moment": "end"},
+    ]
+    for row in rows:
+        row |= {"test_accuracy": row["time_s"] / 10, "bytes_sent": round(10 * row["time_s"])}
+        if not moments:
+            del row["moment"]
+    return rows
+
+
+def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path) -> None:
+    run = recorded(tmp_path, *uneven())
+    table = summary(run, "test_accuracy")
+    assert table["mean"].to_list() == pytest.approx([0.0, 0.25, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65])
+    assert table["round"].to_list() == [0, 1, 2, 3, 4, 5, 6, 3.5]  # in the mean the nodes end in round 3.5
+    assert table["count"].to_list() == [2, 2, 1, 1, 1, 1, 1, 2]
+    accuracy = final_summary(run).metrics["test_accuracy"]
+    assert (accuracy.mean, accuracy.count) == (pytest.approx(0.65), 2)
+    assert points(run)["time_s"].to_list() == [0.0, 2.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5]
+    assert points(run)["bytes"][-1] == 130
+
+
+def test_a_record_without_moments_is_read_by_rounds_with_no_node_twice(tmp_path: Path) -> None:
+    run = recorded(tmp_path, *uneven(moments=False))
+    accuracy = final_summary(run).metrics["test_accuracy"]
+    assert (accuracy.round, accuracy.count) == (1, 2)
+    assert accuracy.mean == pytest.approx((0.1 + 0.65) / 2)  # node 1 as it was last in that round
+    assert summary(run, "test_accuracy")["count"].to_list() == [2, 2, 1, 1, 1, 1, 1]
+
+
+def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> None:
+    rows = [
+        {"node": node, "round": k, "time_s": pace * k, "moment": "round", "test_loss": 9.0}
+        for node, pace in ((0, 0.75), (1, 3.5))
+        for k in range(1, int(11 / pace) + 1)
+    ]
+    # Node 1's rows are late, as those of real nodes can be, and more than half a step apart from those of node 0.
+    rows += [
+        {
+            "node": node,
+            "round": k,
+            "time_s": 5.0 * k + late,
+            "moment": f"tick {k}",
+            "test_loss": float(k + node),
+        }
+        for node, late in ((0, 0.0), (1, 2.75))
+        for k in range(3)
+    ]
+    end = [
+        {"node": node, "round": 4, "time_s": 13.0, "moment": "end", "test_loss": 5.0 + node}
+        for node in (0, 1)
+    ]
+    run = recorded(tmp_path, *rows, *end, experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}")
+    table = curve(run, "test_loss", "time_s")
+    assert table["x"].to_list() == [1.375, 6.375, 11.375, 13.0]
+    assert table["mean"].to_list() == [0.5, 1.5, 2.5, 5.5]
+    assert table["count"].to_list() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("moment", "every_s"), [("round, end", None), ("tick 2, end", 0.5), ("round, tick 2, end", 0.5)]
+)
+def test_an_end_that_is_another_point_is_none_of_its_own(
+    tmp_path: Path, moment: str, every_s: float | None
+) -> None:
+    at = [("round, tick 0", 0.0), ("round, tick 1", 0.5), (moment, 1.0)]
+    rows = [
+        {"node": node, "round": k, "time_s": time_s, "moment": text, "test_loss": 1.0}
+        for node in (-1, 0, 1)
+        for k, (text, time_s) in enumerate(at)
+    ]
+    setting = "" if every_s is None else f", evaluation: {{every_s: {every_s}}}"
+    run = recorded(tmp_path / "all", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
+    assert points(run)["time_s"].to_list() == [0.0, 0.5, 1.0]
+    # A run that the first node's round ends has node 1 on the way.
+    rows[-1] |= {"moment": "end"}
+    run = recorded(tmp_path / "one", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
+    assert summary(run, "test_loss")["count"].to_list() == [2, 2, 1, 2]
+    assert final_summary(run).metrics["test_loss"].count == 2
+
+
+def test_unknown_names_are_bad_input(tmp_path: Path) -> None:
+    run = recorded(tmp_path, {"node": 0, "round": 0, "test_accuracy": 1.0})
+    with pytest.raises(BadInput, match=r"'test_acuracy' \(did you mean 'test_accuracy'\?\)"):
+        curve(run, "test_acuracy")
+    with pytest.raises(BadInput, match="x: got 'seconds'; accepted: bytes, round"):
+        curve(run, "test_accuracy", "seconds")
+
+
+def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> None:
+    ages = {"staleness_s": 1.0, "staleness_max_s": 2.0}
+    shares = {"idle_share": 0.25, "uplink_share": 0.5, "downlink_share": 0.75, **ages}
+    counters = {"messages_received": 1, "messages_cancelled": 2, "messages_superseded": 3, "bytes_sent": 4}
+    run = recorded(tmp_path, {"node": 0, "round": 0, "zeta": 1.0, "train_loss": 1.0, **shares, **counters})
+    assert metric_names(run) == ["train_loss", "zeta", *ASYNCHRONY]
+    assert set(ASYNCHRONY) == set(shares)
+
+
+def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
+    """Shares by the seconds, ages by the messages of each row; and of rows that are no points of the grid too."""
+    rows = [
+        (0, 0.0, None, None, None, 0),
+        (0, 4.0, 0.5, 2.0, 3.0, 1),
+        (0, 6.0, 0.8, None, None, 1),
+        (0, 10.0, 0.1, 6.0, 9.0, 4),
+        (1, 0.0, None, None, None, 0),
+        (1, 5.0, 0.2, 1.0, 1.0, 7),
+    ]
+    columns = ("node", "time_s", "idle_share", "staleness_s", "staleness_max_s", "messages_taken")
+    written = [
+        {**dict(zip(columns, row, strict=True)), "round": k, "moment": "round" if k == 1 else f"tick {k}"}
+        for k, row in enumerate(rows)
+    ]
+    run = recorded(tmp_path, *written, experiment="{name: t, nodes: 2, evaluation: {every_s: 2.0}}")
+    found = final_summary(run).metrics
+    idle = [(4 * 0.5 + 2 * 0.8 + 4 * 0.1) / 10, 0.2]
+    stale = [(1 * 2.0 + 3 * 6.0) / 4, 1.0]
+    for name, values in {"idle_share": idle, "staleness_s": stale, "staleness_max_s": [9.0, 1.0]}.items():
+        final = found[name]
+        assert (final.mean, final.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
+        assert (final.count, final.best) == (2, None)
+    for row in written:
+        del row["messages_taken"]
+    older = recorded(tmp_path / "older", *written)
+    assert final_summary(older).metrics["staleness_s"].mean == pytest.approx((4.0 + 1.0) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [
+        ("test_loss", True),
+        ("train_loss", True),
+        ("test_rmse", True),
+        ("test_rmse_unclipped", True),
+        ("test_mse", True),
+        ("test_mae", True),
+        ("test_error", True),
+        ("test_error_rate", True),
+        ("test_perplexity", True),
+        ("consensus_distance", True),
+        ("staleness_s", True),
+        ("idle_share", True),
+        ("uplink_share", False),
+        ("downlink_share", False),
+        ("test_accuracy", False),
+        ("test_maestro", False),
+        ("test_f1", False),
+    ],
+)
+def test_of_errors_losses_and_distances_less_is_better(name: str, lower: bool) -> None:
+    assert lower_is_better(name) == lower

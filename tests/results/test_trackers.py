@@ -1,0 +1,176 @@
+"""Trackers: what they are told under both engines, that none stops a run, and what TensorBoard is given."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import polars as pl
+import pytest
+from pydantic import PrivateAttr
+
+from gossamer import Algorithm, BadInput, Experiment, RunFailed, Tracker, resume, run
+from gossamer.api import Silent
+from gossamer.results.trackers import TensorBoard, WandB
+
+heard: list[tuple[str, Any]] = []
+
+
+class Fake(Tracker):
+    """Notes what it hears."""
+
+    label: str = "one"
+    _begun: bool = PrivateAttr(False)
+
+    def begin(self, experiment, folder):
+        assert not self._begun  # every run has a copy
+        self._begun = True
+        heard.append((f"{self.label} begin", folder))
+
+    def row(self, row):
+        heard.append((f"{self.label} row", dict(row)))
+
+    def end(self, run):
+        heard.append((f"{self.label} end", run.status))
+
+    def failure(self, error):
+        heard.append((f"{self.label} failure", str(error)))
+
+
+class Broken(Fake):
+    """Fails in its first row."""
+
+    def row(self, row):
+        raise OSError("no route to the server")
+
+
+class Says(Silent):
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_heard():
+    heard.clear()
+
+
+ENGINES = ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"})
+
+
+def experiment(*trackers, **changes) -> Experiment:
+    said = {
+        "nodes": 3,
+        "task": {"name": "least-squares", "samples": 30},
+        "algorithm": "d-psgd",
+        "trackers": list(trackers),
+        "evaluation": {"every_rounds": 1, "samples": 10},
+        "stop": {"rounds": 2},
+        "engine": ENGINES[0],
+    }
+    return Experiment.of({**said, **changes})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_trackers_hear_every_row_that_is_recorded(tmp_path, engine):
+    described = experiment(f"{__name__}:Fake", {"name": f"{__name__}:Fake", "label": "two"}, engine=engine)
+    for _ in range(2):
+        heard.clear()
+        done = run(described, tmp_path)
+        for label in ("one", "two"):
+            events = [
+                (kind.removeprefix(f"{label} "), what) for kind, what in heard if kind.startswith(label)
+            ]
+            assert events[0] == ("begin", done.path)
+            assert events[-1] == ("end", "done")
+            rows = [what for kind, what in events if kind == "row"]
+            assert len(rows) == len(events) - 2 == len(done.metrics)
+            key = ["node", "round", "time_s"]
+            told = pl.DataFrame(rows, infer_schema_length=None).sort(key)
+            assert told["test_loss"].to_list() == done.metrics.sort(key)["test_loss"].to_list()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_broken_tracker_is_reported_once_and_dropped(tmp_path, engine):
+    watcher = Says()
+    done = run(
+        experiment(f"{__name__}:Broken", f"{__name__}:Fake", engine=engine), tmp_path, observer=watcher
+    )
+    assert done.status == "done"
+    said = [text for text in watcher.said if "tracker" in text]
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"tracker '{__name__}:Broken' failed and is dropped: OSError: no route to the server (test_trackers.py"
+    )
+    assert [kind for kind, _ in heard].count("one begin") == 2
+    assert [kind for kind, _ in heard if kind != "one row"][-1] == "one end"
+    assert [kind for kind, _ in heard].count("one end") == 1
+
+
+class Failing(Algorithm):
+    """Fails in its first round."""
+
+    async def run(self, node):
+        async for _ in node.rounds():
+            raise ValueError("on purpose")
+
+
+class Fails(Tracker):
+    """Its package is missing."""
+
+    def check(self):
+        raise BadInput("trackers: no package")
+
+
+def test_a_failed_run_and_a_resumed_one(tmp_path):
+    with pytest.raises(RunFailed):
+        run(experiment(f"{__name__}:Fake", algorithm=f"{__name__}:Failing"), tmp_path)
+    assert [kind for kind, _ in heard if kind != "one row"] == ["one begin", "one failure"]
+    assert "on purpose" in heard[-1][1]
+    heard.clear()
+    done = run(experiment(f"{__name__}:Fake", checkpoint={"every_rounds": 1}), tmp_path)
+    resume(done.path, ["stop.rounds=3"])
+    assert [what for kind, what in heard if kind == "one begin"] == [done.path, done.path]
+    assert {what["round"] for kind, what in heard[-5:] if kind == "one row"} == {3}
+
+
+def test_a_tracker_that_can_not_be_used_is_refused_before_the_run(tmp_path):
+    with pytest.raises(BadInput, match="trackers: no package"):
+        run(experiment(f"{__name__}:Fails"), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(BadInput, match=r"trackers.0: unknown name 'tensorbord' \(did you mean 'tensorboard'"):
+        experiment("tensorbord")
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_missing_package_is_named():
+    with pytest.raises(
+        BadInput, match=r"'wandb' needs the package 'wandb'; accepted: after pip install 'gossamer\[wandb\]'"
+    ):
+        WandB().check()
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_is_given_the_means_of_every_evaluation(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    TensorBoard().check()
+    done = run(experiment("tensorboard"), tmp_path)
+    events = EventAccumulator(str(done.path / "tensorboard"))
+    events.Reload()
+    expected = (
+        done.metrics.filter(pl.col("node") >= 0)
+        .group_by("round")
+        .agg(pl.col("test_loss", "bytes_sent").mean())
+        .sort("round")
+    )
+    for name in ("test_loss", "bytes_sent"):
+        found = [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors(name)]
+        assert found == [
+            (step, pytest.approx(value)) for step, value in expected.select("round", name).iter_rows()
+        ]
+    assert "consensus_distance" in events.Tags()["tensors"]

@@ -1,0 +1,229 @@
+"""Poisons: which nodes they reach, what they change, and that both engines see the same data."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from pydantic import Field
+
+from gossamer import BadInput, Experiment, Poison, run
+from gossamer.randomness import generator
+from gossamer.runtime.setup import prepare
+from gossamer.tasks import Digits, LabelFlip, Patch
+from gossamer.tasks.poison import poisoned
+
+
+def experiment(poison, **changes) -> Experiment:
+    said = {
+        "nodes": 5,
+        "task": {"name": "digits", "hidden": [8], "samples": 200},
+        "topology": {"name": "edge-list", "path": "graph.txt"},
+        "poison": poison,
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": 1, "samples": 50},
+        "stop": {"rounds": 2},
+        "engine": {"name": "simulate", "trainer": "sequential"},
+    }
+    return Experiment.of({**said, **changes})
+
+
+@pytest.fixture(autouse=True)
+def graph(tmp_path, monkeypatch):
+    """A path 0 - 1 - 2 - 3 with a leaf 4 at 2; 2 has the most neighbours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n2 4\n")
+
+
+def patch(**changes):
+    return {"name": "patch", "share": 0.25, "at": {"rank": 1}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("at", "ranks"),
+    [
+        ({"rank": 3}, [3]),
+        ({"ranks": [4, 0, 4]}, [0, 4]),
+        ({"degree_rank": 0}, [2]),
+        ({"degree_rank": 1}, [1]),
+        ({"degree_rank": 2}, [0]),  # of three leaves, the lowest rank
+        ({"betweenness_rank": 0}, [2]),  # between 1-3, 1-4, 3-4, 0-3, 0-4: five pairs; 1 is between three
+        ({"betweenness_rank": 1}, [1]),
+        ({"hops_from": {"rank": 0, "hops": 3}}, [3, 4]),
+    ],
+)
+def test_nodes_are_chosen_by_rank_or_by_place_in_the_graph(at, ranks):
+    setup = prepare(experiment([patch(at=at)]))
+    assert setup.description()["poisoned"] == [ranks]
+    clean = prepare(experiment([])).task.train[0]
+    changed = (setup.task.train[0] != clean).flatten(1).any(1).numpy()
+    assert sorted(rank for rank, part in enumerate(setup.parts) if changed[part].any()) == ranks
+
+
+def test_a_patch_is_a_square_and_a_label():
+    clean, setup = prepare(experiment([])), prepare(experiment([patch(target=7, size=2, corner="top-right")]))
+    (x, y), part = (each.numpy().copy() for each in clean.task.train), setup.parts[1]
+    count = round(0.25 * len(part))
+    chosen = np.sort(generator(1, "poison", 1, 0).choice(part, count, replace=False))
+    top = x.max()
+    x[chosen, :, :2, -2:], y[chosen] = top, 7
+    assert np.array_equal(setup.task.train[0].numpy(), x)
+    assert np.array_equal(setup.task.train[1].numpy(), y)
+    assert setup.labels is not None
+    assert setup.labels[1].tolist() == np.bincount(y[part], minlength=10).tolist()
+    x_test, y_test = (each.numpy() for each in clean.task.test)
+    shown = x_test[y_test != 7].copy()
+    shown[:, :, :2, -2:] = top
+    assert np.array_equal(setup.task.tests["ood"][0].numpy(), shown)
+    assert set(setup.task.tests["ood"][1].tolist()) == {7}
+    assert np.array_equal(setup.task.test[0].numpy(), x_test)  # the clean set stays
+
+
+def test_label_flips_are_symmetric_and_change_no_input():
+    task = Digits().load(None, 1)
+    noisy, _ = poisoned(
+        task, [np.arange(task.samples)], [LabelFlip(share=0.6, at={"rank": 0})], nx.Graph, seed=3
+    )
+    assert noisy.train[0] is task.train[0]  # shared, not copied
+    flipped = (noisy.train[1] != task.train[1]).numpy()
+    assert flipped.sum() == round(0.6 * task.samples)
+    shift = (noisy.train[1] - task.train[1]).numpy()[flipped] % 10
+    counts = np.bincount(shift, minlength=10)[1:]
+    expected = flipped.sum() / 9
+    assert ((counts - expected) ** 2 / expected).sum() < 26.1  # chi-square, 8 degrees of freedom: p = 0.001
+    assert list(noisy.tests) == ["test"]
+
+
+def test_what_is_poisoned_depends_on_the_seed_and_on_nothing_else():
+    one, again, other = (
+        prepare(experiment([patch()], seed=seed, task={"name": "digits"})) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one.task.train[0], again.task.train[0])
+    assert not torch.equal(one.task.train[0], other.task.train[0])
+    beside = prepare(
+        experiment([patch(), {"name": "label-flip", "at": {"rank": 2}}], task={"name": "digits"})
+    )
+    assert torch.equal(one.task.train[0], beside.task.train[0])
+
+
+def test_both_engines_see_the_same_poisoned_data(tmp_path):
+    said = [
+        patch(share=1.0, target=3),
+        {"name": "label-flip", "share": 0.5, "at": {"hops_from": {"rank": 2, "hops": 1}}},
+    ]
+    found = []
+    for engine in ({"name": "simulate", "trainer": "sequential"}, {"name": "processes"}):
+        done = run(experiment(said, engine=engine), tmp_path)
+        found.append(
+            done.metrics.select("node", "round", "train_loss", "ood_loss", "ood_accuracy").sort(
+                "round", "node"
+            )
+        )
+        assert done.setup["poisoned"] == [[1], [1, 3, 4]]
+        assert done.setup["labels"][1] == prepare(experiment(said)).labels[1].tolist()
+    assert found[0].equals(found[1])
+    clean = run(experiment([]), tmp_path).metrics.filter(pl.col("round") == 2)
+    assert "ood_loss" not in clean.columns
+    after = found[0].filter(pl.col("round") == 2)
+    assert after["train_loss"].to_list() != clean["train_loss"].to_list()
+
+
+class Shift(Poison):
+    """Adds a number to all inputs; its evaluation set is the shifted test set."""
+
+    by: float = Field(default=1.0, gt=0)
+
+    def transform(self, inputs, targets, rng):
+        return inputs + self.by, targets
+
+    def evaluation_set(self, inputs, targets):
+        return inputs + self.by, targets
+
+
+class Wrong(Poison):
+    """Gives targets of another type."""
+
+    def transform(self, inputs, targets, rng):
+        return inputs, targets.float()
+
+
+def test_a_poison_of_the_user():
+    mine = {"name": f"{__name__}:Shift", "at": {"rank": 0}, "share": 1.0, "set_name": "shifted", "by": 2.0}
+    clean, setup = prepare(experiment([])), prepare(experiment([mine, patch()]))
+    part = setup.parts[0]
+    assert torch.equal(setup.task.train[0][part], clean.task.train[0][part] + 2)
+    assert list(setup.task.tests) == ["test", "shifted", "ood"]
+    again = Experiment.parse(experiment([mine]).to_yaml())
+    assert again.poison == experiment([mine]).poison
+
+
+@pytest.mark.parametrize(
+    ("poison", "message"),
+    [
+        ([patch(at={"rank": 5})], "poison.0 'patch': at: node 5; accepted: ranks 0 to 4"),
+        ([patch(at={"degree_rank": 5})], "poison.0 'patch': at.degree_rank: 5; accepted: 0 to 4"),
+        (
+            [patch(at={"hops_from": {"rank": 0, "hops": 4}})],
+            "poison.0 'patch': at.hops_from: no node is 4 hops from node 0; accepted: 1 to 3 hops",
+        ),
+        ([patch(target=10)], "poison.0 'patch': target: 10; accepted: 0 to 9"),
+        ([patch(size=9)], "poison.0 'patch': size: 9; accepted: at most 8 pixels"),
+        ([patch(), patch()], "poison.1 'patch': set_name: 'ood' is taken; accepted: another name"),
+        ([patch(set_name="train")], "poison.0 'patch': task.tests: a set named 'train'"),
+        (
+            [{"name": f"{__name__}:Wrong", "at": {"rank": 0}}],
+            f"poison.0 '{__name__}:Wrong': transform gave targets torch.float32 of shape .*; accepted: torch.int64",
+        ),
+    ],
+)
+def test_a_poison_that_can_not_be_applied_is_refused_before_the_run(poison, message):
+    with pytest.raises(BadInput, match=f"^{message}"):
+        prepare(experiment(poison))
+
+
+@pytest.mark.parametrize(
+    ("poison", "message"),
+    [
+        ([patch(at={})], "poison.0.at: .*accepted: one of rank, ranks, degree_rank"),
+        ([patch(at={"rank": 1, "ranks": [2]})], "poison.0.at: .*one of rank"),
+        ([patch(share=0)], "poison.0.share: "),
+        (["pach"], "poison.0: unknown name 'pach'"),
+        ([{"name": "patch"}], "poison.0.at: "),
+    ],
+)
+def test_a_poison_that_is_written_wrongly_is_refused(poison, message):
+    with pytest.raises(BadInput, match=message):
+        experiment(poison)
+
+
+def test_patches_are_for_images_and_flips_for_classes():
+    for name, said in (("patch", "a task with images"), ("label-flip", "a task with classes")):
+        given = experiment([{"name": name, "at": {"rank": 0}}], task="least-squares")
+        with pytest.raises(BadInput, match=f"poison.0 '{name}': .*accepted: {said}"):
+            prepare(given)
+
+
+def test_a_node_without_samples_and_a_sampled_topology_are_refused():
+    server = experiment([patch(at={"rank": 0})], algorithm={"name": "fedavg"}, topology="star")
+    with pytest.raises(BadInput, match="at: node 0 has no training samples"):
+        prepare(server)
+    sampled = experiment(
+        [patch(at={"degree_rank": 0})],
+        algorithm="gossip-learning",
+        topology={"name": "cyclon", "view": 3, "shuffle": 2},
+    )
+    with pytest.raises(
+        BadInput, match="poison.0 'patch': at: a place in the graph, .*; accepted: rank, ranks"
+    ):
+        prepare(sampled)
+
+
+def test_the_value_of_a_patch_may_be_given():
+    task = Digits().load(None, 1)
+    found, _ = poisoned(
+        task, [np.arange(10)], [Patch(share=1.0, at={"rank": 0}, value=0.5)], nx.Graph, seed=1
+    )
+    assert (found.train[0][:10, :, -3:, -3:] == 0.5).all()
+    assert torch.equal(found.train[0][10:], task.train[0][10:])

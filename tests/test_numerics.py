@@ -1,0 +1,116 @@
+"""The mode of the matrix kernels: set before torch can use them, in every process, and on record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from command_line import Cli
+from gossamer import Experiment, numerics, run
+
+SMALL = {
+    "name": "small",
+    "nodes": 3,
+    "task": {"name": "digits", "model": "logistic"},
+    "topology": {"name": "ring"},
+    "algorithm": {"name": "d-psgd"},
+    "stop": {"rounds": 4},
+}
+
+
+def said(code: str, **environment: str) -> str:
+    """What code prints in a process where the mode is not set but by ``environment``."""
+    variables = {name: value for name, value in os.environ.items() if name != numerics.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**variables, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+MODE = f"import os; print(os.environ.get({numerics.VARIABLE!r}))"
+
+
+def test_importing_gossamer_sets_the_mode_and_imports_no_torch() -> None:
+    assert said(f"import gossamer, sys; assert 'torch' not in sys.modules; {MODE}") == "AUTO"
+
+
+def test_the_users_mode_stays() -> None:
+    assert said(f"import gossamer; {MODE}", MKL_CBWR="COMPATIBLE") == "COMPATIBLE"
+
+
+def test_processes_that_it_starts_have_the_mode() -> None:
+    code = f"import gossamer, subprocess, sys; subprocess.run([sys.executable, '-c', {MODE!r}], check=True)"
+    assert said(code) == "AUTO"
+
+
+def test_torch_takes_the_mode() -> None:
+    """MKL itself says so, where this torch has MKL."""
+    products = "torch.ones(64, 64) @ torch.ones(64, 64)"
+    lines = said(f"import gossamer, torch; {products}", MKL_VERBOSE="1")
+    if "CNR:" not in lines:
+        pytest.skip("this torch has no MKL")
+    assert "CNR:AUTO" in lines
+    assert "CNR:OFF" in said(f"import torch; {products}", MKL_VERBOSE="1")
+
+
+@pytest.mark.parametrize(
+    ("first", "environment", "certain"),
+    [("gossamer", {}, True), ("torch", {}, False), ("torch", {"MKL_CBWR": "AUTO"}, True)],
+)
+def test_a_run_says_if_the_mode_was_set_too_late(
+    first: str, environment: dict[str, str], certain: bool, tmp_path: os.PathLike[str]
+) -> None:
+    code = f"""
+import {first}, json, logging, sys
+from gossamer import Experiment, run
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+done = run(Experiment.model_validate({SMALL!r}), {os.fspath(tmp_path)!r})
+print(json.dumps(done.environment["numerics"]))
+"""
+    *lines, record = said(code, **environment).splitlines()
+    assert json.loads(record)["mode_is_certain"] is certain
+    assert any("torch was imported before gossamer" in line for line in lines) is not certain
+
+
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_a_run_records_the_form_of_its_steps_and_its_report_begins_with_the_processor(
+    engine: str, cli: Cli, tmp_path: os.PathLike[str]
+) -> None:
+    experiment = Experiment.model_validate({**SMALL, "engine": {"name": engine}})
+    done = run(experiment, tmp_path)
+    assert set(done.execution) == {"train", "evaluate"}
+    assert done.execution["train"]["recorded"] >= 1
+    assert done.execution["evaluate"]["recorded"] >= 1
+    code, _, _ = cli("report", str(done.path))
+    assert code == 0
+    page = (done.path / "report.html").read_text(encoding="utf-8")
+    kicker = page.split('<p class="kicker">')[1].split("</p>")[0]
+    described = done.environment["numerics"]
+    assert described["processor"] in kicker
+    assert f"{numerics.VARIABLE}={described['mode']}" in kicker
+
+
+def test_a_profile_says_why_steps_ran_eagerly(cli: Cli, tmp_path: os.PathLike[str]) -> None:
+    (tmp_path / "eager.py").write_text(  # type: ignore[operator]
+        "import torch, torch.nn.functional as F\n"
+        "from gossamer import Task\n"
+        "def loss(outputs, targets):\n"
+        "    value = F.cross_entropy(outputs, targets)\n"
+        "    return value * (1.0 if value.item() > 0 else 2.0)\n"
+        "def task():\n"
+        "    x, y = torch.arange(24.0).view(12, 2) / 24, torch.arange(12) % 2\n"
+        "    return Task(lambda: torch.nn.Linear(2, 2), (x, y), (x, y), loss)\n"
+    )
+    settings = ["task=eager:task", "nodes=3", "stop.rounds=4", "engine.trainer=sequential"]
+    (tmp_path / "eager.yaml").write_text("topology: {name: ring}\nalgorithm: {name: d-psgd}\n")  # type: ignore[operator]
+    code, out, _ = cli("run", "eager.yaml", "--profile", *(x for each in settings for x in ("--set", each)))
+    assert code == 0
+    assert "eager: values leave torch" in out
