@@ -80,7 +80,9 @@ class Coordinator:
                 setup, folder, models, cut, door, least_workers, selector, self._take, self._show
             )
         self._lifecycle = Lifecycle(setup, self._workers.has_room, None if cut is None else cut.rounds)
-        self._record = Record(
+        self._record: Record  # there from the beginning of the run on
+        self._new_record = partial(
+            Record,
             setup,
             folder,
             self._models,
@@ -112,6 +114,7 @@ class Coordinator:
         return end
 
     def _begin(self) -> None:
+        self._record = self._new_record()
         self._selector.register(self._launcher, selectors.EVENT_READ, self._hear_launcher)
         for request in self._launcher.pending():
             self._obey(request)
