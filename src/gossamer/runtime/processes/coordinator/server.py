@@ -77,5 +77,4 @@ def serve(channel: int, memory: int) -> None:
     cut = newest(folder.checkpoints) if answer.resume else None
     coordinator = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers)
     end = outcome_of(coordinator.run)
-    execution = {part: dict(forms) for part, forms in coordinator.execution.items()}
-    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes(), execution))
+    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes(), coordinator.forms()))
