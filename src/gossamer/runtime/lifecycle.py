@@ -793,8 +793,8 @@ class Lifecycle:
         self._introduce_next()
 
     def _doubt(self, node: NodeState, rank: int, why: str) -> None:
-        """A node has not reached another one for so long that what it sent there is lost. If that one lives, it is introduced
-        again as soon as it is heard of."""
+        """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
+        introduced again as soon as it is heard of."""
         if rank in self.alive and node.rank not in self.away:
             text = f"node {node.rank} can't reach node {rank}: {why}"
             if rank not in self.away:

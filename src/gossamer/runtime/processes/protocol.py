@@ -549,11 +549,13 @@ class Refused(Message):
 
 
 class Prepared(Message):
-    """The experiment can be run; its description (``Setup.description``), and the lengths of its flat vectors."""
+    """The experiment can be run; its description (``Setup.description``), the lengths of its flat vectors, and the address at
+    which workers join, if they do."""
 
     description: dict[str, Any]
     parameters: int
     buffers: int
+    address: str | None
 
 
 class RunProgress(Message):

@@ -66,7 +66,8 @@ def serve(channel: int, memory: int) -> None:
     except BadInput as error:
         launcher.send(Refused(list(error.problems)))
         return
-    launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size))
+    where = None if door is None else door.address
+    launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size, where))
     stage = Stage(setup)
     if door is None:
         stage.warm_up()  # while the launcher makes the folder
