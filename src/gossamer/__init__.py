@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
     from gossamer.api import resume, run
+    from gossamer.codecs import Codec
     from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Algorithm": "gossamer.algorithms",
     "BadInput": "gossamer.errors",
+    "Codec": "gossamer.codecs",
     "Deadlock": "gossamer.errors",
     "Experiment": "gossamer.config",
     "GossamerError": "gossamer.errors",
@@ -45,6 +47,7 @@ _HOMES = {
 __all__ = [
     "Algorithm",
     "BadInput",
+    "Codec",
     "Deadlock",
     "Experiment",
     "GossamerError",
