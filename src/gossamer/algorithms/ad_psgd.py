@@ -5,17 +5,18 @@ some node i draws a neighbour j, both take their average, and i applies a gradie
 
     x_i, x_j <- (x_i + x_j) / 2;    x_i <- x_i - eta g_i(x_i as it was)
 
-So that no two nodes wait for each other in a circle, nodes are active or passive: the active ones ask, the passive
-ones answer. A request carries x_i; the passive node answers and averages in one instant,
+Nodes are active or passive, so that no circle of nodes can wait for each other: active ones ask, passive ones answer. A
+question carries x_i; the passive node averages and answers in one step,
 
     d = (x_i - x_j) / 2;    x_j <- x_j + d;    answer -d;    and when it arrives:  x_i <- x_i - d
 
-The active side's model may have moved since it asked, by its own gradient: it takes the half difference, not the
-average, so that averaging leaves the sum of all models as it is; what one node has gained and the other not yet lost is
-on its way in the answer, for which a node waits even when its rounds are over, up to twice ``timeout_s`` after it asked.
-What is lost, or comes after that, the sum lacks. (The published protocol answers with
-x_j, from which the active side has to find the same half difference; the answer here says it, in as many bytes, and is
-right however late it comes.)
+The active node's model may have moved since it asked. It therefore takes the half difference, not the average, and averaging
+keeps the sum of all models and of the answers on their way. A node waits for its answers even after its last round, up to
+twice ``timeout_s`` after it asked; later ones are missing from the sum. (The published protocol answers with x_j, from which
+the active node derives the same half difference. The answer here takes as many bytes and is right however late it comes.)
+
+A codec encodes the questions. Where it sends only some coordinates, d is zero at the others. Answers are exact, so that the
+sum is kept.
 """
 
 from __future__ import annotations
@@ -38,19 +39,17 @@ from gossamer.topology import Graph
 class ADPSGD(Algorithm):
     """AD-PSGD (Lian et al., 2018) on an undirected graph.
 
-    Who is active follows from the graph of the first round (:func:`active_ranks`), which need not be bipartite: edges
-    between two active or two passive nodes are not used. A round is ``local_steps`` steps; beside them an active node
-    averages with one passive neighbour, drawn for the round. Where neighbours are sampled (``cyclon``), every node is both:
-    answering waits for nothing, so that still no circle can form; two nodes that ask each other at once swap their models.
+    The graph of the first round decides who is active (:func:`active_ranks`). It need not be bipartite: edges between two
+    active or two passive nodes are not used. A round is ``local_steps`` steps, during which an active node averages with one
+    passive neighbour, drawn for the round. Where neighbours are sampled (``cyclon``), every node is both active and passive:
+    answering waits for nothing, so no circle can form; two nodes that ask each other at once swap their models.
 
     Args:
         local_steps: mini-batch steps a round, and so to one averaging of an active node.
-        wait_free: an active node whose averaging takes longer than its steps goes on with the next steps, and begins
-            the next averaging in the first round that finds this one over. Else a round ends when both are done, so
-            that there is one averaging a round.
-        timeout_s: seconds after which an active node gives an answer up for this round; one that comes later still
-            counts. A request that is lost costs this time. When its rounds are over, a node waits for the answers that it
-            gave up as long again.
+        wait_free: an active node whose averaging takes longer than its steps continues with the next steps, and begins
+            the next averaging in the first round that finds this one finished. Otherwise a round ends when both are done.
+        timeout_s: seconds after which an active node stops waiting for an answer in this round; a later answer still
+            counts. A lost question costs this time. After its last round, a node waits as long again for late answers.
     """
 
     gathers: ClassVar[bool] = False

@@ -16,14 +16,14 @@ class Algorithm(Component):
     file. What a node must remember from round to round is in ``node.state``.
 
     Attributes:
-        gathers: whether it waits for its neighbours with :meth:`Node.gather`, as is the default; where messages can be
-            lost it needs ``gather.timeout_s`` then.
-        tolerates_loss: whether it may run on a network that loses messages, as is the default.
-        tolerates_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks for out-neighbours only, and
+        gathers: whether it waits for its neighbours with :meth:`Node.gather` (default); then it needs ``gather.timeout_s``
+            on a network that loses messages.
+        tolerates_loss: whether it may run on a network that loses messages (default).
+        tolerates_sampling: whether it may run where neighbours are sampled (``cyclon``): it asks only for out-neighbours,
             neither for weights nor for the graph. Not the default.
         mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
             ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
-        tolerates_absence: whether nodes may crash, leave, join and come back while it runs, as is the default.
+        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default).
     """
 
     gathers: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class Algorithm(Component):
 
     @abstractmethod
     async def run(self, node: Node) -> None:
-        """What one node does, until its stop rule ends ``node.rounds()``."""
+        """The protocol of one node, until the stop rule ends ``node.rounds()``."""
 
     def check(self, setting: Setting) -> None:
         """Refuse what the algorithm can't be used with, before any work starts. The default accepts everything.
@@ -56,11 +56,11 @@ class Algorithm(Component):
         return tuple(range(nodes))
 
     def needed_ranks(self, nodes: int) -> tuple[int, ...]:
-        """Ranks without which the others can't go on. The default is none."""
+        """Ranks that the others can't do without. The default is none."""
         return ()
 
     def reaches_all(self) -> bool:
-        """Whether a node may come to talk to every other one, whatever the topology is. The default is that it does not."""
+        """Whether any node may send to any other, whatever the topology. The default is no."""
         return False
 
     def sends_models(self) -> bool:
@@ -68,7 +68,7 @@ class Algorithm(Component):
         return True
 
     def takes_back(self) -> bool:
-        """Whether it cancels messages. The default is that it does not."""
+        """Whether it cancels messages. The default is no."""
         return False
 
     def outcome_ranks(self, nodes: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """All-reduce: the exact average of all models, every round.
 
 Reduce-scatter, then all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004),
-each as direct messages: the vector is cut into n segments; node j averages segment j of all nodes in rank
+each as direct messages: the vector is split into n segments; node j averages segment j of all nodes in rank
 order and sends the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the
 same bits:
 
@@ -47,9 +47,9 @@ class AllReduce(Algorithm):
         for peer in node.peers():
             node.send(peer, segments[peer], tag=("scatter", r))
         parts = await node.gather(node.peers(), tag=("scatter", r))
-        # Where peers are dead, the average is over those who are left.
+        # Where peers are dead, the average is over those that are left.
         mean = await node.combine(segments[node.rank], parts, dict.fromkeys(parts, 1 / (1 + len(parts))))
         node.broadcast(node.peers(), mean, tag=("gather", r))
         means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
-        # A segment whose owner is dead stays as it is here.
+        # A segment whose owner is dead keeps the node's own values.
         return torch.cat([means.get(rank, segments[rank]) for rank in range(node.size)])

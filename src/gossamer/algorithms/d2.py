@@ -6,14 +6,14 @@ symmetric and doubly stochastic, and the step size eta,
     x^1     = W (x^0 - eta g^0)
     x^{t+1} = W (2 x^t - x^{t-1} - eta g^t + eta g^{t-1})
 
-which is the same as carrying a correction c, zero at first, from round to round:
+which equals carrying a correction c, zero at first, from round to round:
 
     u_i = -eta g_i(x_i),   x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
 
-The second form, with any optimizer's step in the place of u, was checked against the authors' code of RelaySGD
-(epfml/relaysgd, ``algorithms.d2``). Where the learning rate changes, c is scaled by the ratio of the new one to the old
-one, as in "D2+" of Lin et al. (2021; epfml/quasi-global-momentum, ``decentralized_d2_v1.py``). The condition on W is from
-the paper as it is commonly cited; its proof was not checked.
+The second form, with any optimizer's step instead of u, was checked against the code of RelaySGD (epfml/relaysgd,
+``algorithms.d2``). When the learning rate changes, c is scaled by the ratio of the new rate to the old one, as in "D2+"
+of Lin et al. (2021; epfml/quasi-global-momentum, ``decentralized_d2_v1.py``). The condition on W is as the paper is commonly
+cited; its proof was not checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gossamer.node import Node, Setting
 from gossamer.topology import TopologySchedule
 
 LOWEST = -1 / 3
-"""Every eigenvalue of W has to be above this, or D2 need not converge."""
+"""D2 converges if every eigenvalue of W is above this."""
 
 
 @register("algorithm", "d2")
@@ -44,7 +44,7 @@ class D2(Algorithm):
 
     Raises:
         BadInput: where the topology does not change and its W is not symmetric or has an eigenvalue of -1/3 or less.
-            (Of a topology that changes, of which the analysis does not speak, nothing is asked.)
+            (A topology that changes is not checked: the analysis does not cover it.)
     """
 
     exact_diffusion: bool = False
@@ -77,21 +77,21 @@ class D2(Algorithm):
             node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, {j: self._damped(w) for j, w in node.mixing_weights(r).items()})
-            del inbox  # else it holds this round's models while the next round's are made
+            del inbox  # frees this round's vectors before the next round's are computed
             node.state["correction"] = node.parameters - before - step
             node.state["lr"] = node.lr
 
     def _damped(self, weight: float) -> float:
-        """An element of W - I for those of (W + I) / 2 - I, if that is what is mixed with."""
+        """A weight of W, or of (W + I) / 2 with ``exact_diffusion``."""
         return weight / 2 if self.exact_diffusion else weight
 
 
 def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
-    """Refuse a topology that does not change and whose mixing moves the nodes' average.
+    """Refuse a static topology whose mixing moves the nodes' average.
 
     Args:
-        topology: the topology. Of one that changes nothing is asked.
-        algorithm: the name of the one that needs it.
+        topology: the topology. One that changes is not checked.
+        algorithm: the name of the algorithm that needs it.
 
     Raises:
         BadInput: where a column of W does not sum to 1; the rows do by construction.
@@ -109,7 +109,7 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
 
 
 def correction(node: Node) -> Float[Tensor, " params"]:
-    """What the last round left in ``node.state``, scaled to the learning rate of this one; zero in the first."""
+    """The correction that the last round left, scaled to this round's learning rate; zero in the first round."""
     if "correction" not in node.state:
         return torch.zeros_like(node.parameters)
     last = node.state["lr"]

@@ -45,7 +45,7 @@ class DPSGD(Algorithm):
             node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
-            del inbox  # else it holds this round's models while the next round's are made
+            del inbox  # frees this round's vectors before the next round's are computed
 
     async def _overlapped(self, node: Node, r: int) -> None:
         before = node.parameters

@@ -2,16 +2,16 @@
 
 Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918). The
 coordinates are dealt out once, at random, to C = floor(1 / Omega) fragments, the same on all nodes. At its own pace,
-node i
+each node i
 
 1. takes H local steps, while messages travel,
-2. drops what it has not sent yet,
-3. queues each fragment for J nodes, drawn afresh for each, all in random order,
-4. averages each coordinate p with what has come in: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
+2. drops the messages that it has not sent yet,
+3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
+4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
    over the nodes j of which it has a fragment with p; of two fragments of the same number from one node, the newer.
 
-The order is that of the authors' code, from which the rules above were read (the paper's Algorithm 1 is said to begin
-a round with the averaging, the same circle); the text of the paper was not at hand.
+These rules and their order were read from the authors' code; the text of the paper was not at hand. (Its Algorithm 1 is said
+to begin a round with the averaging, which is the same cycle.)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from gossamer.node import Node, Setting
 class DivShare(Algorithm):
     """DivShare (Biswas et al., 2025).
 
-    Each tensor of the model is dealt out by itself: fragments get the same number of its coordinates, the last one the
-    rest too, so that a tensor of fewer than C values is wholly in the last. Buffers (as one tensor) likewise.
+    Each tensor of the model is dealt out separately: every fragment gets the same number of its coordinates, and the last
+    fragment also gets the rest, so a tensor of fewer than C values is entirely in the last one. Buffers count as one tensor.
 
     Args:
         fraction: Omega; there are C = floor(1 / Omega) fragments. Above 1/2, whole models are sent.
@@ -49,13 +49,13 @@ class DivShare(Algorithm):
         local_steps: H, mini-batch steps a round.
         recipients_from: "all" others, whatever the topology, or "neighbors" in it (all of them where they are fewer
             than J).
-        queue: "drop" takes back, at the end of a round's steps, what has not left wholly, what is on its way included;
-            "keep" sends everything, first come first served. (On a simulated network whose ``sharing`` is "fifo", what has
-            left but waits before a slow downlink is beyond recall.)
-        backlog: with "keep", a node waits for all that it has sent more than so many rounds ago to leave, before its next
-            round; null, as in the published code, sets no limit.
+        queue: "drop" cancels, after a round's steps, every message that has not left completely; "keep" sends everything,
+            first in first out. (On a simulated network whose ``sharing`` is "fifo", a message that has left and waits for a
+            slow downlink can't be cancelled.)
+        backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
+            ones have left. Null, as in the published code, sets no limit.
 
-    Records ``received_share``: fragments that a round has averaged with, over the J C that a node sends.
+    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends.
     """
 
     gathers: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class DivShare(Algorithm):
             )
         if topology.sampled and self.recipients_from == "all":
             raise BadInput(
-                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}, which is there to be asked; accepted:'
+                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}, which samples neighbours; accepted:'
                 ' "neighbors"'
             )
 
@@ -146,8 +146,8 @@ class Fragments:
         self.buffers = deal(seed, (len(node.buffers),), count)
 
     def cut(self, model: Model) -> dict[int, Payload]:
-        """What is sent of a model, by fragment: values without their places, which the receiver knows. Fragments without a
-        value are left out."""
+        """A model's fragments by number: values without their coordinates, which the receiver knows. Empty fragments are
+        left out."""
         if self._whole:
             return {0: model}
         parameters, buffers = model
@@ -160,7 +160,7 @@ class Fragments:
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
 
     async def average(self, received: Sequence[Message]) -> None:
-        """Average each of the node's coordinates with what has come in of it."""
+        """Average each of the node's coordinates with the received values of it."""
         node = self._node
         heard = [(int(m.tag[1]), m.payload) for m in sorted(received, key=lambda message: message.source)]
         if self._whole:
@@ -177,7 +177,7 @@ class Fragments:
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """A vector [n] dealt out to fragments.
+    """How a vector [n] is dealt out to fragments.
 
     Args:
         order: the coordinates, fragment by fragment, int64 [n].
@@ -198,7 +198,7 @@ class Deal:
         return torch.split(dealt, list(self.sizes))
 
     def mean(self, own: Float[Tensor, " n"], heard: Iterable[tuple[int, Tensor]]) -> Float[Tensor, " n"]:
-        """Each coordinate's mean over the own value and those that were heard, (fragment, values) each."""
+        """Each coordinate's mean over the own value and those in ``heard``, pairs of (fragment, values)."""
         total = self.dealt(own)
         pieces, counts = self.split(total), [1] * len(self.sizes)
         for c, values in heard:

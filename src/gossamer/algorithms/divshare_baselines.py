@@ -1,14 +1,14 @@
-"""The rivals of DivShare as its authors' code has them, which are not the protocols that they are named after.
+"""The baselines of DivShare as its authors implemented them, which differ from the protocols that they are named after.
 
 Biswas et al., "Boosting Asynchronous Decentralized Learning with Model Fragmentation", WWW 2025 (arXiv 2410.12918):
-for comparisons with the published figures. In both a node averages, when its steps are done, with the newest model of
-everybody it has heard since the last time,
+for comparisons with the published figures. In both, a node that has done its steps averages with the newest model of
+every node that it has heard from since the last averaging,
 
     x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|)
 
-and its queue of messages is never emptied otherwise than by sending them, so that what a slow node sends is ever older.
-The published comparison therefore mixes two differences; ``divshare`` with ``fraction: 1`` and with ``queue: keep``
-tells them apart. For the protocols themselves see ``ad-psgd`` and ``swift``.
+and it never drops queued messages, so a slow node sends ever older models. The published comparison therefore mixes two
+differences; ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates them. The protocols themselves are
+``ad-psgd`` and ``swift``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gossamer.node import Node, Setting
 
 @register("algorithm", "swift-artifact")
 class SwiftArtifact(Algorithm):
-    """SWIFT as in DivShare's published code: whole models to J others, drawn afresh every round. No graph, no weights,
-    no models kept; so it is DivShare with one fragment and a queue that is kept.
+    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round. It uses no graph and no weights
+    and keeps no models; it is DivShare with one fragment and a kept queue.
 
     Args:
         recipients: J; null is ceil(log2 n).
@@ -67,19 +67,19 @@ class SwiftArtifact(Algorithm):
 class ADPSGDArtifact(Algorithm):
     """AD-PSGD as in DivShare's published code: a node sends its model to a few others, which answer with theirs.
 
-    Nothing is averaged in pairs, nobody is active or passive, others are drawn with replacement, and what a node sends
-    is its model as it was after its last steps, before it averaged. One defect of that code is not repeated: it marks a
-    message as question or answer in a dictionary that all messages of a round share, so that answering somebody turns
-    queued questions into answers, which nobody answers, and the other way round.
+    It does not average in pairs, has no active and passive nodes, draws the others with replacement, and sends the model as
+    it was after the last steps, before averaging. One defect of that code is not repeated: it marks messages as questions or
+    answers in a dictionary shared by all messages of a round, so that answering turns queued questions into answers, and
+    the other way round.
 
     Args:
-        degree: messages a node sends a round on average: half of it, rounded down, are questions, and as many answers (so
-            an odd degree is the even one below it).
+        degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are
+            answers.
         local_steps: mini-batch steps a round.
-        backlog: a node waits for all questions that it has asked more than so many rounds ago to leave, before its next
-            round; null, as in the published code, sets no limit. Answers are not limited.
+        backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
+            limit. Answers are not limited.
 
-    Records ``received_share``: models that a round has averaged with, over those that a node sends on average.
+    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average.
     """
 
     gathers: ClassVar[bool] = False
@@ -119,7 +119,7 @@ class ADPSGDArtifact(Algorithm):
                         await question
 
     async def _listen(self, node: Node) -> None:
-        """Answer questions as long as the run lasts; what came in stays in the mailbox until the next averaging."""
+        """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""
         while True:
             message = await node.receive("model", keep_as="heard")
             if message.tag[1] == "question":

@@ -1,4 +1,4 @@
-"""Epidemic Learning: whom a node sends to is drawn afresh every round.
+"""Epidemic Learning: each node draws new recipients in every round.
 
 De Vos et al., "Epidemic Learning: Boosting Decentralized Learning with Randomized Communication", NeurIPS
 2023, Algorithm 1: local steps, the model to s nodes, then the plain average of the own and all received
@@ -6,9 +6,9 @@ models,
 
     x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|)
 
-The paper's sampler (Oracle), and the receivers' knowledge of who sends to them (Local), is a generator that
-all nodes share: the distribution is the paper's. The published artifact asks a sampling process (Oracle) or
-sends a notice to every node that is not chosen, O(n^2) small messages a round (Local); neither is sent here.
+The paper's sampler (Oracle), and the receivers' knowledge of their senders (Local), are a random generator that all nodes
+share; the distribution is the paper's. The published artifact asks a sampling process (Oracle) or notifies every node that is
+not chosen, O(n^2) small messages a round (Local); no such messages are sent here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.topology import Graph, random_regular
 
 
 class Epidemic(Algorithm):
-    """What both forms share.
+    """The protocol that both variants share.
 
     Args:
         degree: s, how many nodes a node sends its model to.
@@ -55,7 +55,7 @@ class Epidemic(Algorithm):
             node.broadcast(recipients, node.model, tag=r)
             inbox = await node.gather(senders, tag=r)
             await node.mix(inbox, {j: 1 / (1 + len(inbox)) for j in inbox})
-            del inbox  # else it holds this round's models while the next round's are made
+            del inbox  # frees this round's vectors before the next round's are computed
 
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise NotImplementedError
@@ -92,8 +92,7 @@ class EpidemicLocal(Epidemic):
         return tuple(int(rank) for rank in table[node.rank]), tuple(int(rank) for rank in senders)
 
 
-# Both are pure functions of their arguments; the cache spares a simulation from drawing the same round once a
-# node.
+# Pure functions of their arguments: cached, so that a simulation draws each round once, not once for each node.
 
 
 @lru_cache(maxsize=8)

@@ -6,8 +6,7 @@ from it and sends the result x_k back;
 
     x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
 
-A client whose model did not come, since it was lost or the client away, is passed over: it goes on with the next one that
-does.
+The server skips clients whose models do not come. Such a client continues with the next model that reaches it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from gossamer.messages.tags import Payload
 from gossamer.node import Node, Setting
 
 DISMISSALS = 100
-"""How often a server, its rounds over, tells those that wait that no model will come."""
+"""How often the server, after its last round, tells waiting clients that no model will come."""
 
 
 @register("algorithm", "fedavg")
 class FedAvg(Algorithm):
     """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is evaluated.
 
-    It sends to clients directly: of the topology, only a picture is made.
+    It sends to clients directly; the topology is only plotted.
 
     Args:
         local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
@@ -38,8 +37,8 @@ class FedAvg(Algorithm):
         weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's
             plain mean.
         server: rank of the server.
-        idle_s: seconds that a round lasts at least which no client answers. (Else, while all are away, rounds would follow
-            each other in no time.) As often the server, its rounds over, tells those that still wait for a model.
+        idle_s: minimum length in seconds of a round in which no client answers. (Otherwise rounds would take no time while
+            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round.
     """
 
     mixes_models: ClassVar[bool] = True
@@ -106,14 +105,14 @@ class FedAvg(Algorithm):
         node.send(self.server, {"model": node.model, "samples": node.samples}, tag=("update", r))
 
     async def _model(self, node: Node, r: int) -> Payload:
-        """The server's model of a round; None where that of a later one came in its place."""
+        """The server's model of a round; None if that of a later round came instead."""
         while node.state.get("round", -1) < r:
             message = await node.receive("model", source=self.server)
             node.state["round"], node.state["model"] = message.tag[1], message.payload
         return node.state.pop("model") if node.state["round"] == r else None
 
     async def _dismiss(self, node: Node) -> None:
-        """Clients that still wait for a model learn that none will come. (Who has not heard it by then is cut off.)"""
+        """Tell clients that still wait that no model will come, at most :data:`DISMISSALS` times."""
         for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))

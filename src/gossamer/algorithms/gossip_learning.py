@@ -1,16 +1,16 @@
 """Gossip learning: models walk at random, and nodes that they meet train and merge them.
 
 Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Distributed Data", Concurrency and Computation
-2013. Every node, on a clock of its own, trains, merges what has come in, and sends its model x with its age a (the
-steps behind it) to one random neighbour. A model weighs as much as its age (Hegedus, Danner and Jelasity, "Gossip Learning
-as a Decentralized Alternative to Federated Learning", DAIS 2019):
+2013. Every node, on its own clock, trains, merges the models that have come in, and sends its model x with its age a
+(the number of steps behind it) to one random neighbour. A model is weighted by its age (Hegedus, Danner and Jelasity,
+"Gossip Learning as a Decentralized Alternative to Federated Learning", DAIS 2019):
 
 - each: x_i <- (a_i x_i + a_j x_j) / (a_i + a_j), a_i <- max(a_i, a_j), for one message after the other
 - all (Super-Gossip): x_i <- (a_i x_i + sum_j a_j x_j) / (a_i + sum_j a_j), a_i <- max over all, for the whole queue
 
 Both were checked against sacs-epfl/async-dl (``GossipSharing``), and the loop against its ``SuperGossipNode``. Its
-``GossipNode`` (and the papers) train when a message comes, and not otherwise; here nodes train on their own clock in
-both. Its age counts samples, which gives the same weights where all batches are of one size. The papers were not at hand.
+``GossipNode`` (and the papers) train only when a message comes; here nodes train on their own clock in both. Its age counts
+samples, which gives the same weights if all batches have one size. The papers were not at hand.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GossipLearning(Algorithm):
             await self._merge(node, [message])
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
-        """The mean by age; messages go by their place in the queue, as one sender may have several."""
+        """The mean by age; messages are numbered by their place in the queue, as one sender may have several."""
         own, ages = node.state["age"], [message.payload["age"] for message in messages]
         total = own + sum(ages)
         node.state["age"] = max([own, *ages])

@@ -69,4 +69,4 @@ class GradientTracking(Algorithm):
             directions = await node.gather(peers, tag=("direction", r))
             node.state["correction"] = await node.combine(direction, directions, weights) - step
             node.state["lr"] = node.lr
-            del directions  # else it holds this round's vectors while the next round's are made
+            del directions  # frees this round's vectors before the next round's are computed

@@ -32,12 +32,12 @@ from gossamer.node import Node, Setting
 class QuasiGlobalMomentum(Algorithm):
     """Quasi-global momentum (Lin et al., 2021); weights come from ``topology.weights``.
 
-    A round is one local step and sends what d-psgd sends. A neighbour that is missing from a round counts as the node
-    itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without a momentum of its own.
+    A round is one local step, and its messages are those of d-psgd. A neighbour that is missing from a round counts as the
+    node itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without momentum.
 
     Args:
         beta: factor of the momentum in a step.
-        mu: how much of the momentum stays when a round's movement is added.
+        mu: share of the old momentum that remains when a round's movement is added.
         nesterov: look ahead along the momentum.
 
     Raises:
@@ -69,7 +69,7 @@ class QuasiGlobalMomentum(Algorithm):
             node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
-            del inbox  # else it holds this round's models while the next round's are made
+            del inbox  # frees this round's vectors before the next round's are computed
             if node.lr:  # at a rate of zero there is no movement to learn from
                 moved = (before - node.parameters) / node.lr
                 node.state["momentum"] = self.mu * momentum + (1 - self.mu) * moved

@@ -1,4 +1,4 @@
-"""Lower and upper references: nobody talks, or nobody needs to."""
+"""Lower and upper references, which send no messages."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""RelaySGD: sums of models are relayed along a tree, so that every model reaches every node, once and late.
+"""RelaySGD: sums of models are relayed along a tree, so that every model reaches every node exactly once, with a delay.
 
 Vogels et al., "RelaySum for Decentralized Deep Learning on Heterogeneous Data", NeurIPS 2021, Algorithm 1. After its local
-step, node i sends each neighbour j in the tree its model and all that the others told it in the last round, and how
-many models that is:
+step, node i sends each neighbour j in the tree the sum of its model and of the last round's messages from the other
+neighbours, and the number of models in that sum:
 
     m_{i->j} = x_i + sum_{k in N_i \\ j} m_{k->i} (last round's),   c_{i->j} = 1 + sum_{k in N_i \\ j} c_{k->i}
 
-and then averages what it has now, where a model from d hops away is d - 1 rounds old:
+and then averages, where a model from d hops away is d - 1 rounds old:
 
     x_i <- ((n - sum_j c_{j->i}) x_i + sum_j m_{j->i}) / n
 
-So n counts all nodes even where some are not heard of (yet): the node's own model stands in for them, as in the README of
-the authors' code, or the initial model, as in their deep-learning code (epfml/relaysgd, ``RelayMechanism``, normalization
-"world_size"). Both were checked there, not against the paper's text. Their double binary trees are left out.
+n counts all nodes, including those whose models have not arrived: the node's own model replaces these, as in the README of
+the authors' code, or the initial model does, as in their deep-learning code (epfml/relaysgd, ``RelayMechanism``,
+normalization "world_size"). Both were checked there, not against the paper's text. Their double binary trees are left out.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from gossamer.topology import Graph
 class RelaySum(Algorithm):
     """RelaySGD (Vogels et al., 2021), on a tree that does not change; ``topology.weights`` are not used.
 
-    What is missing from a round is not relayed either: the models behind it count as not heard of.
+    A message that is missing from a round is not relayed either: the models in it count as not arrived.
 
     Args:
         local_steps: mini-batch steps a round.
-        tree: "given": the topology is a tree; "spanning": use the breadth-first tree of the topology from rank 0, for which
-            every node looks at the whole graph (an oracle).
-        stand_in: what counts in the place of models that were not heard of, the node's "own" or the "initial" one.
+        tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
+            which every node needs the whole graph (an oracle).
+        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one.
 
     Raises:
         BadInput: for a topology that changes, is directed, not connected or, for "given", no tree.
@@ -93,7 +93,7 @@ class RelaySum(Algorithm):
         counts = {rank: message["count"] for rank, message in heard.items()}
         total = await node.combine(node.model, sums, dict.fromkeys(sums, 1.0), self_weight=1.0)
         for to in peers:
-            # All but what came from there: one subtraction a neighbour, in the place of a sum over the others.
+            # The sum of all but this neighbour's: one subtraction instead of a sum over the others.
             back = {rank: sums[rank] for rank in sums if rank == to}
             rest = await node.combine(total, back, dict.fromkeys(back, -1.0), self_weight=1.0)
             node.send(to, {"sum": rest, "count": 1 + sum(counts.values()) - counts.get(to, 0)}, tag=r)

@@ -1,8 +1,8 @@
 """Stochastic gradient push: push-sum averaging over directed graphs.
 
-Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019, Algorithm 1. A node knows whom it sends
-to, and no more; the mixing matrix P is column-stochastic, P_ji = 1 / (1 + out-degree of i) for the node itself and those
-that it sends to. Beside x travels a weight w, 1 at first, which undoes what P does to x:
+Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019, Algorithm 1. A node knows only its
+out-neighbours; the mixing matrix P is column-stochastic, P_ji = 1 / (1 + out-degree of i) for the node itself and its
+out-neighbours. A weight w, 1 at first, travels with x and corrects the bias that P introduces:
 
     x_i <- x_i - eta g_i(z_i),   x_i <- sum_j P_ij x_j,   w_i <- sum_j P_ij w_j,   z_i = x_i / w_i
 
@@ -12,11 +12,11 @@ is (z_j, P_ij w_j), and what comes in is a mean of models, weighted by what each
     w_i <- sum_j P_ij w_j,   z_i <- sum_j (P_ij w_j / w_i) z_j
 
 and the step of x is one of z with the learning rate eta / w_i. The weights of all nodes and of the messages in flight sum
-to n at every instant. A message that is lost takes its weight with it, and nothing brings it back: the steps eta / w_i grow
-with every loss, in the end beyond all bounds.
+to n at every instant. A lost message loses its weight for good: the steps eta / w_i would grow with every loss, without
+bound.
 
-Overlapped (Algorithm 2, OSGP): every tau rounds a node sends, and goes on; what comes in is added at the end of the round
-in which it comes, and only the messages of the last exchange are waited for, at the next one.
+Overlapped (Algorithm 2, OSGP): every tau rounds a node sends and continues; a message is added at the end of the round in
+which it arrives, and a node waits for the messages of the last exchange only at the next one.
 
 Checked against the authors' code (facebookresearch/stochastic_gradient_push, ``gossip_module``): uniform mixing, the
 gradient at z applied to x. The order within Algorithm 2 is from memory; the code differs, as it sends again as soon as the
@@ -46,8 +46,8 @@ class SGP(Algorithm):
         overlap: tau: send every so many rounds, and wait for what was sent to this node no sooner than at the next sending.
             The k-th exchange uses the graph of round k. 0: exchange and wait in every round.
 
-    A network that loses messages is refused, and so are nodes that are away, with whom their weight would be. What nobody
-    waits for any more is lost too: ``gather.timeout_s``, if it is not null, has to be longer than any message takes.
+    A network that loses messages is refused, and so are faults that take nodes away with their weight. Messages that come
+    after ``gather.timeout_s`` are lost too: unless it is null, it has to be longer than any message takes.
     """
 
     tolerates_loss: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""SWIFT: nobody waits for anybody.
+"""SWIFT: wait-free averaging with the last models received.
 
 Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
 Algorithm 1. At its own pace, node i sends its model to its neighbours and takes a gradient; every (s + 1)-th time it
@@ -28,22 +28,22 @@ from gossamer.topology import CCS
 class Swift(Algorithm):
     """SWIFT (Bornstein et al., 2023).
 
-    A neighbour is passed over as long as the last model for it has not left (all but one window of it): where links
-    are slower than steps, it gets fewer models, not ever older ones.
+    A neighbour is skipped while the last model for it is still leaving (more than one window of it): on slow links it gets
+    fewer models rather than ever older ones.
 
     Args:
         local_steps: mini-batch steps a round; the displacement of all of them takes the place of the one step.
-        average_every: s + 1: one round in so many averages (the last of them; C_0 of the paper is 1, C_1 is 2).
-        memory: "stored" averages with the last model of every neighbour, however old, on a topology that stays; the common
-            initial model (of independent ones, the node's own) stands for what has not come yet. "fresh" averages with
-            those alone that sent one since the last averaging, and keeps the others' weight: the memory-efficient variant.
-        boost: with "fresh", multiply the weights of those who sent by (1 + degree) / (1 + their number), but leave at
-            least the share 1 / (1 + their number) to oneself.
+        average_every: s + 1: every (s + 1)-th round averages (C_0 of the paper is 1, C_1 is 2).
+        memory: "stored" averages with the last model of every neighbour, however old, on a static topology; before the first
+            one arrives, the node's initial model replaces it. "fresh" averages only with models that arrived since the last
+            averaging and gives the other weights to the node itself: the memory-efficient variant.
+        boost: with "fresh", multiply the weights of the models that arrived by (1 + degree) / (1 + their number), but keep
+            at least the share 1 / (1 + their number) for the node itself.
         weights: "ccs" is the rule of the paper (:class:`gossamer.topology.CCS`; each node computes it from the whole
-            graph, where the paper's nodes tell each other before the start); "topology" is ``topology.weights``.
+            graph, while the paper's nodes exchange it before the start); "topology" is ``topology.weights``.
 
-    Records, of the last averaging, ``heard``: from how many a model had come in since the one before; and with stored
-    models ``mixed_staleness_s``: the mean age of the neighbours' models, where the initial one is as old as the run.
+    Records ``heard``, the number of models that arrived for the last averaging, and with stored models
+    ``mixed_staleness_s``, the mean age of the neighbours' models, where the initial one is as old as the run.
     """
 
     gathers: ClassVar[bool] = False
@@ -96,7 +96,7 @@ class Swift(Algorithm):
                 heard = {j: newest[j] for j in weights if j in newest}
                 weights = self._boosted(weights, list(heard))
             mixed = await node.combine(before, heard, weights, aggregate=True)
-            # What the steps have added stays.
+            # Keep what the steps have added meanwhile.
             node.model = mixed + (node.model - before)
             node.record(heard=len(came))
 
@@ -108,7 +108,7 @@ class Swift(Algorithm):
         )
 
     def _boosted(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
-        """The weights of those who were heard."""
+        """The weights of the models that arrived."""
         total = sum(weights[j] for j in heard)
         if not self.boost or not total:
             return {j: weights[j] for j in heard}

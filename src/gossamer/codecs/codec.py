@@ -1,7 +1,7 @@
-"""Codec: what a node makes of a model before it is sent, and of what others have made of theirs.
+"""Codec: encodes models before they are sent, and decodes those of other nodes.
 
 An algorithm sends models (:class:`~gossamer.messages.tags.Model`), and the experiment's codec encodes the flat parameter
-vector of each, once for all receivers. Buffers travel as they are. Codecs work above wrappers: these see what is encoded.
+vector of each, once for all receivers. Buffers are not encoded. Wrappers see the encoded models.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Codec(Component):
 
     @abstractmethod
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        """What is sent in place of a vector; called once, however many receivers it has.
+        """The payload that is sent instead of a vector; called once, however many receivers it has.
 
         Args:
             node: the sender.
@@ -84,7 +84,7 @@ class Codec(Component):
         Args:
             node: the receiver.
             source: the sender.
-            payload: what came in, from a peer that may be faulty.
+            payload: from a peer that may be faulty.
             own: gives the receiver's own parameters, where decoding depends on them.
 
         Raises:

@@ -89,7 +89,7 @@ class Quantize(Codec):
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers from 0 to 2^bits - 1, each in so many bits, the lowest first; uint8."""
+    """Numbers from 0 to 2^bits - 1 as uint8 bytes, ``bits`` bits each, the lowest first."""
     planes = (codes[:, None] >> np.arange(bits)) & 1
     return np.packbits(planes.astype(np.uint8), bitorder="little")
 

@@ -2,8 +2,8 @@
 
 Such partial models are those of DecentralizePy (Dhasade et al., "Decentralized Learning Made Easy with DecentralizePy",
 EuroMLSys 2023), from whose code the rules were read: ``PartialModel`` is top-k, ``SubSampling`` is random-k, which here draws
-exactly k coordinates instead of each with a probability. What is sent are values of the model, not differences, so no
-receiver needs to know what was sent before.
+exactly k coordinates instead of each with a probability. They send values of the model, not differences, so receivers need
+not know earlier messages.
 """
 
 from __future__ import annotations

@@ -112,11 +112,11 @@ class Waiter:
 
 
 class Mailbox:
-    """Messages in order of arrival, and who waits for them.
+    """Messages in order of arrival, and the tasks that wait for them.
 
     Args:
-        dropped: called with each message that nobody will take: a latecomer for a tag that was already
-            gathered, or for a node that has ended.
+        dropped: called with each message that no task will take: it is late for a tag that was already
+            gathered, or its node has ended.
 
     Attributes:
         taken: how many messages were taken out so far.
@@ -137,7 +137,7 @@ class Mailbox:
         return len(self._messages)
 
     def deliver(self, message: Message) -> None:
-        """Put a message in, and wake who waits for it."""
+        """Put a message in, and wake the tasks that wait for it."""
         if self._picky and self._refuses(message):
             self._dropped(message)
             return
@@ -155,7 +155,7 @@ class Mailbox:
         return list(self._messages)
 
     def late(self) -> list[tuple[int, Prefix, int]]:
-        """Who will be too late: (source, prefix, how many messages under it will be dropped)."""
+        """The messages that will be dropped when they come: (source, prefix, how many)."""
         return [
             (source, prefix, count)
             for source, counts in self._late.items()
@@ -163,7 +163,7 @@ class Mailbox:
         ]
 
     def restore(self, unread: Iterable[Message], late: Iterable[tuple[int, Prefix, int]]) -> None:
-        """Hold what :meth:`unread` and :meth:`late` gave; for a mailbox that nothing came into yet."""
+        """Hold what :meth:`unread` and :meth:`late` gave; for an empty mailbox."""
         self._messages = list(unread)
         for source, prefix, count in late:
             self._late.setdefault(source, Counter())[prefix] += count
@@ -175,7 +175,7 @@ class Mailbox:
         late, tag = self._late.get(message.source), message.tag
         if late is None:
             return False
-        # Messages that were lost are expected for ever, so these may be many: they are looked up, not gone through.
+        # Lost messages are expected for ever, so there may be many: prefixes are looked up, not searched.
         prefix = next((tag[:length] for length in range(len(tag) + 1) if tag[:length] in late), None)
         if prefix is None:
             return False
@@ -187,7 +187,7 @@ class Mailbox:
         return True
 
     def retire(self) -> None:
-        """Nobody will take a message any more: drop what is here, and what comes."""
+        """No task will take a message any more: drop all that are here, and all that come."""
         self._retired = self._picky = True
         messages, self._messages = self._messages, []
         for message in messages:
@@ -200,7 +200,7 @@ class Mailbox:
             self._picky = True
 
     def forget_late(self, source: int) -> None:
-        """Nothing of a source is late any more: it was started again, and will not send what it owed."""
+        """Expect no late messages of a source: it was restarted and will not send them."""
         self._late.pop(source, None)
         self._picky = self._retired or bool(self._late)
 
@@ -242,13 +242,13 @@ class Mailbox:
         return taken
 
     def watch(self, waiter: Waiter) -> None:
-        """Have a waiter told of what is here and what comes."""
+        """Tell a waiter of the messages that are here and of those that come."""
         self._waiters.append(waiter)
         for message in self._messages:
             waiter.offer(message)
 
     def recount(self, waiter: Waiter) -> None:
-        """Have a waiter forget what it saw and another task took."""
+        """Let a waiter count again, after another task took messages."""
         waiter.seen.clear()
         for message in self._messages:
             waiter.offer(message)

@@ -1,4 +1,4 @@
-"""A whole message: its head, and its bytes once it is cut into chunks."""
+"""A whole message: its head, and its size on the wire in chunks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _head_bytes(tag: tuple[str | int, ...]) -> int:
 
 
 def framed_bytes(nbytes: int) -> int:
-    """Bytes on the wire of a message of some bytes (head and buffers) once it is cut into chunks."""
+    """Bytes on the wire of a message of ``nbytes`` (head and buffers), chunk headers included."""
     chunks = -(-nbytes // CHUNK_BYTES)
     return nbytes + BEGIN_BYTES + (chunks - 1) * DATA_BYTES
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what one node needs to go on from a round's end, and its file.
+"""Checkpoints: everything that one node needs to continue from a round's end, and its file.
 
 A file is safetensors, so that any reader of that format sees the vectors in it: ``model.0`` are the parameters, ``model.1``
 the buffers, ``optimizer.K`` the optimizer's state in the order of its names, ``state.K`` the tensors in ``node.state``. What
@@ -56,11 +56,11 @@ Place = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A message that was on its way when its receiver was cut.
+    """A message that was on its way when its receiver was saved.
 
     Args:
         message: what will be delivered.
-        due_s: by the receiver's clock, seconds; what is due already is delivered at once.
+        due_s: seconds by the receiver's clock; an earlier message is delivered at once.
     """
 
     message: Message
@@ -78,9 +78,9 @@ class Checkpoint:
         model: parameters and buffers.
         optimizer: the optimizer's state; None before the first step.
         state: ``node.state``.
-        node: all else that the node itself has, as :meth:`Node.restore` takes it.
-        unread: what lies in its mailbox, oldest first.
-        arriving: what will come in: sent before its sender was cut, and not here yet.
+        node: the node's other values, as :meth:`NodeRuntime.restore` takes them.
+        unread: the messages in its mailbox, oldest first.
+        arriving: the messages on their way, sent before their senders were saved.
         engine: what the engine keeps about the node.
     """
 
@@ -103,7 +103,7 @@ class Checkpoint:
             "optimizer": None if self.optimizer is None else dict(self.optimizer),
             "state": dict(self.state),
             "node": {**fields, "node": dict(self.node), "engine": dict(self.engine)},
-            # Each message by itself: a payload has limits, which a full mailbox may pass.
+            # One section for each message: a full mailbox may exceed the limits of a payload.
             **{f"unread-{k}": _message(message) for k, message in enumerate(self.unread)},
             **{
                 f"arriving-{k}": [arrival.due_s, _message(arrival.message)]
@@ -154,12 +154,12 @@ def _numbered(sections: Mapping[str, Payload], name: str) -> list[str]:
 
 
 def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
-    """Write a checkpoint's file. (In place: who wants it whole or not at all writes beside and renames.)
+    """Write a checkpoint's file in place; callers that need an atomic write rename it afterwards.
 
     Args:
         checkpoint: what is written.
         path: the file.
-        experiment: what tells the experiment from others, e.g. a digest.
+        experiment: identifies the experiment, e.g. a digest.
 
     Raises:
         OSError: where it can't be written.
@@ -194,8 +194,8 @@ def read(path: Path, experiment: str | None = None, place: Place | None = None) 
 
     Args:
         path: the file.
-        experiment: what it has to have been written for; None is any.
-        place: where its tensors come to lie; None leaves them where they are read to.
+        experiment: the experiment that it must belong to; None is any.
+        place: moves its tensors to where the node keeps them; None leaves them.
 
     Raises:
         BadInput: for a file that is missing, damaged, or of another experiment.

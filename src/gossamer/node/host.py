@@ -35,14 +35,14 @@ class Host(Protocol):
 
     @property
     def counters(self) -> Traffic:
-        """The node's counters, which it may add to; what has left by now may be missing."""
+        """The node's counters, which it may add to; bytes that are leaving may be missing."""
 
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
-        """Call after some seconds, and after every delivery of that instant. A call in the background is nothing that the
-        algorithm waits for."""
+        """Call after some seconds, and after every delivery of that instant. The algorithm does not wait for calls in the
+        background."""
 
     def store(self, vector: Tensor) -> Tensor:
         """An immutable vector of these values; the same object if it is one already."""
@@ -66,7 +66,7 @@ class Host(Protocol):
         ``commit`` returned. Unless it is to be read at once, the result may be written as late as :meth:`settle`."""
 
     def settle(self, vector: Tensor) -> None:
-        """A vector is about to be read: write it, if it is not written yet."""
+        """Write a vector that is about to be read, if it is not written yet."""
 
     def finished(self, rounds: int) -> bool:
         """Whether a node that has completed this many rounds is at its end."""

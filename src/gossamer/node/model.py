@@ -57,7 +57,7 @@ class Snapshot:
         return self.vector
 
     def write(self, vector: Tensor) -> None:
-        """Another one takes its place, which nobody else will write to."""
+        """Replace the vector by one that nothing else will write to."""
         self.vector, self._version = vector, vector._version
         self.writes += 1
 
@@ -86,7 +86,7 @@ class OwnModel:
         self.reset = False
 
     def snapshot(self) -> Model:
-        """The model, for who does not read it now: its values may not be written yet."""
+        """The model for a reader that settles it first: its values may not be written yet."""
         return Model(self.parameters.read(), self.buffers.read())
 
     @property
@@ -106,12 +106,12 @@ class OwnModel:
         return self.state
 
     def commit(self, result: TrainResult, start: Model, before: Writes) -> None:
-        """Take a result: as it is, where nothing was written since it was asked for; else as an update.
+        """Assign a result if nothing was written since it was asked for; otherwise add it as an update.
 
         Args:
-            result: what came of the steps.
+            result: of the steps.
             start: the model that they began with.
-            before: what :attr:`writes` was then.
+            before: :attr:`writes` at that time.
         """
         new, (writes, buffer_writes) = result.model, before
         self.parameters.read()  # which is refused if it was modified in place
@@ -143,7 +143,7 @@ class Learner:
         self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
 
     async def train(self, first: int, steps: int, lr: float) -> float:
-        """Take some local steps from the model as it is, of which the first has this number; gives their mean loss."""
+        """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
         start = self._own.snapshot()
         batches = [self._batches.batch(first + k) for k in range(steps)]
         seed = self._seed(first)
@@ -157,7 +157,7 @@ class Learner:
         return float(loss)
 
     async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
-        """Take one step from the model as it is with a gradient [P]."""
+        """Take one step from the current model with a gradient [P]."""
         await self._step(
             ComputationKind.APPLY, start, lambda state: ApplyJob(start, gradient, lr, state), step, 0
         )
@@ -168,11 +168,11 @@ class Learner:
         """Have steps taken; gives their loss.
 
         Args:
-            kind: what is computed.
-            start: the model as it is now.
-            job: makes it, given the optimizer's state, which earlier steps may still change.
+            kind: of computation.
+            start: the current model.
+            job: makes the job, given the optimizer's state, which earlier steps may still change.
             first: the number of the first step.
-            work: how many steps it is worth.
+            work: equivalent number of steps.
         """
         own, before, reset = self._own, self._own.writes, self._own.take_reset()
 
@@ -187,7 +187,7 @@ class Learner:
                 kind, lambda: job(own.state_for(start, reset)), commit, first, work
             )
         except asyncio.CancelledError:
-            own.reset |= reset  # the next step that is asked for starts afresh instead
+            own.reset |= reset  # the next step that is asked for starts with a fresh state instead
             raise
         return loss
 

@@ -1,4 +1,4 @@
-"""How a node takes what has come in: it waits for messages, but for nobody from whom none will come."""
+"""How a node takes messages out of its mailbox, and waits for those that can still come."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class PeerLost(GossamerError):
 
 
 class Reception:
-    """What takes messages out of one node's mailbox.
+    """Takes messages out of one node's mailbox.
 
     Args:
         rank: the node.
-        host: knows the time, and who is dead.
+        host: knows the time and the dead peers.
         round: gives the round that the node is in.
-        lost_peer: what is done about a dead peer, as of :class:`~gossamer.node.setup.NodeSetup`.
+        lost_peer: see :class:`~gossamer.node.setup.NodeSetup`.
 
     Attributes:
-        mailbox: where messages are that nobody has taken.
-        ages: how old they were when they were taken.
-        first: the round in which a node that was away takes part again, by rank; this one may be among them.
+        mailbox: the messages that no task has taken.
+        ages: how old messages were when they were taken.
+        first: the first round in which a node that was away takes part again, by rank; this node may be among them.
         coder: decodes the models in messages, if the experiment has a codec.
     """
 
@@ -97,7 +97,7 @@ class Reception:
         self.mailbox.watch(waiter)
         taken_before = self.mailbox.taken
         timer = self._host.timer(timeout, waiter.expire) if timeout is not None else None
-        away: set[int] = set()  # who need not be waited for, though they may come back meanwhile
+        away: set[int] = set()  # ranks not to wait for, though they may come back meanwhile
         try:
             while not waiter.expired:
                 if self._host.lost or self.first:
@@ -142,7 +142,7 @@ class Reception:
         self.ages.add(self._host.now(), messages)
 
     def _away(self, awaited: set[int], waiter: Waiter) -> set[int]:
-        """Those of some ranks from whom nothing comes in this round."""
+        """Those of ``awaited`` that send nothing in this round."""
         lost = awaited & self._host.lost
         if lost and self._lost_peer == "fail":
             raise PeerLost(f"node {self._rank} waits for {waiter}, of which {sorted(lost)} are dead")
@@ -155,29 +155,29 @@ class Reception:
     def _drop(self, message: Message) -> None:
         self._host.counters.messages_late += 1
 
-    # --- who is there
+    # --- nodes that are away
 
     def found(self, rank: int, first: int, *, anew: bool) -> None:
-        """A peer that was away is back; see :meth:`Node.peer_found`."""
+        """A peer that was away is back; see :meth:`NodeRuntime.peer_found`."""
         self.first[rank] = first
         if anew:
             self.mailbox.forget_late(rank)
         self.mailbox.wake_all()
 
     def rejoin(self, first: int) -> None:
-        """The node itself was away; see :meth:`Node.rejoin`."""
+        """The node itself was away; see :meth:`NodeRuntime.rejoin`."""
         self.first[self._rank] = first
         self.mailbox.wake_all()
 
     # --- checkpoints
 
     def saved(self) -> dict[str, Any]:
-        """What :meth:`restore` takes, beside the messages that are here."""
+        """The values that :meth:`restore` takes, in addition to the unread messages."""
         late = [[source, list(prefix), count] for source, prefix, count in self.mailbox.late()]
         return {"late": late, "ages": self.ages.saved()}
 
     def restore(self, unread: Iterable[Message], saved: Mapping[str, Any]) -> None:
-        """Go on with what was saved; for a node that nothing came in for yet."""
+        """Continue with saved values; for a node that has received nothing yet."""
         late = [(source, tuple(prefix), count) for source, prefix, count in saved["late"]]
         self.mailbox.restore(unread, late)
         self.ages.restore(saved["ages"])

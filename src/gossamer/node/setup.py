@@ -1,4 +1,4 @@
-"""What a node is made of."""
+"""What an engine makes a node of, and what an algorithm may check beforehand."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Companion(Protocol):
-    """What an engine adds to a node to talk with its like at others, beneath wrappers and beside the algorithm."""
+    """An engine's own part of a node. Companions exchange messages that wrappers and the algorithm don't see."""
 
     def takes(self, message: Message) -> bool:
-        """Take in a message, unless it is the algorithm's."""
+        """Take a message, unless it is the algorithm's; says whether it did."""
 
     def peer_lost(self) -> None:
         """``host.lost`` has grown."""
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class NodeSetup:
-    """What a node is made of, apart from its engine.
+    """Everything that a node is made of, except its engine.
 
     Args:
         rank: which node, from 0.
@@ -69,12 +69,11 @@ class NodeSetup:
         gather_timeout_s: default timeout of ``gather``, seconds; None waits for ever.
         lost_peer: what ``gather`` does about a dead peer: "fail" ends the run, "skip" goes on without it, "wait" waits
             for it to come back.
-        missing: what stands for a model that is not there, where the algorithm does not say; as for
-            :meth:`gossamer.node.Node.combine`.
+        missing: the default of ``missing`` in :meth:`gossamer.node.Node.combine`, for absent ranks.
         aggregator: what :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean.
         wrappers: change what the node sends or receives, outermost last.
         codec: encodes the models that the node sends; None sends them as they are.
-        companion: makes what takes in messages that are neither the algorithm's nor for its wrappers, if something does.
+        companion: makes the engine's own part of the node, if it has one.
     """
 
     rank: int

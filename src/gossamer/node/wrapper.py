@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class NodeWrapper(Component):
     """Base of wrappers. An experiment lists them under ``wrappers``; messages pass out through them in order,
-    and in through them in reversed order. They see what is on the wire: what a codec has encoded, they see encoded.
+    and in through them in reversed order. They see messages as they are on the wire, encoded by the experiment's codec.
 
     A wrapper is frozen like an algorithm; what must outlive a call belongs in ``node.state``.
     """
