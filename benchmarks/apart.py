@@ -1,4 +1,4 @@
-"""Measurements in processes of their own, which share nothing but the machine."""
+"""Measurements in separate processes, which share nothing but the machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def answer(code: str) -> Any:
-    """What code prints last, as JSON, in a process whose modules are those of the benchmarks."""
+    """The last line that code prints, as JSON, in a process that can import the benchmarks."""
     [said] = answers(code, 1)
     return said
 
 
 def answers(code: str, count: int) -> list[Any]:
-    """The same of so many processes at once.
+    """The answers of several processes that run the same code at once.
 
     Raises:
         SystemExit: when one of them fails.

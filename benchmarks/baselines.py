@@ -1,4 +1,4 @@
-"""The loop that one would write oneself: plain, fair PyTorch, a module and an optimizer a node."""
+"""The loop that users would write themselves: plain, fair PyTorch, with a module and an optimizer for each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.tasks.task import Task
 
 
 def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[], float]:
-    """Seconds of ``rounds`` steps of every node of an experiment, one ``nn.Module`` and ``torch.optim.SGD`` each.
+    """Seconds of ``rounds`` steps of every node of an experiment, each with one ``nn.Module`` and one ``torch.optim.SGD``.
 
     Args:
         setup: the experiment's data, parts and graph.
@@ -50,7 +50,7 @@ def loop(setup: Setup, rounds: int, *, mixing: bool, threads: int) -> Callable[[
 
 
 def evaluating(task: Task, nodes: int) -> Callable[[], float]:
-    """Seconds that the loss and the metrics of as many modules take on the test set, in batches of a hundred, on all cores.
+    """Seconds to compute the loss and the metrics of many modules on the test set, in batches of a hundred, on all cores.
 
     Args:
         task: gives the test set and the measures.

@@ -4,8 +4,8 @@
 
 D-PSGD on a random 5-regular graph, three local steps of 16 samples a round, under both engines: with GN-LeNet on random
 images of CIFAR-10's shape (90 thousand parameters), and with a small multi-layer perceptron, whose rounds are so short
-that little else costs anything. Each run is repeated with and without ``checkpoint: {every_rounds: ROUNDS}``, by turns;
-seconds are those of the second half of its rounds, and the ratio is that of the medians.
+that checkpoints dominate. Runs alternate with and without ``checkpoint: {every_rounds: ROUNDS}``; the seconds are
+those of the second half of the rounds, and the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "mlp": ({"name": "digits", "model": "mlp", "hidden": [64]}, 200),
 }
-"""The task, and how many rounds."""
+"""The task and the number of rounds."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def experiment(model: str, engine: str, nodes: int, every_rounds: int | None) -> Experiment:
-    """What is run; nothing is evaluated but one node, in the middle and at the end."""
+    """The experiment, which evaluates one node in the middle and at the end."""
     task, rounds = MODELS[model]
     return Experiment.of(
         {

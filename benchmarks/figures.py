@@ -1,4 +1,4 @@
-"""How a benchmark says its figures: a line a row on standard output, and all of them in a JSON file if one is asked for."""
+"""Output of benchmarks: a line for each row on standard output, and optionally all rows in a JSON file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def report(rows: Iterable[Row], path: Path | None) -> None:
-    """Show rows as they are measured, then the machine; write all of it into a file, where there is one."""
+    """Show rows as they are measured, then the machine, and write everything to a file if one is given."""
     measured = []
     for row in rows:
         measured.append(row)

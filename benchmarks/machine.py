@@ -1,4 +1,4 @@
-"""What the machine can do at all: the figures that the others are to be read against."""
+"""The limits of the machine, against which the other figures are read."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def describe() -> dict[str, Any]:
 
 
 def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple[float, float]:
-    """GN-LeNet steps of so many processes of one thread at once: no framework, no lock, nothing shared but the machine.
+    """GN-LeNet steps of several single-threaded processes at once: no framework, no lock, nothing shared but the machine.
 
     Args:
         processes: their number.
-        steps: of each, after some that are not counted.
+        steps: of each process, after some that are not counted.
         batch: samples a step.
-        tuned: whether with ``channels_last``, and an allocator that keeps what is freed.
+        tuned: whether to use ``channels_last`` and an allocator that keeps freed memory.
 
     Returns:
         Steps a second of all processes, and milliseconds of processor time a step.
@@ -52,7 +52,7 @@ def plain_steps(processes: int, steps: int, batch: int, *, tuned: bool) -> tuple
 
 
 def train(steps: int, batch: int, tuned: bool) -> None:
-    """In a process of its own: print steps a second, and milliseconds of processor time a step."""
+    """Print steps a second, and milliseconds of CPU time a step; runs in a separate process."""
     from gossamer.learning.malloc import keep_freed_memory
     from gossamer.tasks.models import model_factory
 

@@ -1,21 +1,21 @@
-"""``make bench-processes``: what the engine ``processes`` costs, beside what the machine can do.
+"""``make bench-processes``: what the engine ``processes`` costs, compared with what the machine can do.
 
     python benchmarks/processes.py [--data-root FOLDER] [--nodes N,N,...] [--memory POLICY] [--json FILE]
 
-D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one where
-there are fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
-one, from a task of the benchmark's own with random images of the same shape, which costs the same.
+D-PSGD with GN-LeNet on CIFAR-10, three local steps of 16 samples a round, a random 5-regular graph (a complete one
+with fewer than six nodes). The data comes from the data root (or the environment variable GOSSAMER_DATA_ROOT); without
+one, random images of the same shape are used, which cost the same.
 
 Printed for each size:
 
-start-up      seconds from the command ``gossamer run`` to the moment when all nodes begin: imports, data, forks and all
+start-up      seconds from the command ``gossamer run`` until all nodes have begun: imports, data and forks included
 node-rounds   a second, over the last three quarters of the rounds
-cpu           milliseconds of processor time of all nodes and their supervisor, a node-round
+cpu           milliseconds of CPU time of all nodes and their supervisor, a node-round
 bare          training steps a second of as many processes as cores that do nothing else (``channels_last``, an allocator
-              that keeps what is freed), and a step's processor time, measured before and after the run; and the part of
-              them that the run's own steps are, by the clock and by processor time (which a busy machine disturbs less)
-private       MiB a node that no other process shares: the mean and the most over nodes, while they run (sampled before the
-              measured rounds) and as each one found itself at its end
+              that keeps freed memory), and a step's CPU time, measured before and after the run; and the run's own steps
+              as a part of them, by the clock and by CPU time (which a busy machine disturbs less)
+private       MiB of a node that no other process shares: mean and maximum over nodes, while they run (sampled before the
+              measured rounds) and at the end of each node
 bytes         that a node sends in a round, over the least possible: degree times parameters times four
 """
 
@@ -47,7 +47,7 @@ DEGREE = 5
 LOCAL_STEPS = 3
 BATCH = 16
 NODE_ROUNDS = 320
-"""Node-rounds in a quarter of a run, about."""
+"""The approximate number of node-rounds in a quarter of a run."""
 MIB = 2**20
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def beside_bare(nodes: int, data_root: str | None, memory: str) -> Row:
-    """One size, and what the machine can do, before and after."""
+    """Measure one size, and the machine before and after it."""
     before = bare()
     engine = {"name": "processes", "memory": memory}
     row = {"start_up_s": start_up(experiment(nodes, 4, data_root, engine=engine))}
@@ -82,15 +82,14 @@ def beside_bare(nodes: int, data_root: str | None, memory: str) -> Row:
 
 
 def bare() -> tuple[float, float]:
-    """GN-LeNet steps a second of one process a core that trains and does nothing else; and milliseconds of processor time a
-    step."""
+    """GN-LeNet steps a second of one bare training process for each core, and milliseconds of CPU time a step."""
     return plain_steps(cores(), 300, BATCH, tuned=True)
 
 
 def experiment(
     nodes: int, rounds: int, data_root: str | None = None, *, samples: int = 50_000, **changes: Any
 ) -> Experiment:
-    """What is run: rows of all nodes each quarter of the rounds, of which one node is evaluated, on few samples."""
+    """The experiment: rows of all nodes after each quarter of the rounds, and one node evaluated on few samples."""
     synthetic = {"name": "stubs:images", "model": "gn-lenet", "channels": 3, "size": 32, "samples": samples}
     sparse = nodes > DEGREE + 1
     return Experiment.of(
@@ -112,17 +111,17 @@ def experiment(
 
 
 class Watcher:
-    """Notes what a run records, and looks at the memory and processor time of its nodes.
+    """Watches what a run records, and samples the memory and CPU time of its nodes.
 
     Args:
-        looks_at: node-rounds after which it looks at memory, before the rounds that are measured.
-        counts_at: node-rounds between which it counts processor time.
+        looks_at: node-rounds after which it samples memory, before the measured rounds.
+        counts_at: node-rounds between which it counts CPU time.
     """
 
     def __init__(self, looks_at: int, counts_at: tuple[int, int]) -> None:
         self._looks_at, self._counts_at = looks_at, list(counts_at)
         self.cpu: list[tuple[int, float]] = []
-        """Node-rounds, and seconds of processor time until then."""
+        """Node-rounds and seconds of CPU time so far."""
         self.parameters = 0
         self.private: list[int] = []
         self.rows: dict[int, list[Row]] = {}
@@ -144,7 +143,7 @@ class Watcher:
             self.rows.setdefault(row["round"], []).append(dict(row))
 
     def cpu_ms(self) -> float:
-        """Milliseconds of processor time a node-round, or not a number where a run was too short to tell."""
+        """Milliseconds of CPU time a node-round, or NaN if the run was too short."""
         if len(self.cpu) < 2 or self.cpu[0][0] == self.cpu[1][0]:
             return float("nan")
         (first, before), (last, after) = self.cpu
@@ -155,7 +154,7 @@ class Watcher:
 
 
 def start_up(described: Experiment) -> float:
-    """Seconds from the command to the moment when all nodes begin, which the first row that is recorded tells."""
+    """Seconds from the command until all nodes begin, according to the first recorded row."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         described.save(file)
@@ -176,7 +175,7 @@ def start_up(described: Experiment) -> float:
 
 
 def first_row(folder: Path) -> Row | None:
-    """What a run recorded first of all, once there is something."""
+    """The first recorded row of a run, as soon as there is one."""
     for segment in folder.glob("*/*/segments/metrics-*.jsonl"):
         line, end, _ = segment.read_text().partition("\n")
         if end:
@@ -186,7 +185,7 @@ def first_row(folder: Path) -> Row | None:
 
 
 def measure(described: Experiment) -> Row:
-    """Carry an experiment from :func:`experiment` out."""
+    """Run an experiment from :func:`experiment`."""
     nodes, rounds, every = described.nodes, described.stop.rounds, described.evaluation.every_rounds
     assert rounds is not None
     assert every is not None
@@ -212,14 +211,14 @@ def measure(described: Experiment) -> Row:
 
 
 def in_process(nodes: int, data_root: str | None, memory: str) -> Row:
-    """One size, in a process of its own."""
+    """Measure one size in a separate process."""
     rounds = 4 * max(NODE_ROUNDS // nodes, 2)
     row: Row = answer(f"import processes; processes.one({nodes}, {rounds}, {data_root!r}, {memory!r})")
     return row
 
 
 def one(nodes: int, rounds: int, data_root: str | None, memory: str) -> None:
-    """In a process of its own: measure one size, and print the row."""
+    """Measure one size and print the row; runs in a separate process."""
     engine = {"name": "processes", "memory": memory}
     print(json.dumps(measure(experiment(nodes, rounds, data_root, engine=engine))))
 

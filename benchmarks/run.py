@@ -77,7 +77,7 @@ def experiment(task: dict[str, Any], nodes: int, batch_size: int, rounds: int, *
 
 
 def synthetic(model: str, channels: int, size: int, samples: int) -> dict[str, Any]:
-    """Random images: what is measured does not depend on what they show."""
+    """Random images; the figures do not depend on their content."""
     return {"name": "stubs:images", "model": model, "channels": channels, "size": size, "samples": samples}
 
 
@@ -144,7 +144,7 @@ def asynchronous(only: str) -> Iterator[Row]:
 
 
 def scaling(only: str) -> Iterator[Row]:
-    """Cost of a node-round as the number of nodes grows ten times, each size in a process of its own: from the second round
+    """Cost of a node-round as the number of nodes grows tenfold, each size in a separate process: from the second round
     on, and of the whole run, whose first round takes all its memory from the system."""
     cases = [("gn-lenet", 3, 32, 1000, 3), ("logistic", 1, 28, 10_000, 4)]
     for model, channels, size, nodes, rounds in cases:
@@ -166,13 +166,13 @@ def scaling(only: str) -> Iterator[Row]:
 
 def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
     """One run in this process: its microseconds per node-round, and the peak of its memory. The trainer is named, and
-    what is imported once is imported before, so that the small size does not bear ten times the share of it."""
+    modules are imported before, because their cost would weigh ten times as much in the small size."""
     engine = {"trainer": "sequential" if model == "gn-lenet" else "batched"}
     seconds_of(experiment(synthetic(model, channels, size, 640), 64, 8, 2, engine=engine))
     described = experiment(synthetic(model, channels, size, 10 * nodes), nodes, 8, rounds, engine=engine)
     seen = Progress()
     seconds = seconds_of(described, seen)
-    # Marks lie as far before the ends of these two rounds as each other.
+    # Both marks lie equally far before the ends of their rounds.
     (first, begun), (last, ended) = max(mark for mark in seen.marks if mark[0] <= nodes), seen.marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     figures = {
@@ -184,7 +184,7 @@ def one(model: str, channels: int, size: int, nodes: int, rounds: int) -> None:
 
 
 class Progress(Silent):
-    """Notes when how many node-rounds were done."""
+    """Records how many node-rounds were done at which time."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -234,13 +234,13 @@ def evaluation(only: str) -> Iterator[Row]:
         task = replace(task, test=task.train)
         start = initial_model(task.model, 1)
         rows, workers = Rows(len(start.parameters)), Workers()
-        # (Evaluation is recorded on different values.)
+        # (Evaluation is recorded on two different sets of values.)
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]
         evaluator = BatchedEvaluator(Evaluator(task, 1, workers=workers), rows, print)
         torch.set_num_threads(1)
-        for _ in range(2):  # which records
+        for _ in range(2):  # until the evaluation is recorded
             evaluator.test_each(models)
         baseline = evaluating(task, nodes)
 

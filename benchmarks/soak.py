@@ -3,15 +3,15 @@
     python benchmarks/soak.py [--nodes N] [--minutes M] [--every-s S] [--json FILE]
 
 Gossip learning over a peer sampler (cyclon), on digits, a round every two seconds; each node crashes every three minutes
-on average, and comes back ten seconds later, from its initial model. Every ``--every-s`` seconds, for the processes that
-have lived for a minute or more at that time:
+on average, and comes back ten seconds later, from its initial model. Every ``--every-s`` seconds it prints, for processes
+that are at least a minute old:
 
-private       MiB that no other process shares: median and most over nodes; and the supervisor's
-descriptors   open files and sockets of a process: median and most over nodes; and the supervisor's
-processes     nodes that are there
+private       MiB that no other process shares: median and maximum over nodes; and the supervisor's
+descriptors   open files and sockets of a process: median and maximum over nodes; and the supervisor's
+processes     nodes that are present
 
-A process that began later has less; so at the end the same is printed by age: the growth per minute of those that lived
-longest, by least squares over what was sampled after their first minute.
+A younger process has less. So at the end it prints the growth per minute of the oldest processes, by least squares over
+the samples after their first minute.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from machine import describe
 
 MIB = 2**20
 SETTLED_S = 60.0
-"""A process is looked at from this age on: until then it grows into its work."""
+"""The age at which sampling of a process begins; until then it grows into its work."""
 
 
 def experiment(nodes: int, minutes: float) -> Experiment:
-    """What is run."""
+    """The experiment."""
     return Experiment.of(
         {
             "name": "soak",
@@ -62,11 +62,11 @@ class Sample:
     """One process at one instant.
 
     Args:
-        pid: which.
-        node: whether it is a node, or the supervisor.
+        pid: its id.
+        node: whether it is a node rather than the supervisor.
         age_s: seconds since it began.
         at_s: seconds since the first sample.
-        private: bytes of memory that it shares with no other.
+        private: bytes of memory that no other process shares.
         descriptors: its open files and sockets.
     """
 
@@ -79,7 +79,7 @@ class Sample:
 
 
 class Sampler(threading.Thread):
-    """Looks at the processes of a run from time to time, and prints what it sees."""
+    """Samples the processes of a run from time to time, and prints the samples."""
 
     def __init__(self, every_s: float) -> None:
         super().__init__(daemon=True)
@@ -96,7 +96,7 @@ class Sampler(threading.Thread):
             _print(seen)
 
     def end(self) -> None:
-        """The run is over."""
+        """End the sampling."""
         self._over.set()
         self.join()
 
@@ -130,7 +130,7 @@ def _print(seen: list[Sample]) -> None:
 
 
 def growth(samples: list[Sample], most: int = 8) -> list[dict[str, float]]:
-    """MiB and descriptors a minute that the processes that lived longest have grown by, after their first minute."""
+    """Growth of the oldest processes after their first minute, in MiB and descriptors a minute."""
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.age_s >= SETTLED_S:
@@ -154,7 +154,7 @@ def growth(samples: list[Sample], most: int = 8) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Run, look, and print."""
+    """Run, sample and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

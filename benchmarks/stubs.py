@@ -37,7 +37,7 @@ def no_compute(nodes: int, rounds: int) -> Experiment:
 
 
 class Push(Algorithm):
-    """Asynchronous gossip: step, send the model to five peers, mix what is there."""
+    """Asynchronous gossip: step, send the model to five peers, mix the models that have arrived."""
 
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():

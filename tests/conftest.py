@@ -15,6 +15,7 @@ from hypothesis import settings
 from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 
+import gossamer  # noqa: F401 - before torch, so that the matrix kernels have the mode that bits are promised for
 from command_line import Cli
 
 # Shapes are checked at every call of the modules that have arrays, which nothing has imported yet. (To check all of gossamer

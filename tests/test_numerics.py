@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from command_line import Cli
-from gossamer import Experiment, numerics, run
+from gossamer import Experiment, load_run, numerics, run
 
 SMALL = {
     "name": "small",
@@ -62,22 +62,49 @@ def test_torch_takes_the_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "environment", "certain"),
-    [("gossamer", {}, True), ("torch", {}, False), ("torch", {"MKL_CBWR": "AUTO"}, True)],
+    ("first", "environment", "mode"),
+    [
+        ("import gossamer", {}, "AUTO"),
+        ("import torch", {}, "AUTO"),
+        ("import torch; torch.ones(64, 64) @ torch.ones(64, 64)", {}, "off"),
+        ("import torch; torch.ones(64, 64) @ torch.ones(64, 64)", {"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE"),
+        ("import gossamer", {"MKL_CBWR": ""}, "off"),
+    ],
 )
-def test_a_run_says_if_the_mode_was_set_too_late(
-    first: str, environment: dict[str, str], certain: bool, tmp_path: os.PathLike[str]
+def test_a_run_records_the_mode_that_is_in_force_and_warns_if_bits_may_depend_on_alignment(
+    first: str, environment: dict[str, str], mode: str, tmp_path: os.PathLike[str]
 ) -> None:
     code = f"""
-import {first}, json, logging, sys
+{first}
+import json, logging, sys
 from gossamer import Experiment, run
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 done = run(Experiment.model_validate({SMALL!r}), {os.fspath(tmp_path)!r})
 print(json.dumps(done.environment["numerics"]))
 """
     *lines, record = said(code, **environment).splitlines()
-    assert json.loads(record)["mode_is_certain"] is certain
-    assert any("torch was imported before gossamer" in line for line in lines) is not certain
+    if json.loads(record)["mkl"] is None:
+        pytest.skip("this torch has no MKL")
+    assert json.loads(record)["mkl"] == mode
+    assert any("bits may depend on memory alignment" in line for line in lines) is (mode == "off")
+
+
+def test_the_tests_themselves_run_with_the_mode() -> None:
+    assert numerics.mode() != "off"
+
+
+def test_a_resumed_run_records_where_it_continues_and_says_if_the_mode_differs(
+    cli: Cli, tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(Experiment.model_validate({**SMALL, "checkpoint": {"every_rounds": 2}}), tmp_path)
+    real = numerics.describe()
+    monkeypatch.setattr(numerics, "describe", lambda **_: {**real, "processor": "Another One"})
+    code, _, err = cli("resume", str(done.path), "--set", "stop.rounds=6")
+    assert code == 0
+    assert "bits may differ from those of an undisturbed run: now Another One" in err
+    [resumed] = load_run(done.path).environment["resumed"]
+    assert resumed["numerics"]["processor"] == "Another One"
+    assert "Another One" in (done.path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
@@ -86,7 +113,7 @@ def test_a_run_records_the_form_of_its_steps_and_its_report_begins_with_the_proc
 ) -> None:
     experiment = Experiment.model_validate({**SMALL, "engine": {"name": engine}})
     done = run(experiment, tmp_path)
-    assert set(done.execution) == {"train", "evaluate"}
+    assert set(done.execution) == {"train", "evaluate"} | ({"mix"} if engine == "simulate" else set())
     assert done.execution["train"]["recorded"] >= 1
     assert done.execution["evaluate"]["recorded"] >= 1
     code, _, _ = cli("report", str(done.path))
@@ -95,7 +122,7 @@ def test_a_run_records_the_form_of_its_steps_and_its_report_begins_with_the_proc
     kicker = page.split('<p class="kicker">')[1].split("</p>")[0]
     described = done.environment["numerics"]
     assert described["processor"] in kicker
-    assert f"{numerics.VARIABLE}={described['mode']}" in kicker
+    assert f"{numerics.VARIABLE}={described['mkl']}" in kicker
 
 
 def test_a_profile_says_why_steps_ran_eagerly(cli: Cli, tmp_path: os.PathLike[str]) -> None:

@@ -10,6 +10,7 @@ from gossamer import numerics
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm
     from gossamer.api import resume, run
+    from gossamer.codecs import Codec
     from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
@@ -30,6 +31,7 @@ numerics.set_default_mode()
 _HOMES = {
     "Algorithm": "gossamer.algorithms",
     "BadInput": "gossamer.errors",
+    "Codec": "gossamer.codecs",
     "Deadlock": "gossamer.errors",
     "Experiment": "gossamer.config",
     "GossamerError": "gossamer.errors",
@@ -53,6 +55,7 @@ _HOMES = {
 __all__ = [
     "Algorithm",
     "BadInput",
+    "Codec",
     "Deadlock",
     "Experiment",
     "GossamerError",

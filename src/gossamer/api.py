@@ -13,7 +13,7 @@ from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.closing import close_after, close_record, status_of
-from gossamer.results.folder import RunFolder, environment, write_text
+from gossamer.results.folder import RunFolder, environment, write_json, write_text
 from gossamer.results.recorder import NETWORK
 from gossamer.results.rewind import rewind
 from gossamer.results.run import Run, load_run
@@ -100,7 +100,9 @@ def run(
             Path(out),
             experiment.name if name is None else name,
             experiment=experiment.to_yaml(),
-            environment=environment(sys.argv if command is None else command),
+            environment=environment(
+                sys.argv if command is None else command, computes_here=_computes_here(experiment)
+            ),
         )
         folder.write_setup(engine.description)
         with folder.locked():
@@ -174,6 +176,7 @@ def resume(
             with folder.segment("events") as events:
                 events.append(_resumed(cut))
             observer.say(_goes_on(cut, experiment))
+            _record_resumption(folder, experiment, observer)
             return _carry_out(engine, trained, folder, observer, trackers, cut)
 
 
@@ -223,6 +226,28 @@ def _resumed(cut: Cut) -> dict[str, Any]:
     }
 
 
+def _computes_here(experiment: Experiment) -> bool:
+    """Whether nodes compute in this process, and not in processes that it starts."""
+    return isinstance(experiment.engine, Simulate)
+
+
+def _record_resumption(folder: RunFolder, experiment: Experiment, observer: Observer) -> None:
+    """Add to ``environment.json`` where the run continues, and say so if its bits may differ there."""
+    said = load_run(folder.path).environment
+    here = environment(sys.argv, computes_here=_computes_here(experiment))
+    resumed = [
+        *said.get("resumed", []),
+        {name: here[name] for name in ("command", "started", "machine", "numerics")},
+    ]
+    before = resumed[-2]["numerics"] if len(resumed) > 1 else said.get("numerics")
+    write_json(folder.path / "environment.json", {**said, "resumed": resumed})
+    if before is not None and before != here["numerics"]:
+        now = numerics.summary(here["numerics"])
+        observer.say(
+            f"bits may differ from those of an undisturbed run: now {now}, before {numerics.summary(before)}"
+        )
+
+
 def _carry_out(
     engine: Engine,
     experiment: Experiment,
@@ -233,7 +258,7 @@ def _carry_out(
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
-        if (said := numerics.warning()) is not None:
+        if _computes_here(experiment) and (said := numerics.warning()) is not None:
             observer.say(said)
         with engine:  # which is over before its record is put in order: nobody writes to it any more
             outcome = engine.run(folder, _Tracked(observer, trackers), cut)

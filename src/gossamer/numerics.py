@@ -2,11 +2,12 @@
 
 Intel's MKL, with which torch multiplies matrices, may add in another order at another memory alignment; on some processors
 it does. Conditional numerical reproducibility rules that out: with ``MKL_CBWR`` in the environment before MKL is first used,
-the bits of a product depend on its operands, the mode and the processor alone.
+the bits of a product depend on its operands, the number of threads, the mode and the processor alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -16,6 +17,27 @@ from typing import Any
 VARIABLE = "MKL_CBWR"
 DEFAULT = "AUTO"
 """The fastest kernels of the processor whose bits do not depend on alignment."""
+
+_MODES = {
+    1: "off",
+    2: "AUTO",
+    3: "COMPATIBLE",
+    4: "SSE2",
+    6: "SSSE3",
+    7: "SSE4_1",
+    8: "SSE4_2",
+    9: "AVX",
+    10: "AVX2",
+}
+_MODES |= {11: "AVX512_MIC", 12: "AVX512", 13: "AVX512_MIC_E1", 14: "AVX512_E1"}
+_STRICT = 0x10000
+_ALL = -1
+_SETTINGS = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
 
 _torch_came_first = False
 
@@ -28,40 +50,52 @@ def set_default_mode() -> None:
         os.environ[VARIABLE] = DEFAULT
 
 
+def mode() -> str | None:
+    """MKL's mode here, such as "AUTO", or "off" where bits may depend on alignment; None where torch has no MKL."""
+    import torch
+
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
+    except (OSError, AttributeError):  # MKL lies elsewhere: it read the variable, unless it was used before
+        return "off" if _torch_came_first else os.environ.get(VARIABLE) or "off"
+    found = int(ask(_ALL))
+    return _MODES.get(found & ~_STRICT, str(found)) + (",STRICT" if found & _STRICT else "")
+
+
 def warning() -> str | None:
-    """One line where the mode was set too late to be sure that it holds; None otherwise."""
-    if not _torch_came_first:
+    """One line if the bits of this process may depend on memory alignment; None otherwise."""
+    if mode() != "off":
         return None
     return (
-        "torch was imported before gossamer: the bits of this run may depend on the machine; import gossamer first, or set"
-        f" {VARIABLE}={DEFAULT} in the environment"
+        "bits may depend on memory alignment, and so differ between two runs on this machine: import gossamer before the"
+        f" first computation with torch, or set {VARIABLE}={DEFAULT} in the environment"
     )
 
 
-def describe() -> dict[str, Any]:
-    """The processor, and all settings on which bits depend, for the record of a run."""
+def describe(*, computes_here: bool = True) -> dict[str, Any]:
+    """The processor and the modes of its kernels, for the record of a run.
+
+    Args:
+        computes_here: whether this process computes, or only processes that it starts.
+    """
     import torch
 
     return {
         "processor": _processor(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        "mode": os.environ.get(VARIABLE, ""),
-        "mode_is_certain": not _torch_came_first,
-        "settings": {
-            name: os.environ[name]
-            for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
-            if name in os.environ
-        },
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+        "mkl": mode() if computes_here else os.environ.get(VARIABLE) or "off",
+        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
     }
 
 
 def summary(described: dict[str, Any]) -> str:
-    """What :func:`describe` found, in one line."""
-    parts = [described["processor"], f"{described['vectors']} kernels", f"{VARIABLE}={described['mode']}"]
-    parts += [f"{name}={value}" for name, value in described["settings"].items()]
-    if not described["mode_is_certain"]:
-        parts.append("set after torch was imported")
-    return ", ".join(parts)
+    """The findings of :func:`describe` in one line."""
+    parts = [described["processor"], f"{described['kernels']} kernels"]
+    if described["mkl"] is not None:
+        parts.append(f"{VARIABLE}={described['mkl']}")
+    return ", ".join(parts + [f"{name}={value}" for name, value in described["settings"].items()])
 
 
 def _processor() -> str:

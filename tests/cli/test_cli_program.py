@@ -66,7 +66,7 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
         (
             ("run", "small.yaml", "--overide", "a=b"),
             "--overide: no such option; accepted: --engine, --json, --listen, --min-workers, --no-report, --out,"
-            " --profile, --quiet, --report, --resume, --set, --token",
+            " --profile, --quiet, --report, --resume, --set, --token, --workers",
         ),
         (("sweep", "small.yaml", "--job", "2"), "--job: no such option (did you mean '--jobs'?); accepted: "),
         (("run", "small.yaml", "another.yaml"), "Got unexpected extra argument"),

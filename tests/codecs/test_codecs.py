@@ -354,7 +354,11 @@ def test_it_composes_with_every_algorithm_that_sends_models(
             {},
             r"codec\[0\]: float16 before another codec; accepted: in the last",
         ),
-        ("float16", {"algorithm": "relay-sum"}, "codec: float16 for relay-sum, which sends no whole models"),
+        (
+            "float16",
+            {"algorithm": {"name": "relay-sum", "tree": "spanning"}},
+            "codec: float16 for relay-sum, which sends no whole models",
+        ),
         ("float16", {"algorithm": "divshare"}, "codec: float16 for divshare, which sends no whole models"),
         ("float16", {"algorithm": "local"}, "codec: float16 for local"),
     ],

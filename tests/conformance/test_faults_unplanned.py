@@ -58,8 +58,8 @@ def node_processes(launcher: int, nodes: int) -> list[psutil.Process]:
 
 def rows_are_there(out: Path, nodes: int) -> bool:
     """Whether every node has recorded rows of two rounds."""
-    segments = list(out.glob("*/*/segments/metrics-*.jsonl"))
-    return sum(path.read_bytes().count(b"\n") >= 2 for path in segments) >= nodes
+    text = b"".join(path.read_bytes() for path in out.glob("*/*/segments/metrics-*.jsonl"))
+    return all(text.count(b'{"node":%d,' % rank) >= 2 for rank in range(nodes))
 
 
 def launch(experiment: Experiment, tmp_path: Path) -> subprocess.Popen[str]:

@@ -111,7 +111,7 @@ def normalizes(x: Tensor) -> tuple[Tensor, ...]:
     ("function", "reason"),
     [
         (decides, "values leave torch|decides by values"),
-        (draws, "draws random numbers"),
+        (draws, "may draw random numbers \\(aten::"),
         (goes_through_numpy, "values leave torch"),
         (remembers, "writes tensors that it did not create"),
         (counts, "two calls are not the same operations"),
@@ -160,7 +160,7 @@ def test_forms_count_the_shapes_of_input() -> None:
         run(torch.randn(rows, 3), torch.ones(3, 2))
     assert run.forms() == {
         "recorded": 1,
-        "eager: called once; a second call with other values completes the recording": 1,
+        "eager: called with one set of values only; a call with others completes the recording": 1,
     }
     for rows in (2, 3):
         run(torch.randn(rows, 3), torch.ones(3, 2))

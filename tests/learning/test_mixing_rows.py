@@ -19,6 +19,8 @@ from gossamer.learning.workers import Workers
 
 @pytest.fixture(scope="module", params=[1, 2])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    if mixing_rows._kernel(True) is None or mixing_rows._kernel(False) is None:
+        pytest.skip("no kernel sums whole rows in order here")
     shared = Workers(request.param)
     yield shared
     shared.close()

@@ -51,6 +51,13 @@ Token = Annotated[
     ),
 ]
 MinWorkers = Annotated[int, typer.Option(min=1, help="Wait for at least this many workers.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Start the workers: ray, or module:factory of an executor. They join here unless --listen says where.",
+    ),
+]
 
 
 def run(
@@ -74,6 +81,7 @@ def run(
     listen: ListenAt = None,
     token: Token = None,
     min_workers: MinWorkers = 1,
+    workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +89,7 @@ def run(
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
 
-    where = _listen(listen, token, min_workers)
+    where = _listen(listen, token, min_workers, workers)
 
     raw = Experiment.read(file, overrides or (), engine)
     with _server(engine_name(raw.get("engine", {}))) as server:
@@ -110,6 +118,7 @@ def resume(
     listen: ListenAt = None,
     token: Token = None,
     min_workers: MinWorkers = 1,
+    workers: Workers = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -117,7 +126,7 @@ def resume(
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
 
-    where = _listen(listen, token, min_workers)
+    where = _listen(listen, token, min_workers, workers)
 
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
@@ -182,14 +191,15 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _listen(address: str | None, token: str | None, min_workers: int) -> Listen | None:
+def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
     """Where workers join, as the options say."""
     from gossamer.runtime.processes.fork_server import Listen
     from gossamer.runtime.processes.security.join import check_token, new_token
 
-    if address is None:
+    if address is None and workers is None:
         return None
-    return Listen(address, new_token() if token is None else check_token(token), min_workers)
+    known = new_token() if token is None else check_token(token)
+    return Listen(address or "127.0.0.1:0", known, least, workers)
 
 
 @contextmanager
@@ -294,8 +304,9 @@ def _print_profile(done: Run) -> None:
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
         typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
     for part, forms in done.execution.items():
-        for form, shapes in forms.items():
-            typer.echo(f"{part:20} {form} ({shapes} {'shape' if shapes == 1 else 'shapes'} of input)")
+        for form, count in forms.items():
+            unit = "sum" if part == "mix" else "shape of input" if count == 1 else "shapes of input"
+            typer.echo(f"{part:20} {form} ({count} {unit}{'s' if part == 'mix' and count != 1 else ''})")
     if done.peak_vectors is not None:
         share = done.peak_vectors / done.nodes
         typer.echo(f"{'vectors at the peak':20} {done.peak_vectors} ({share:.1f} a node)")

@@ -118,8 +118,8 @@ class Failures(Section):
     """When peers consider a node dead.
 
     Args:
-        heartbeat_s: seconds of silence on a connection after which a heartbeat is sent. Null sends none where a worker
-            sees which process ends or stops (nodes of one machine), elsewhere a fifth of detection_s.
+        heartbeat_s: seconds of silence on a connection after which a heartbeat is sent. Null sends none on one machine, where
+            the parent process sees which node ends or stops, elsewhere every fifth of detection_s.
         detection_s: seconds without a sign of life, or of failed connection attempts, after which a peer is lost. With
             heartbeats, a peer that hangs is noticed within detection_s + heartbeat_s / 2 seconds.
     """

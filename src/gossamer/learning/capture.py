@@ -27,8 +27,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gossamer.errors import cause
-
 Function = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out."""
 
@@ -38,7 +36,7 @@ MOST_SHAPES = 64
 _LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
 _STATISTICS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 """They write their running statistics, and their schemas don't say so."""
-_CALLED_ONCE = "called once; a second call with other values completes the recording"
+_SEEN_ONCE = "called with one set of values only; a call with others completes the recording"
 _COMPILING = threading.Lock()
 
 
@@ -89,21 +87,24 @@ class Captured:
     @property
     def programs(self) -> list[Program]:
         """The programs that were found to do what the function does."""
-        return [program for program in self._programs.values() if program is not None]
+        with self._lock:
+            return [program for program in self._programs.values() if program is not None]
 
     def forms(self) -> dict[str, int]:
         """In which form calls run: the number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the
         reason."""
         found = Counter("recorded" for _ in self.programs)
-        found.update(f"eager: {reason}" for reason in self._reasons.values())
+        with self._lock:
+            found.update(f"eager: {reason}" for reason in self._reasons.values())
         return dict(found)
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
         if key not in self._programs:
-            if len(self._programs) < self._most_shapes:
+            if key in self._recorded or len(self._programs) + len(self._recorded) < self._most_shapes:
                 return self._record(key, arguments)
-            self._reasons.setdefault(key, f"more than {self._most_shapes} shapes of input")
+            with self._lock:  # (one entry for all shapes above the limit)
+                self._reasons[None] = f"more than {self._most_shapes} shapes of input"
         program = self._programs.get(key)
         return self._function()(*arguments) if program is None else program(*arguments)
 
@@ -121,7 +122,7 @@ class Captured:
             elif key in self._programs:
                 pass  # another thread was first
             elif key not in self._recorded:
-                self._recorded[key], self._reasons[key] = (program, before), _CALLED_ONCE
+                self._recorded[key], self._reasons[key] = (program, before), _SEEN_ONCE
             elif not _equal(before, self._recorded[key][1]):
                 first, _ = self._recorded.pop(key)
                 problem = program.difference(first) or _difference(program, before, results)
@@ -141,7 +142,7 @@ def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tenso
         with watch, recorder:
             results = function(*arguments)
     except Exception as error:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
-        return function(*arguments), f"an operation can't be recorded ({cause(error)})"
+        return function(*arguments), f"an operation can't be recorded ({_brief(error)})"
     if watch.left_torch:
         return results, "values leave torch (item(), numpy(), ...)"
     if recorder.wrote():
@@ -153,7 +154,12 @@ def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tenso
     except _CannotRecord as reason:
         return results, str(reason)
     except Exception as error:  # noqa: BLE001 - what can't be written down goes on through Python
-        return results, f"an operation can't be recorded ({cause(error)})"
+        return results, f"an operation can't be recorded ({_brief(error)})"
+
+
+def _brief(error: Exception) -> str:
+    """The last line of an error: torch's interpreter puts a traceback before it."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:120]}"
 
 
 class _CannotRecord(Exception):
@@ -252,7 +258,7 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
     try:
         return Program(source, constants)
     except RuntimeError as error:  # something that torch's interpreter has no words for
-        raise _CannotRecord(f"torch's interpreter lacks an operation ({cause(error)})") from error
+        raise _CannotRecord(f"torch's interpreter lacks an operation ({_brief(error)})") from error
 
 
 def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
@@ -262,7 +268,7 @@ def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
     for call in reversed(calls):
         func, args, kwargs, result = call
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise _CannotRecord("it draws random numbers")
+            raise _CannotRecord(f"it has an operation that may draw random numbers ({func._schema.name})")
         outputs = tree_leaves(result)
         numbers = any(not (output is None or isinstance(output, Tensor)) for output in outputs)
         if func._schema.is_mutable or numbers or any(id(output) in wanted for output in outputs):
@@ -309,7 +315,7 @@ def _difference(program: Program, arguments: Sequence[Tensor], results: Sequence
     try:
         again = program(*arguments)
     except RuntimeError as error:
-        return f"the recorded operations fail ({cause(error)})"
+        return f"the recorded operations fail ({_brief(error)})"
     for one, other in zip(results, again, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype or not bool(_same_bits(one, other).all()):
             return "the recorded operations give other bits"

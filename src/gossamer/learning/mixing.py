@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from gossamer.messages.tags import Model, Part
@@ -119,8 +119,8 @@ def combine(
 
 
 def _ring_sum(
-    own: Int[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None
-) -> Int[Tensor, " n"]:
+    own: Integer[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None
+) -> Integer[Tensor, " n"]:
     """The sum of integer vectors modulo 2^bits of their dtype: exact, in whatever order. Who is absent adds nothing.
 
     Raises:

@@ -208,7 +208,7 @@ class CompiledTrainer(SequentialTrainer):
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes=0)
 
     def forms(self) -> dict[str, int]:
-        return {"compiled by torch.compile": 1}
+        return {"given to torch.compile": 1}
 
     def _make_gradients(self) -> Function:
         return gradient_function(

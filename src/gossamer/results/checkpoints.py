@@ -73,9 +73,9 @@ class CheckpointFolder:
     """All checkpoints of one run.
 
     Args:
-        path: their folder; created when it is needed.
+        path: their folder.
         experiment: the experiment.
-        digest: the digest of the experiment as it was first written, if this one names copies of its files.
+        digest: of the experiment as it was written first, where this one names copies of its files.
     """
 
     def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:

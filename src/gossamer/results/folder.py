@@ -181,11 +181,12 @@ class RunFolder:
         write_json(self.path / "status.json", {"status": status, "error": error, **known, **figures})
 
 
-def environment(command: Sequence[str]) -> dict[str, Any]:
+def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
     """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on.
 
     Args:
         command: the command line, e.g. ``sys.argv``.
+        computes_here: whether this process computes, or only processes that it starts.
     """
     return {
         "command": list(command),
@@ -199,7 +200,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
             # Naming them would start a CUDA context, which a fork would not survive.
             "gpus": torch.cuda.device_count(),
         },
-        "numerics": numerics.describe(),
+        "numerics": numerics.describe(computes_here=computes_here),
         "packages": _versions(),
     }
 

@@ -195,7 +195,9 @@ def _plotly() -> str:
 def _kicker(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
-    numerics = runs[0].environment.get("numerics")  # absent from the records of earlier versions
+    environment = runs[0].environment
+    last = environment.get("resumed", [environment])[-1]
+    numerics = last.get("numerics")  # absent from the records of earlier versions
     where = "" if numerics is None else f" · {escape(summary_of_numerics(numerics))}"
     return f"run {escape(runs[0].id)} {_badge(runs[0])}{where}"
 

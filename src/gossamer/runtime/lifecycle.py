@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.config import Processes
-from gossamer.faults import FaultEvent as Fault
-from gossamer.faults import FaultInterval, RoundCrash, StartFrom
+from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.rejoin import meeting
@@ -405,7 +404,7 @@ class Lifecycle:
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = 0.0
-        self._early: list[Fault] = []
+        self._early: list[FaultEvent] = []
         self._coming: dict[int, StartFrom] = {}  # to be started as soon as their last process has ended
         self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
         self._introduction: _Introduction | None = None
@@ -658,7 +657,7 @@ class Lifecycle:
     def _lost_before(self) -> set[int]:
         return set() if self._rounds is None else set(range(self._size)) - self._rounds.keys()
 
-    def _happens(self, fault: Fault) -> None:
+    def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
             self._do(Record(None, fault.what, fault.detail))
@@ -794,8 +793,8 @@ class Lifecycle:
         self._introduce_next()
 
     def _doubt(self, node: NodeState, rank: int, why: str) -> None:
-        """A node has not reached another one for so long that what it sent there is lost. If that one lives, it is introduced
-        again as soon as it is heard of."""
+        """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
+        introduced again as soon as it is heard of."""
         if rank in self.alive and node.rank not in self.away:
             text = f"node {node.rank} can't reach node {rank}: {why}"
             if rank not in self.away:

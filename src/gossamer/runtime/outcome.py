@@ -32,7 +32,8 @@ class Outcome:
         link_shares: how much of the links between uplinks and downlinks was used, "mean" and "max" over those that
             carried anything; None where no such link is shared.
         execution: how "train" and "evaluate" were computed: how many shapes of input ran as recorded operations ("recorded"),
-            and how many through Python, by reason ("eager: ..."); see :meth:`~gossamer.learning.capture.Captured.forms`.
+            and how many through Python, by reason ("eager: ..."); and "mix": how many sums of models were computed together,
+            and how many one at a time; see :meth:`~gossamer.learning.capture.Captured.forms`.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""A few nodes, their links, and what arrives. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
+"""A few nodes, their links, and the messages that arrive. A byte takes a microsecond (1,000 ns) at 8 Mbit/s."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def size(payload: Any) -> int:
 
 
 def of_size(wire: int) -> int:
-    """The length of the payload of a message of so many bytes on the wire."""
+    """The length of a payload whose message has this size on the wire."""
     length = wire - (size(bytes(wire)) - wire)
     while size(bytes(length)) < wire:
         length += 1
@@ -49,13 +49,13 @@ class Map(Conditions):
 
 
 def star(nodes: int, mbps: float | list[float] = 8.0, **path: Any) -> Map:
-    """Uplinks and downlinks, and what holds for every path."""
+    """Uplinks and downlinks, and properties that all paths share."""
     rates = mbps if isinstance(mbps, list) else [mbps] * (2 * nodes)
     return Map(rates, lambda source, to: Path((source, nodes + to), **path))
 
 
 class Drawn(Network):
-    """A network by hand: how it is first, and what becomes of it."""
+    """A network by hand: its first conditions, and its changes."""
 
     first: Any
     then: Any = ()
@@ -68,7 +68,7 @@ class Drawn(Network):
 
 
 class Scene:
-    """Some nodes' links; what arrives is noted as (receiver, sender, nanoseconds, payload's length)."""
+    """The links of some nodes. Arrivals are noted as (receiver, sender, nanoseconds, length of the payload)."""
 
     def __init__(self, nodes: int = 4, drawn: Network | None = None, seed: int = 1, **network: Any) -> None:
         self.clock = Clock()

@@ -94,7 +94,7 @@ def test_at_one_instant_mixes_come_when_all_else_is_done_and_the_end_comes_last(
     assert clock.now() == 1.0
 
 
-def test_what_an_event_sets_for_its_own_instant_still_comes_in_order() -> None:
+def test_an_event_scheduled_for_its_own_instant_comes_in_order() -> None:
     clock, log = Clock(), []
     clock.at(NS, Order.TIMER, 0, noting(log, "timer"))
     clock.at(NS, Order.ARRIVAL, 7, lambda: clock.at(NS, Order.DELIVERY, 7, noting(log, "delivery")))
@@ -167,12 +167,12 @@ def test_seconds_are_rounded_to_nanoseconds(seconds: float, ns: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1e-12, float("inf"), float("nan")])
-def test_a_time_that_is_none_is_refused(seconds: float) -> None:
+def test_an_invalid_time_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match=r"seconds: got .*; accepted: a finite number, at least 0"):
         to_ns(seconds)
 
 
-def test_a_deadlock_says_what_the_engine_says_of_its_nodes() -> None:
+def test_a_deadlock_quotes_the_engines_description_of_its_nodes() -> None:
     clock = Clock()
     clock.waiting = lambda: "node 3 for tag 'm'"
     with pytest.raises(Deadlock, match="all nodes wait and nothing is under way: node 3 for tag 'm'"):
@@ -180,7 +180,7 @@ def test_a_deadlock_says_what_the_engine_says_of_its_nodes() -> None:
 
 
 def test_a_spinner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Someone who, whenever it runs, asks for the same instant again."""
+    """A node that schedules another event for the same instant whenever it runs."""
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
 
@@ -193,7 +193,7 @@ def test_a_spinner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.advance()
     spin(90)
     clock.after(1.0, Order.TIMER, 0, lambda: None)
-    clock.advance()  # time has passed: counted anew
+    clock.advance()  # time has passed, so the count starts again
     spin(90)
     with pytest.raises(RunFailed, match=r"stands still at 3\.0+ s: node 4 ") as failure:
         spin(20)
@@ -220,7 +220,7 @@ def test_spinning_through_mixes_is_found_too(monkeypatch: pytest.MonkeyPatch) ->
 def test_turns_of_a_loop_at_one_instant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "MAX_PASSES", 100)
     clock = Clock()
-    for second in range(3):  # time has passed: counted anew
+    for second in range(3):  # time has passed, so the count starts again
         for _ in range(90):
             clock.count_turn()
         clock.after(1.0, Order.TIMER, 0, lambda: None)
@@ -251,7 +251,7 @@ def test_a_loop_advances_the_clock_when_nothing_is_ready() -> None:
 
 
 def test_a_timer_of_asyncios_is_refused_not_waited_for() -> None:
-    """``asyncio.sleep`` in an algorithm would never come back: virtual time knows nothing of it."""
+    """``asyncio.sleep`` in an algorithm would never return, because virtual time ignores it."""
     clock = Clock()
     loop = new_loop(clock)
 

@@ -12,7 +12,7 @@ from gossamer.runtime.simulate.compute import Compute
 
 
 class Scene:
-    """Computations that take ``work`` seconds and give their job back; what was batched is noted."""
+    """Computations that take ``work`` seconds and return their job; batches are noted."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -157,7 +157,7 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
 
 
 def test_a_duration_is_asked_for_when_its_computation_begins_and_may_fail() -> None:
-    """What a user's profile raises is the node's, whose other computations go on."""
+    """An exception of a user's profile fails its node, whose other computations go on."""
     clock = Clock()
     asked: list[tuple[float, Any]] = []
 

@@ -1,4 +1,4 @@
-"""The simulator on a GPU, and where vectors are kept. What needs a GPU is skipped by name."""
+"""The simulator on a GPU, and the device of its vectors. Tests that need a GPU are skipped by name."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_a_store_that_does_not_fit_a_gpu_is_kept_in_host_memory(
 ) -> None:
     on_cpu = final(tmp_path / "cpu", engine={"trainer": "batched"})
     monkeypatch.setattr(simulation, "MAX_FILLED", 0.0)
-    beside = final(tmp_path / "gpu", engine={"trainer": "batched", "device": "cuda"})
-    torch.testing.assert_close(beside, on_cpu, rtol=1e-4, atol=1e-5)
+    mixed = final(tmp_path / "gpu", engine={"trainer": "batched", "device": "cuda"})
+    torch.testing.assert_close(mixed, on_cpu, rtol=1e-4, atol=1e-5)
 
 
 @needs_gpu

@@ -1,4 +1,4 @@
-"""What is recorded of many models that are evaluated at once, and what is said of it."""
+"""Records of models that are evaluated together, and remarks about the evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIGITS: dict[str, Any] = {
 
 
 class Listening(Silent):
-    """Keeps what is said."""
+    """Keeps all remarks."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -41,7 +41,7 @@ def play(out: Path, observer: Listening | None = None, **changes: Any) -> gossam
     return gossamer.run(Experiment.of({**DIGITS, **changes}), out, observer=observer)
 
 
-def test_what_auto_chose_judges_from_the_first_evaluation_on(
+def test_the_chosen_trainer_determines_the_evaluator_from_the_first_evaluation_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the record, which names it, can be repeated to the bit."""
@@ -53,7 +53,7 @@ def test_what_auto_chose_judges_from_the_first_evaluation_on(
 
 
 @pytest.mark.parametrize("nodes", ["all", "average"])
-def test_both_ways_of_judging_find_the_same(tmp_path: Path, nodes: str) -> None:
+def test_both_evaluators_agree(tmp_path: Path, nodes: str) -> None:
     settings: dict[str, Any] = {"evaluation": {"every_rounds": 1, "samples": 130, "nodes": nodes}}
     one, many = (
         play(tmp_path, **settings, engine={"trainer": trainer}) for trainer in ("sequential", "batched")

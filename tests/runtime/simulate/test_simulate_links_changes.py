@@ -30,7 +30,7 @@ def cut_off(source: int, to: int) -> None:
 @settings(max_examples=15)
 @given(st.integers(1, 99), st.sampled_from([1.0, 4.0, 8.0, 40.0]))
 def test_what_is_under_way_goes_on_at_the_new_rate(sharing: str, at_ms: int, mbps: float) -> None:
-    """100 KB at 8 Mbit/s, and what is left of it after a change; another message waits behind it."""
+    """100 KB at 8 Mbit/s, and the rest of it after a change; another message waits behind it."""
     scene = Scene(2, Drawn(sharing=sharing, first=star(2), then=((at_ms / 1000, star(2, mbps)),)))
     scene.send(0, 1, of_size(100_000))
     scene.send(0, 1, of_size(50_000))
@@ -306,8 +306,8 @@ def test_a_link_in_between_leaves_an_uplink_in_part_unused(sharing: str) -> None
 
 @pytest.mark.parametrize("sharing", SHARINGS[1:])
 def test_links_in_between_are_used_by_what_crosses_them(sharing: str) -> None:
-    """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. What is
-    cut counts as far as it has left, and what is leaving at the end as far as it is gone."""
+    """Link 8 is 500 kB/s, then twice as much; link 9 is 2 MB/s; one has no limit, and one nothing to carry. A
+    cancelled message counts as far as it has left, and so does one that is leaving at the end."""
     paths = {(0, 2): (0, 8, 6), (1, 3): (1, 8, 9, 7), (2, 0): (2, 10, 4)}
 
     def conditions(first: float) -> Map:

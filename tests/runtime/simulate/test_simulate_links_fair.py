@@ -195,7 +195,7 @@ def test_a_large_message_is_accepted_when_one_window_is_left_to_acknowledge() ->
         sending, small = scene.send(0, 1, of_size(WINDOW + 100_000)), scene.send(0, 2, of_size(50_000))
         await small
         assert scene.clock.now_ns == 0
-        await sending  # 50 KB leave at half the rate beside the other's 50, the other 50 alone
+        await sending  # 50 KB leave at half the rate along with the other's 50, the other 50 alone
         assert scene.clock.now_ns == pytest.approx(150 * MS + 2 * 20 * MS, abs=2)
 
     scene.live(play)

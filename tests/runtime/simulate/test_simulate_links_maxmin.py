@@ -21,7 +21,7 @@ def maxmin(rates: list[float], flows: list[Flow]) -> None:
 
 
 def filled(rates: list[float], flows: list[Flow]) -> list[float]:
-    """Raise all shares together, each by its weight; who meets a full link or its limit stops there."""
+    """Raise all shares together, each by its weight; a flow that meets a full link or its limit stops there."""
     shares, growing, left = [0.0] * len(flows), set(range(len(flows))), list(rates)
     while growing:
         steps = [(flows[f].limit - shares[f]) / flows[f].weight for f in growing]

@@ -1,4 +1,4 @@
-"""Whole runs over networks: what is refused, and what comes of losses."""
+"""Whole runs over networks: refusals, and the effects of losses."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_owed_sums_are_those_of_a_loop_that_owes_nothing(
             if kind == "look":
                 assert torch.equal(scene.value(node), expected[node])
                 continue
-            # What is sent was read.
+            # A vector that is sent has been read.
             inbox: dict[int, Any] = {other: scene.value(other) for other in others}
             clone: dict[int, Any] = {other: expected[other].clone() for other in others}
             if kind == "part" and others:

@@ -2,11 +2,15 @@
 
 ::
 
-    launcher      in the user's process: starts the supervisor, shows what it says, collects the models
-    supervisor/   forks the nodes, watches over them, brings their faults about, records what is about all of them
-    standalone/   does without one, where each node's process is on its own (gossamer.deploy)
-    worker/       the process of one node: its life, its clock, its computations, its checkpoints
-    transport/    messages between nodes
-    security/     who may speak to a node
-    system/       channels, shared memory, open files, and the ends of processes
+    launcher       in the user's process: starts the coordinator, shows what it says, collects the models
+    coordinator/   carries out the decisions of gossamer.runtime.lifecycle, records the run, puts checkpoints together
+    worker/        forks the nodes of one machine and relays for them; on other machines, a process that joins with a token
+    node_process/  the process of one node: its clock, its computations, its checkpoints
+    transport/     messages between nodes
+    security/      who may speak to a node, and who may join a run
+    system/        shared memory, CPU slots, open files, and the ends of processes
+
+    protocol, channel    typed messages between launcher, coordinator, workers and nodes
+    session, parts       the same between machines: numbered, kept until acknowledged; files in pieces
+    executors            Ray and others, which start workers
 """

@@ -26,11 +26,13 @@ class Listen:
         address: "host:port"; nodes of all workers must reach each other, and workers this address.
         token: at least 16 characters that the coordinator and the workers know, and nobody else.
         min_workers: how many must have joined before the run starts; it also waits for a slot for each node.
+        executor: starts that many workers: "ray", or "module:factory" of a concurrent.futures executor; None: others do.
     """
 
     address: str
     token: str
     min_workers: int = 1
+    executor: str | None = None
 
 
 class ForkServer:

@@ -3,7 +3,8 @@ models."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RunFailed
@@ -11,6 +12,7 @@ from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
@@ -38,12 +40,13 @@ class ProcessesEngine:
             self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
                 experiment
             )
-            self.description, self._parameters, self._buffers = self._prepare()
+            self._prepared = self._prepare()
+            self.description = self._prepared.description
         except BaseException:
             self._server.close()
             raise
 
-    def _prepare(self) -> tuple[dict[str, Any], int, int]:
+    def _prepare(self) -> Prepared:
         self._server.begin(self._experiment.to_yaml(), self._listen)
         answer = self._server.channel.receive()
         if answer is None:
@@ -51,7 +54,7 @@ class ProcessesEngine:
         if isinstance(answer, Refused):
             raise BadInput(*answer.problems)
         assert isinstance(answer, Prepared)
-        return answer.description, answer.parameters, answer.buffers
+        return answer
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
@@ -64,7 +67,7 @@ class ProcessesEngine:
         execution: dict[str, dict[str, int]] = {}
         failure: RunFailed | None = None
         channel = self._server.channel
-        with ending_signals(lambda: channel.send(Stop())):
+        with ending_signals(lambda: channel.send(Stop())), self._workers():
             self._server.fork(str(folder.path), resume=cut is not None)
             while True:
                 message = channel.receive()
@@ -86,7 +89,7 @@ class ProcessesEngine:
         parameters = buffers = None
         if failure is None:
             models = SharedModels(
-                self._server.memory, self._experiment.nodes, self._parameters, self._buffers
+                self._server.memory, self._experiment.nodes, self._prepared.parameters, self._prepared.buffers
             )
             parameters, buffers = models.all(FINAL)
         return Outcome(
@@ -100,6 +103,17 @@ class ProcessesEngine:
             private_bytes=private,
             execution=execution,
         )
+
+    @contextmanager
+    def _workers(self) -> Iterator[None]:
+        """Have an executor start the workers, where one is named."""
+        listen, address = self._listen, self._prepared.address
+        if listen is None or listen.executor is None or address is None:
+            yield
+            return
+        slots = -(-self._experiment.nodes // listen.min_workers)
+        with started_workers(listen.executor, listen.min_workers, address, listen.token, slots):
+            yield
 
     def __enter__(self) -> ProcessesEngine:
         return self

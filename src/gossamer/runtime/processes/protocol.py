@@ -69,12 +69,17 @@ class Done(Message):
 
 
 class Final(Message):
-    """The node has handed in its last model and ends. ``private`` is the memory that it shared with no other, bytes;
-    ``execution`` tells how its steps and evaluations were computed (see :class:`~gossamer.runtime.outcome.Outcome`)."""
+    """The node has handed in its last model and ends.
+
+    Args:
+        round: rounds that it has completed.
+        private: the memory that it shared with no other process, bytes.
+        forms: how its steps and evaluations were computed, see ``Outcome.execution``.
+    """
 
     round: int
     private: int | None
-    execution: dict[str, dict[str, int]]
+    forms: dict[str, dict[str, int]] = {}
 
 
 class Marked(Message):
@@ -544,11 +549,13 @@ class Refused(Message):
 
 
 class Prepared(Message):
-    """The experiment can be run; its description (``Setup.description``), and the lengths of its flat vectors."""
+    """The experiment can be run; its description (``Setup.description``), the lengths of its flat vectors, and the address at
+    which workers join, if they do."""
 
     description: dict[str, Any]
     parameters: int
     buffers: int
+    address: str | None
 
 
 class RunProgress(Message):
@@ -571,8 +578,14 @@ class Say(Message):
 
 
 class Ended(Message):
-    """The run is over. ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`; ``private`` is the memory that
-    nodes shared with no other process, bytes: mean and maximum; ``execution`` sums up that of all nodes."""
+    """The run is over.
+
+    Args:
+        reason: see ``Outcome.reason``.
+        failure: the arguments of :class:`~gossamer.errors.RunFailed`, if it failed.
+        private: the memory that nodes shared with no other process, bytes: mean and maximum.
+        execution: how steps and evaluations were computed, see ``Outcome.execution``.
+    """
 
     reason: str
     failure: dict[str, Any] | None

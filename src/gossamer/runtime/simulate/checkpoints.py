@@ -172,7 +172,7 @@ class SimCheckpoints:
             self._nodes[rank].restore(each)
             links.restore(rank, each.engine)
             self._context.compute.restore(rank, each.engine["computing_s"])
-            self._recorder.usage(rank).restore(each.engine["usage"])
+            self._recorder.usage[rank].restore(each.engine["usage"])
             self._hosts[rank].secrets = each.engine["secrets"]
             for source, count in sent_here(each).items():
                 self._flights.sent[source][rank] = count
@@ -186,7 +186,7 @@ class SimCheckpoints:
         engine = {
             **self._context.links.saved(rank),
             "computing_s": self._context.compute.busy_seconds(rank),
-            "usage": self._recorder.usage(rank).saved(),
+            "usage": self._recorder.usage[rank].saved(),
             "secrets": self._hosts[rank].secrets,
         }
         self._save(node.checkpoint(**engine))

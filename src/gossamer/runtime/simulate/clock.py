@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any
 
 from gossamer.errors import Deadlock, RunFailed
@@ -72,7 +73,7 @@ class Clock:
         self.waiting: Callable[[], str] = str
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
-        self._quiet: list[tuple[int, int, Callable[[], None]]] = []
+        self._quiet: list[tuple[int, Callable[[], None]]] = []
         self._passes = self._turns = 0  # at this instant
         self._cancelled = 0  # cancelled events that are still in the heap
         self._stopped = False
@@ -87,7 +88,8 @@ class Clock:
         """Schedule a call for a node; an instant in the past means now. A background call only observes: no node waits for
         it."""
         event = ClockEvent(call, self, background)
-        sequence = self._sequences.get(rank, 0)  # inlined _next(), for speed
+        # Each rank has its own sequence, so that no node can reorder what another one does.
+        sequence = self._sequences.get(rank, 0)
         self._sequences[rank] = sequence + 1
         now_ns = self.now_ns
         heapq.heappush(self._heap, (time_ns if time_ns > now_ns else now_ns, order, rank, sequence, event))
@@ -102,13 +104,7 @@ class Clock:
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
         """Call at this instant, once every coroutine waits and no event of the instant is left."""
-        self._quiet.append((rank, self._next(rank), call))
-
-    def _next(self, rank: int) -> int:
-        # Each rank has its own sequence, so that no node can reorder what another one does.
-        sequence = self._sequences.get(rank, 0)
-        self._sequences[rank] = sequence + 1
-        return sequence
+        self._quiet.append((rank, call))
 
     def forget(self, event: ClockEvent) -> None:
         """Count an event as cancelled. Cancelled events leave the heap when they are the larger part of it."""
@@ -156,8 +152,8 @@ class Clock:
         self._count_pass(rank)
 
     def _run_quiet(self) -> None:
-        calls, self._quiet = sorted(self._quiet, key=lambda entry: entry[:2]), []
-        for _, _, call in calls:
+        calls, self._quiet = sorted(self._quiet, key=itemgetter(0)), []  # stable: each rank's in their order
+        for _, call in calls:
             call()
         self._count_pass(calls[-1][0])
 

@@ -8,6 +8,7 @@ are computed together. No node can tell, because what is mixed is immutable.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,12 @@ MOST_RESERVED = 32
 """The most rows that are taken ahead of need."""
 
 
+def _form(many: bool, mixed: bool) -> str:
+    if mixed:
+        return "together"
+    return f"one at a time: {'no kernel sums whole rows in order here' if many else 'few terms'}"
+
+
 @dataclass(eq=False, slots=True)
 class _Request:
     rank: int
@@ -46,6 +53,9 @@ class Mixing:
         rows: the pool of parameter vectors.
         workers: share the work.
         profile: records how long it takes.
+
+    Attributes:
+        forms: how many sums were computed together, and how many one at a time, by reason.
     """
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
@@ -55,6 +65,7 @@ class Mixing:
         self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
         self._reserve: list[Tensor] = []
+        self.forms: Counter[str] = Counter()
         self._whole: set[int] = set()  # ids of whole rows that the owed sums hold
 
     def submit(
@@ -86,7 +97,9 @@ class Mixing:
         with self._profile.part("mix"):
             sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
             together = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
-            if not (together and mix_rows(self._rows, sums, self._workers, rows)):
+            mixed = together and mix_rows(self._rows, sums, self._workers, rows)
+            self.forms[_form(together, mixed)] += len(sums)
+            if not mixed:
                 for owed, row in self._owed:
                     # (A write through .data does not count as a modification of a snapshot.)
                     owed.write(row.data)

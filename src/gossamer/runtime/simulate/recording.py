@@ -45,6 +45,10 @@ class SimRecorder:
         graphs: receives graphs that change.
         present: gives the nodes that take part.
         reached: called when the target is met.
+
+    Attributes:
+        usage: how each node spent its time until its last row.
+        wall: real seconds since the start of the run.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class SimRecorder:
         self._view_log = ViewLog(nodes, graphs)
         self._network_rows = NetworkRows(setup, self._evaluate_average)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
-        self._usage = [Usage() for _ in range(nodes)]
+        self.usage = [Usage() for _ in range(nodes)]
         self._starts_ns: Sequence[int] = [0] * nodes
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
         self._next_tick = 0
@@ -141,10 +145,6 @@ class SimRecorder:
 
     # --- what
 
-    def usage(self, rank: int) -> Usage:
-        """How a node spent its time until its last row."""
-        return self._usage[rank]
-
     def _record(self, node: NodeRuntime, moment: Moment) -> None:
         rank = node.rank
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
@@ -161,7 +161,7 @@ class SimRecorder:
             self._links.sending_seconds(rank),
             self._links.receiving_seconds(rank),
         )
-        shares = self._usage[rank].shares(now, spent)
+        shares = self.usage[rank].shares(now, spent)
         row = node_row(node, moment, self._links.traffic(rank), now, self.wall(), shares)
         self._pending.append((moment, row, model))
 

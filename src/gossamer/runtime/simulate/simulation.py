@@ -167,7 +167,7 @@ class Simulation:
             self._context.executor.trainer.name,
             self._context.profile.seconds,
             self._context.rows.peak,
-            execution=self._context.executor.forms(),
+            execution={**self._context.executor.forms(), "mix": dict(self._context.mixing.forms)},
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 

@@ -162,7 +162,7 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
         ),
         (
             OSError(24, "Too many open files"),
-            r"the supervisor of the nodes failed: OSError: \[Errno 24\] Too many open files \(",
+            r"the coordinator failed: OSError: \[Errno 24\] Too many open files \(",
         ),
     ],
     ids=["record", "another"],

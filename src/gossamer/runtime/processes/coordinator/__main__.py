@@ -1,4 +1,4 @@
-"""The process of a supervisor: ``python -m gossamer.runtime.processes.coordinator CHANNEL MEMORY PARENT``."""
+"""The process of a coordinator: ``python -m gossamer.runtime.processes.coordinator CHANNEL MEMORY PARENT``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gossamer.runtime.processes.system.death import die_with
 
 
 def main() -> None:
-    """The process's whole life."""
+    """Import everything, and serve."""
     channel, memory, parent = (int(argument) for argument in sys.argv[1:4])
     die_with(parent)  # before the imports, which take seconds
     gc.disable()  # nothing that is imported is garbage, and to look for it takes a fifth of the time

@@ -1,4 +1,4 @@
-"""Checkpoints as their supervisor sees them: which nodes have been cut, and whose files are written.
+"""Checkpoints of the whole run: which nodes have taken a snapshot, and whose files are written.
 
 What is said is in :mod:`gossamer.runtime.processes.node_process.cutting`.
 """
@@ -109,7 +109,7 @@ class CheckpointCoordinator:
         self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     def away(self, rank: int) -> None:
-        """A node lives, and is out of reach for the others."""
+        """A node runs, but is out of reach for the others."""
         self._abandon_all(f"node {rank} was out of reach")
         self._alive.discard(rank)
 

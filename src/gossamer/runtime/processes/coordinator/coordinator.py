@@ -80,7 +80,9 @@ class Coordinator:
                 setup, folder, models, cut, door, least_workers, selector, self._take, self._show
             )
         self._lifecycle = Lifecycle(setup, self._workers.has_room, None if cut is None else cut.rounds)
-        self._record = Record(
+        self._record: Record  # there from the beginning of the run on
+        self._new_record = partial(
+            Record,
             setup,
             folder,
             self._models,
@@ -95,7 +97,7 @@ class Coordinator:
         self._said = 0.0
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: dict[int, int] = {}
-        self.execution: dict[str, Counter[str]] = {}
+        self._forms: dict[int, dict[str, dict[str, int]]] = {}
 
     def run(self) -> Ended:
         """From the first process to the last."""
@@ -112,6 +114,7 @@ class Coordinator:
         return end
 
     def _begin(self) -> None:
+        self._record = self._new_record()
         self._selector.register(self._launcher, selectors.EVENT_READ, self._hear_launcher)
         for request in self._launcher.pending():
             self._obey(request)
@@ -213,9 +216,8 @@ class Coordinator:
                 self._checkpoints.saved(rank, number, round, time_s)
             case protocol.Broken(number=number, peer=peer):
                 self._checkpoints.broken(rank, number, peer)
-            case protocol.Final(round=round, private=private, execution=execution):
-                for part, forms in execution.items():
-                    self.execution.setdefault(part, Counter()).update(forms)
+            case protocol.Final(round=round, private=private, forms=forms):
+                self._forms[rank] = forms
                 if private is not None:
                     self._private[rank] = private
                 return lifecycle.Final(rank, round)
@@ -325,3 +327,11 @@ class Coordinator:
         """The memory that nodes had to themselves at their end, as far as they said."""
         said = list(self._private.values())
         return {"mean": sum(said) / len(said), "max": max(said)} if said else None
+
+    def forms(self) -> dict[str, dict[str, int]]:
+        """How the nodes' steps and evaluations were computed: for each part the number of nodes and shapes by form."""
+        found: dict[str, Counter[str]] = {}
+        for said in self._forms.values():
+            for part, forms in said.items():
+                found.setdefault(part, Counter()).update(forms)
+        return {part: dict(forms) for part, forms in found.items()}

@@ -66,7 +66,8 @@ def serve(channel: int, memory: int) -> None:
     except BadInput as error:
         launcher.send(Refused(list(error.problems)))
         return
-    launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size))
+    where = None if door is None else door.address
+    launcher.send(Prepared(setup.description(), setup.layout.size, setup.layout.buffer_size, where))
     stage = Stage(setup)
     if door is None:
         stage.warm_up()  # while the launcher makes the folder
@@ -77,5 +78,4 @@ def serve(channel: int, memory: int) -> None:
     cut = newest(folder.checkpoints) if answer.resume else None
     coordinator = Coordinator(setup, stage, folder, launcher, memory, cut, door, asked.min_workers)
     end = outcome_of(coordinator.run)
-    execution = {part: dict(forms) for part, forms in coordinator.execution.items()}
-    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes(), execution))
+    launcher.send(protocol.Ended(end.reason, end.failure, coordinator.private_bytes(), coordinator.forms()))

@@ -1,6 +1,6 @@
 """A node's part of the run's checkpoints: what is saved of it at the end of a round, and how it goes on from there.
 
-What nodes and supervisor say about a checkpoint is in :mod:`gossamer.runtime.processes.node_process.cutting`.
+What nodes and coordinator say about a checkpoint is in :mod:`gossamer.runtime.processes.node_process.cutting`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodeCheckpoints:
         context: says where files go, and from which checkpoint the run goes on.
         now: the node's clock in seconds.
         state: gives what its engine saves of it.
-        tell: sends a message to the supervisor.
+        tell: sends a message to the coordinator.
         saved: the node's part of the checkpoint from which the run goes on; None is its start.
 
     Attributes:

@@ -1,14 +1,14 @@
-"""A node's part of the run's checkpoints, in its own process: what it tells its supervisor, and what it writes.
+"""A node's part of the run's checkpoints, in its own process: what it tells its coordinator, and what it writes.
 
 ::
 
-    node -> supervisor    marked NUMBER, RANKS      it was cut, all from before has left, and these peers were told
-    supervisor -> node    expect NUMBER, RANKS      all nodes were cut; these have sent messages here
-    node -> supervisor    saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
-    supervisor -> node    kept NUMBER               all files are written
-    supervisor -> node    cut NUMBER                others have been cut; for one whose rounds are over
-    node -> supervisor    broken NUMBER, RANK       a connection to that peer broke since the node was cut
-    supervisor -> node    drop NUMBER               that checkpoint is given up
+    node -> coordinator   marked NUMBER, RANKS      it was cut, all from before has left, and these peers were told
+    coordinator -> node   expect NUMBER, RANKS      all nodes were cut; these have sent messages here
+    node -> coordinator   saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
+    coordinator -> node   kept NUMBER               all files are written
+    coordinator -> node   cut NUMBER                others have been cut; for one whose rounds are over
+    node -> coordinator   broken NUMBER, RANK       a connection to that peer broke since the node was cut
+    coordinator -> node   drop NUMBER               that checkpoint is given up
 
 What a connection that breaks had to say of a cut may be lost, and messages are numbered anew on the next one: such a
 checkpoint is given up, and so is one while which a node was out of reach. The next one is made when it is due.
@@ -39,7 +39,7 @@ class Cutting:
         asked: when nodes are cut.
         cuts: what comes in, and the node at its cuts.
         folder: where its files are written.
-        tell: sends a message to the supervisor.
+        tell: sends a message to the coordinator.
         made: how many cuts need not be made any more.
         first: the number of the next checkpoint in the folder.
     """

@@ -1,4 +1,4 @@
-"""One node, one process: the node's life, and its conversation with the supervisor."""
+"""The process of one node: from its start to its end, and its conversation with the coordinator."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class NodeProcess:
                 with unawaited_calls_fail((self._node,)):
                     await self._protocol()
             self._leave()
-        except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the supervisor is told
+        except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             text = "".join(traceback.format_exception(error))
             self._tell(Failed(cause(error), self._node.round, text))
             await self._finish
@@ -277,13 +277,13 @@ class NodeProcess:
             self._tell(Progress(self._node.round, self._clock.now()))
 
     async def _say_alive(self) -> None:
-        """The last evaluation may take long; the supervisor is to know that it goes on."""
+        """The last evaluation may take long; the coordinator is to know that it goes on."""
         while True:
             self._report(final=True)
             await asyncio.sleep(ALIVE_S)
 
     async def _watch(self) -> None:
-        """Tell the supervisor when nothing but a message could wake this node, and what it waits for."""
+        """Tell the coordinator when nothing but a message could wake this node, and what it waits for."""
         before = None
         # A thousand nodes that say every second that they wait would keep a core busy.
         every_s = max(ALIVE_S, self._setup.experiment.nodes / NODES_HEARD_A_SECOND)
@@ -367,7 +367,7 @@ class NodeProcess:
             case Leave():
                 self._host.leaving = True
             case Find(rank=rank, restarted=restarted):
-                self._find(rank, anew=restarted)
+                self._find(rank, restarted=restarted)
             case Meet(rank=rank, since=since):
                 self._node.peer_found(rank, since, anew=False)
             case Met(first=first, together=together):
@@ -378,14 +378,14 @@ class NodeProcess:
             case Consumed():
                 self._recording.consumed()
 
-    def _find(self, rank: int, *, anew: bool) -> None:
+    def _find(self, rank: int, *, restarted: bool) -> None:
         """A node comes, or comes back, perhaps this one: say which round this one is in."""
         if rank != self._rank:
             self._host.lost.discard(rank)
             self._transport.mark_found(rank)
             # Until it's known which round it begins with, it's in none that this node is in.
             waits = self._setup.experiment.algorithm.gathers
-            self._node.peer_found(rank, self._node.round + 1 if waits else 0, anew=anew)
+            self._node.peer_found(rank, self._node.round + 1 if waits else 0, anew=restarted)
         self._tell(At(rank, self._node.round))
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:

@@ -33,7 +33,7 @@ class Recording:
         usage: how it spent its time until its last row.
         transport: its connections.
         shaper: what the network does to messages; None is nothing.
-        tell: tells the supervisor.
+        tell: tells the coordinator.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Recording:
                 return
 
     def consumed(self) -> None:
-        """The supervisor has taken up a snapshot."""
+        """The coordinator has taken up a snapshot."""
         self._consumed += 1
         self._freed.set()
 
@@ -98,7 +98,7 @@ class Recording:
         self._freed.set()
 
     async def _slot(self, last: bool) -> int | None:
-        """A place for a snapshot, free again when the supervisor has taken its last one up. A node waits for that where
+        """A place for a snapshot, free again when the coordinator has taken its last one up. A node waits for that where
         the network's rows are all there is, and for the last of them; else it goes on without."""
         average = self._setup.experiment.evaluation.nodes == "average"
         while self._given - self._consumed >= SNAPSHOTS:

@@ -28,7 +28,7 @@ from gossamer.runtime.setup import Setup
 log = logging.getLogger("gossamer")
 
 PAGE_TABLES_BYTES = 256 * 2**20
-"""All forks' page tables of the data may take so much before it is laid out anew."""
+"""All forks' page tables of the data may take this much before the data is laid out in shared files."""
 _ENTRY_BYTES, _PAGE_BYTES = 8, 4096
 
 

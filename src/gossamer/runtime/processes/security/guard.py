@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 STRANGERS = 128
 """Connections that may be here without having said who they are, beside one a node."""
 STRANGERS_EACH = 16
-"""The same from one address, beside one for each node that the peers file has there."""
+"""The same from one address, besides one for each node at that address."""
 LINES = 8
 """Lines a minute about one address, or one rank."""
 ALL_LINES = 64
@@ -54,7 +54,7 @@ class Guard:
         self._at.update(dict.fromkeys(map(place_of, addresses), nodes))
 
     def has_nodes(self, host: str) -> bool:
-        """Whether the peers file has nodes at an address."""
+        """Whether there are nodes at an address."""
         return self._at[place_of(host)] > 0
 
     def enter(self, host: str, stranger: Stranger) -> None:

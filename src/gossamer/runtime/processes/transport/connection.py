@@ -22,7 +22,7 @@ class Keeper(Protocol):
     contacts: Contacts
 
     def meet(self, contact: Contact, incarnation: int) -> None:
-        """A peer has shown which of its lives this is, on a new connection."""
+        """A peer has named its incarnation, on a new connection."""
 
     def came(self, contact: Contact) -> None:
         """A peer has dialled this node."""

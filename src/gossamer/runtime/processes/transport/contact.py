@@ -1,4 +1,4 @@
-"""What a node knows of one peer, over all their connections: which of its lives this is, and what is not acknowledged."""
+"""What a node knows of one peer, over all their connections: its incarnation, and what is not acknowledged."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Contact:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.incarnation: int | None = None
-        """Its newest life that was heard of."""
+        """Its newest incarnation that was heard of."""
         self.ended = -1
-        """The newest of its lives that is known to be over."""
+        """The newest incarnation that is known to be over."""
         self.lost: str | None = None
         """Why it is lost, if it is."""
         self.why = "no connection yet"
@@ -141,7 +141,7 @@ class Contact:
             self.waiting.move_to_end(sending, last=False)
 
     def begin_life(self, incarnation: int) -> None:
-        """The peer was started again: what its last life may have got isn't sent again, and numbers begin anew."""
+        """The peer was restarted: what its last incarnation may have received isn't sent again, and numbers start again."""
         self.incarnation = incarnation
         self.forget()
         self.number = self.expected = self.answered = 0

@@ -141,7 +141,7 @@ class Peering:
     # --- what connections say
 
     def meet(self, contact: Contact, incarnation: int) -> None:
-        """A peer has shown which of its lives this is, on a new connection."""
+        """A peer has named its incarnation, on a new connection."""
         restarted = contact.incarnation is not None and incarnation > contact.incarnation
         if incarnation != contact.incarnation:
             contact.disconnect()
@@ -213,7 +213,7 @@ class Peering:
         if incarnation is not None:
             contact.ended = max(contact.ended, incarnation)
             if contact.incarnation is not None and contact.ended < contact.incarnation:
-                return  # it lives again already
+                return  # its next incarnation is there already
             self._stop_dial(contact)
         if contact.lost is None:
             self._drop(contact, why)

@@ -16,8 +16,8 @@ A connection that breaks is dialled again, and goes on with the message that the
 messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with heartbeats) is
 silent, for ``detection_s``; it is looked for from then on, and found when it answers.
 
-Between hosts, connections are TLS (:mod:`gossamer.runtime.processes.security.trust`), and who is not in the peers file gets
-no further than its handshake. With a :class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are
+Between hosts, connections are TLS (:mod:`gossamer.runtime.processes.security.trust`), and whoever has no key of the run
+gets no further than the handshake. With a :class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are
 acknowledged as a network of an experiment lets them.
 
 Of its parts each knows those before it: the endpoint (who this node is, and what its connections share), the contacts (what
@@ -96,7 +96,7 @@ class Transport:
         heartbeat_s: seconds of silence on a connection after which a heartbeat is sent; None sends none.
         detection_s: seconds without a sign of life after which a peer is lost. With heartbeats, one that stands still is
             noticed within ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled.
-        found: called with a rank when a lost peer is there again, or one was started anew.
+        found: called with a rank when a lost peer is there again, or one was restarted.
         status: what heartbeats say, at most 4 KiB. A new status is said within half of ``heartbeat_s``.
         heard: called with a rank and its status when a heartbeat comes in.
         marked: called with a rank, the number of a cut and that of a message when all messages before that one, which the
@@ -332,9 +332,7 @@ class Transport:
 def _check_loopback(addresses: Iterable[tuple[Any, ...]]) -> None:
     for host, port, *_ in addresses:
         if not _is_loopback(host):
-            raise BadInput(
-                f"address {host}:{port}: not loopback; accepted: with keys and a peers file, or insecure on purpose"
-            )
+            raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes whose processes are stopped, as their supervisor sees them: it talks to them, notices, and lets others compute."""
+"""The pool of a worker: processes that are stopped, that die, and that can not be started."""
 
 from __future__ import annotations
 

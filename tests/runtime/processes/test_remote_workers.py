@@ -18,6 +18,7 @@ from worker_fleet import TOKEN, Fleet, free_port
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.api import Silent
+from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
 
 SETTINGS: dict[str, Any] = {
@@ -288,20 +289,15 @@ def _dial(end: socket.socket, address: str, said: bytes) -> None:
             threading.Event().wait(0.05)
 
 
-def test_a_worker_that_can_not_run_it_is_named(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
-    """Here the data are where the experiment says, but not where the worker is told to look."""
-    root = tmp_path / "nothing"
-    root.mkdir()
+def test_a_worker_that_can_not_run_it_is_named(
+    fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The algorithm is a class that only the coordinator can import."""
     (tmp_path / "mine.py").write_text("from gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n")
     pids = [fleet.start(listen.address) for _ in range(2)]
-    import sys
-
-    sys.path.insert(0, str(tmp_path))
-    try:
-        with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
-            gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
-    finally:
-        sys.path.remove(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
+        gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
 
 
@@ -313,3 +309,24 @@ def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path)
     with pytest.raises(BadInput, match="--listen: with the engine simulate"):
         gossamer.run(experiment(engine="simulate"), tmp_path, listen=Listen("127.0.0.1:0", TOKEN))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
+    described = experiment()
+    listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
+    run = gossamer.run(described, tmp_path, listen=listen)
+    assert same(run, undisturbed(described, tmp_path))
+
+
+@pytest.mark.parametrize(("name", "said"), [("nothing:there", "No module"), ("math:pi", "not callable")])
+def test_an_executor_that_is_none_is_bad_input(name: str, said: str) -> None:
+    with pytest.raises(BadInput, match=f"--workers {name}: .*{said}.*; accepted: ray, or module:factory"):
+        executor_of(name)
+
+
+@pytest.mark.slow
+def test_ray_starts_the_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    described = experiment()
+    run = gossamer.run(described, tmp_path, listen=Listen("127.0.0.1:0", TOKEN, 2, "ray"))
+    assert same(run, undisturbed(described, tmp_path))
