@@ -11,8 +11,9 @@ Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
     "task": {"cifar10", "fashion-mnist", "mnist", "movielens", "shakespeare"},
+    "tracker": {"mlflow", "tensorboard", "wandb"},
 }
-"""What is registered and in no golden experiment, by kind: data that has to be fetched."""
+"""What is registered and in no golden experiment, by kind: data that has to be fetched, and trackers, which change no results."""
 
 LEAST_SQUARES: Settings = {"name": "least-squares", "features": 5, "samples": 120, "test_samples": 40}
 MLP: Settings = {"name": "digits", "model": "mlp", "hidden": [12]}
@@ -371,6 +372,44 @@ EXPERIMENTS: dict[str, Settings] = {
         "evaluation": GRID,
         "stop": {"rounds": 8, "time_s": 0.2},
     },
+    # Codecs.
+    "identity": {"codec": "identity"},
+    "top-k-float16": {
+        "task": "golden_parts:batch_norm",
+        "codec": [{"name": "top-k", "fraction": 0.3}, "float16"],
+        "algorithm": {"name": "d-psgd", "overlap": True},
+    },
+    "random-k": {
+        "algorithm": "gossip-learning",
+        "codec": {"name": "random-k", "fraction": 0.25},
+        "aggregator": "coordinate-mean",
+        "compute": UNEVEN,
+        "network": SLOW_LINKS,
+    },
+    "random-k-common-quantize": {
+        "algorithm": {"name": "epidemic-local", "degree": 3},
+        "codec": [
+            {"name": "random-k", "fraction": 0.5, "support": "common"},
+            {"name": "quantize", "bits": 6},
+        ],
+        "network": {**SLOW_LINKS, "loss": 0.2},
+        "gather": {"timeout_s": 0.03, "missing": "renormalize"},
+    },
+    "ad-psgd-quantize": {
+        "algorithm": "ad-psgd",
+        "codec": "quantize",
+        "compute": UNEVEN,
+        "network": SLOW_LINKS,
+    },
+    # Poisoned samples.
+    "poisoned": {
+        "task": {"name": "digits", "model": "gn-lenet", "samples": 200},
+        "poison": [
+            {"name": "label-flip", "share": 0.3, "at": {"rank": 1}},
+            {"name": "patch", "at": {"ranks": [2, 4]}, "size": 2, "target": 7, "set_name": "backdoor"},
+        ],
+        "stop": {"rounds": 3},
+    },
     # What users bring, and runs that were interrupted.
     "wrapped": {"wrappers": [{"name": "golden_parts:Untouched"}]},
     "unwrapped": {},
@@ -434,6 +473,7 @@ SYNCHRONOUS: list[str] = [
     "all-reduce",
     "local",
     "centralized",
+    "top-k-float16",
     "wrapped",
 ]
 """Experiments that come to the same bits as real processes."""

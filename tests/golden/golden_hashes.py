@@ -206,6 +206,8 @@ def used(experiment: Mapping[str, Any]) -> set[tuple[str, str]]:
 
     def walk(kind: str, value: Any) -> Iterable[tuple[str, str]]:
         if isinstance(value, list):
+            if kind == "codec":  # the short form of a chain
+                yield kind, "chain"
             for each in value:
                 yield from walk(kind, each)
         elif isinstance(value, dict):

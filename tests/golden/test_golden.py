@@ -108,6 +108,11 @@ def test_a_wrapper_that_changes_nothing_changes_nothing(golden: Measured) -> Non
     assert ended(found, "wrapped") == ended(found, "unwrapped")
 
 
+def test_a_codec_that_changes_nothing_changes_nothing(golden: Measured) -> None:
+    found = golden("simulate")
+    assert ended(found, "identity") == ended(found, "unwrapped")
+
+
 def test_a_run_that_was_resumed_is_the_run_that_was_not(golden: Measured) -> None:
     """But for the event that says so. (Asynchronous ones go on otherwise.)"""
     found = golden("simulate")

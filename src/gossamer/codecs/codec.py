@@ -113,15 +113,15 @@ class Identity(Codec):
 def _codecs(value: Any, info: Any) -> Any:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("a list of codecs")
-    codecs = [build("codec", item, info.context, f"codec[{place}]") for place, item in enumerate(value)]
+    codecs = [build("codec", item, info.context, f"codec.{place}") for place, item in enumerate(value)]
     for place, codec in enumerate(codecs):
         if isinstance(codec, Codec) and codec.sparse and place > 0:
             raise BadInput(
-                f"codec[{place}]: {codec.name_of()} after another codec; accepted: in the first place"
+                f"codec.{place}: {codec.name_of()} after another codec; accepted: in the first place"
             )
         if isinstance(codec, Codec) and codec.final and place < len(codecs) - 1:
             raise BadInput(
-                f"codec[{place}]: {codec.name_of()} before another codec; accepted: in the last place"
+                f"codec.{place}: {codec.name_of()} before another codec; accepted: in the last place"
             )
     return tuple(codecs)
 
