@@ -347,12 +347,12 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         (
             ["identity", {"name": "top-k", "fraction": 0.5}],
             {},
-            r"codec\[1\]: top-k after another codec; accepted: in the first",
+            r"codec\.1: top-k after another codec; accepted: in the first",
         ),
         (
             ["float16", {"name": "quantize"}],
             {},
-            r"codec\[0\]: float16 before another codec; accepted: in the last",
+            r"codec\.0: float16 before another codec; accepted: in the last",
         ),
         (
             "float16",

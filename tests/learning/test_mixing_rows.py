@@ -87,7 +87,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     for each in asked:
         rank, weights = int(each[-1]), {other: weight for other, weight in each.items() if other >= 0}
         inbox = {other: held[other] for other in weights}
-        terms = Mix(held[rank], inbox, weights, None, "own", {}).terms()
+        terms = Mix(held[rank], inbox, weights, None, "own").terms()
         assert terms is not None
         sums.append(Sum(*terms))
         expected.append(combine(held[rank], inbox, weights))
@@ -117,7 +117,7 @@ def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: Workers) 
     rows = Rows(100)
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3, 5: 0.2}
-    terms = Mix(own, {2: other}, weights, None, "own", {}).terms()
+    terms = Mix(own, {2: other}, weights, None, "own").terms()
     assert terms is not None
     got = mixed(rows, [Sum(*terms)], workers)
     assert bits(got[0]) == bits(combine(own, {2: other}, weights))
@@ -128,7 +128,7 @@ def test_a_vector_that_comes_twice_counts_twice(workers: Workers) -> None:
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3}
     inbox = {1: other, 2: other}
-    terms = Mix(own, inbox, weights, None, "own", {}).terms()
+    terms = Mix(own, inbox, weights, None, "own").terms()
     assert terms is not None
     got = mixed(rows, [Sum(*terms)], workers)
     assert bits(got[0]) == bits(combine(own, inbox, weights))
@@ -177,7 +177,7 @@ def test_sums_on_a_gpu_are_those_of_combine(workers: Workers) -> None:
     sums, expected = [], []
     for rank in range(8):
         inbox = {other: vectors[other] for other in range(8) if other != rank}
-        mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own", {})
+        mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own")
         terms = mix.terms()
         assert terms is not None
         sums.append(Sum(*terms))
@@ -200,6 +200,6 @@ def test_rows_beyond_what_32_bits_count_are_mixed_as_well(workers: Workers) -> N
         sums = [Sum(vectors, [0.5, 0.25, float(number)]) for number in range(8)]
         assert mix_rows(rows, sums, workers, results)
         for number, result in enumerate(results):
-            mix = Mix(vectors[0], {1: vectors[1], 2: vectors[2]}, {1: 0.25, 2: float(number)}, 0.5, "own", {})
+            mix = Mix(vectors[0], {1: vectors[1], 2: vectors[2]}, {1: 0.25, 2: float(number)}, 0.5, "own")
             assert bits(result) == bits(mix.run(torch.empty))
         del vectors, results, sums

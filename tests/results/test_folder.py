@@ -101,6 +101,7 @@ def test_status_and_graphs_are_recorded(tmp_path: Path) -> None:
         "peak_vectors": 12,
         "private_bytes": None,
         "link_shares": None,
+        "execution": None,
     }
 
 

@@ -227,7 +227,8 @@ async def test_hosts_that_go_by_name_are_looked_up_once_at_the_start(monkeypatch
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     addresses = [("127.0.0.1", 9000), ("one.example", 9000), ("none.example", 9000), ("one.example", 9001)]
-    peer = Peer(0, listen(), addresses, insecure=True)
+    monkeypatch.setattr("gossamer.runtime.processes.transport.transport._check_loopback", lambda _: None)
+    peer = Peer(0, listen(), addresses)
     await peer.transport.start()
     await settle()
     assert asked == ["none.example", "one.example"]
