@@ -113,7 +113,7 @@ def test_byzantine_models_are_left_out(aggregator: Aggregator, wrong: float) -> 
 def mixed(
     aggregator: Aggregator, own: Any, inbox: Any, weights: Any, self_weight: float | None = None
 ) -> Any:
-    return Mix(own, inbox, weights, self_weight, "own", {}, aggregator).run(torch.empty)
+    return Mix(own, inbox, weights, self_weight, "own", aggregator).run(torch.empty)
 
 
 def test_an_inbox_goes_in_by_rank_with_its_weights() -> None:
@@ -140,7 +140,7 @@ def test_buffers_are_aggregated_beside_the_parameters() -> None:
 
 
 def test_parts_are_averaged_where_they_are() -> None:
-    own, part = torch.tensor([1.0, 2.0, 3.0]), Part(torch.tensor([5.0, 7.0]), 1, 3)
+    own, part = torch.tensor([1.0, 2.0, 3.0]), Part(torch.tensor([5.0, 7.0]), torch.tensor([1, 2]), 3)
     assert mixed(CoordinateMean(), own, {4: part}, {4: 0.9}).tolist() == [1.0, 3.5, 5.0]
     with pytest.raises(ValueError, match="median takes whole models; rank 4 sent a part"):
         mixed(Median(), own, {4: part}, {4: 0.9})

@@ -119,7 +119,10 @@ def combine(
 
 
 def _ring_sum(
-    own: Integer[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None
+    own: Integer[Tensor, " n"],
+    inbox: Mapping[int, Any],
+    weights: Mapping[int, float],
+    self_weight: float | None,
 ) -> Integer[Tensor, " n"]:
     """The sum of integer vectors modulo 2^bits of their dtype: exact, in whatever order. Who is absent adds nothing.
 
