@@ -361,6 +361,11 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         ),
         ("float16", {"algorithm": "divshare"}, "codec: float16 for divshare, which sends no whole models"),
         ("float16", {"algorithm": "local"}, "codec: float16 for local"),
+        (
+            {"name": "top-k", "fraction": 0.5},
+            {"aggregator": "median"},
+            "aggregator: median takes whole models, of which codec top-k sends parts; accepted: mean, coordinate-mean",
+        ),
     ],
 )
 def test_what_a_codec_can_not_serve_is_refused_before_the_run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,13 @@ from gossamer.messages.tags import Model
 
 
 class Aggregator(Component):
-    """Base of aggregators. A subclass implements :meth:`aggregate`, and :attr:`least` if it needs several models."""
+    """Base of aggregators. A subclass implements :meth:`aggregate`, and :attr:`least` if it needs several models.
+
+    Attributes:
+        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default.
+    """
+
+    takes_parts: ClassVar[bool] = False
 
     @property
     def least(self) -> int:
@@ -112,6 +118,8 @@ class Mean(Aggregator):
 class CoordinateMean(Aggregator):
     """Per coordinate, the plain mean of the values that are there: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j that
     sent p). Also for parts of models."""
+
+    takes_parts: ClassVar[bool] = True
 
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float

@@ -267,6 +267,12 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
             f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
             f" mean, or another algorithm ({listed(able)})"
         )
+    codec = experiment.codec
+    if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
+        raise BadInput(
+            f"aggregator: {name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean,"
+            " coordinate-mean, or another codec"
+        )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
     graph = topology.graph(0)
