@@ -211,8 +211,8 @@ def test_nodes_that_wait_for_ever_are_noticed_in_spite_of_exchanges(tmp_path: Pa
     [
         (lambda node: node.topology(), r"node\.topology on the topology cyclon"),
         (lambda node: node.mixing_weights(), r"node\.mixing_weights on the topology cyclon"),
-        (lambda node: node.send(1, None, tag=(TAG, "ask", 0)), "for the peer sampler"),
-        (lambda node: node.broadcast([1], None, tag=TAG), "for the peer sampler"),
+        (lambda node: node.send(1, None, tag=(TAG, "ask", 0)), "belongs to the peer sampler"),
+        (lambda node: node.broadcast([1], None, tag=TAG), "belongs to the peer sampler"),
     ],
 )
 def test_what_no_node_knows_is_refused(tmp_path: Path, call: Any, said: str) -> None:
