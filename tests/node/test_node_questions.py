@@ -175,7 +175,7 @@ wrappers:
     file.write_text(text)
     assert Experiment.load(file).wrappers[1].path == tmp_path / "here.txt"
     file.write_text(text.replace("path:", "at: high, path:"))
-    with pytest.raises(BadInput, match=r"wrappers\[1\]\.at"):
+    with pytest.raises(BadInput, match=r"wrappers\.1\.at"):
         Experiment.load(file)
 
 
