@@ -289,8 +289,11 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
     lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
-    if done.status == "stopped" and newest(done.path / "checkpoints") is not None:
-        lines["to go on"] = f"gossamer resume {done.path}"
+    if done.status == "stopped":
+        saved = newest(done.path / "checkpoints") is not None
+        lines["to go on"] = (
+            f"gossamer resume {done.path}" if saved else "not possible: the run saved no checkpoint"
+        )
     for name, text in lines.items():
         typer.echo(f"{name:20} {text}")
 
