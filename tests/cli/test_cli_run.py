@@ -238,7 +238,7 @@ def test_a_run_that_is_interrupted_says_so(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli(*stopping, "algorithm.name=stops:Stops")
     assert code == 130
     assert re.match(r"STOPPED {14}at round [56] of 9, ", out)  # nodes 0 and 1 were a round ahead
-    assert "to go on" not in out
+    assert "not possible: the run saved no checkpoint" in out
     code, out, _ = cli(*stopping, "algorithm.name=stops:Stops", "--set", "checkpoint.every_rounds=2")
     folder = re.search(r"^run +(\S+)$", out, re.MULTILINE)[1]
     assert out.splitlines()[-1].split(maxsplit=3) == ["to", "go", "on", f"gossamer resume {folder}"]
