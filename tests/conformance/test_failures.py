@@ -82,7 +82,9 @@ def test_an_exception_ends_the_run_and_is_named(tmp_path: Path, engine: str, by:
     run = recorded(error)
     # Rounds are counted when they are completed: 0 to 2 of them were.
     assert rounds_of(run, VICTIM) == [0, 1, 2, 3]
-    assert rounds_of(run, -1)[:3] == [0, 1, 2]
+    # (Real nodes that are not the victim's neighbours may be a round behind when it fails.)
+    complete = [0, 1, 2] if engine == "simulate" else [0, 1]
+    assert rounds_of(run, -1)[: len(complete)] == complete
     assert not (run.path / "segments").exists()
 
 

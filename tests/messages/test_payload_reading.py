@@ -19,6 +19,14 @@ from payload_samples import VECTOR, ext, payloads, tensor_ext
 INDICES = tensor_ext(torch.int64, 3)
 
 
+def nested(code: int, levels: int) -> bytes:
+    """An extension inside an extension, and so on."""
+    data = b"\xc0"
+    for _ in range(levels):
+        data = ext(code, data)
+    return data
+
+
 @pytest.mark.parametrize(
     ("structure", "reason"),
     [
@@ -59,14 +67,16 @@ INDICES = tensor_ext(torch.int64, 3)
         (ext(2, b"\x01\x00\x09"), "not a vector"),
         (ext(2, ext(2, b"") + b"\x00\x09"), "inside a key or a part"),
         (ext(3, VECTOR + VECTOR + VECTOR), "not as long as what it holds"),
-        (ext(3, ext(3, VECTOR)), "parameters are not a vector"),
-        (ext(3, b"\x93\x01\x02\x03"), "parameters are not a vector"),
-        (ext(4, tensor_ext(torch.float32, 2, 2)[3:]), "parameters are not a vector"),
+        (ext(3, ext(3, VECTOR)), "parameters are not a vector|a model inside a model"),
+        (ext(3, b"\x93\x01\x02\x03"), "parameters are not a vector|a model inside a model"),
+        (ext(4, tensor_ext(torch.float32, 2, 2)[3:]), "parameters are not a vector|a model inside a model"),
         (ext(4, VECTOR[3:] + b"\x00"), "header"),
         (ext(5, b"\x01\x02"), "not as long as what it holds"),
         (b"\x81" + ext(5, b"\x01") + b"\x01", "inside a key or a part"),
         (ext(3, VECTOR + tensor_ext(torch.float32)), "buffers are not a vector"),
         (ext(3, VECTOR + b"\x90"), "nested deeper|not a vector"),
+        (nested(3, 600), "a model inside a model"),
+        (nested(5, 600), "a model inside a model"),
     ],
 )
 def test_malformed_structures(structure: bytes, reason: str) -> None:

@@ -53,6 +53,19 @@ def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | Non
         assert (found, waited, after) == (None, 0.45, ["node 1"])
 
 
+def test_a_question_that_was_lost_does_not_silence_the_next_one_of_its_tag(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank:
+            await node.receive("q")  # the first question has no answer
+            node.answer("q", lambda question: question.payload)
+            return await node.sleep(3)
+        with pytest.raises(TimeoutError):
+            await node.ask(1, 1, "q", 0.75)
+        return [await node.ask(1, number, "q", 0.75) for number in (2, 3)], node.traffic.messages_late
+
+    assert play(tmp_path, script, 2, network=FAR).values[0] == ([2, 3], 0)
+
+
 def test_late_answers_leave_those_alone_that_are_awaited(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:

@@ -88,7 +88,9 @@ class FedAvg(Algorithm):
         began = node.now()
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
-        size = {k: reply["samples"] if self.weighting == "data" else 1 for k, reply in replies.items()}
+        size = {
+            k: _count(reply["samples"]) if self.weighting == "data" else 1 for k, reply in replies.items()
+        }
         models = {k: reply["model"] for k, reply in replies.items()}
         if models:
             await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
@@ -116,3 +118,12 @@ class FedAvg(Algorithm):
         for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))
+
+
+def _count(samples: object) -> int:
+    """A client's number of samples; an infinite one, say, would silence all other clients."""
+    if type(samples) is not int or samples < 0:
+        raise ValueError(
+            f"a client says that it has {samples!r} samples; accepted: a whole number, at least 0"
+        )
+    return samples

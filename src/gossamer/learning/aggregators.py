@@ -7,6 +7,7 @@ models sent by Byzantine nodes, which may send anything, they stay near the hone
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -92,6 +93,8 @@ class Aggregator(Component):
         Raises:
             ValueError: if they are fewer than :attr:`least`.
         """
+        if not all(map(math.isfinite, (self_weight, *weights))):
+            raise ValueError(f"aggregator: weights {[self_weight, *weights]}; accepted: finite numbers")
         given = zip([own, *vectors], [self_weight, *weights], strict=True)
         taken = [vector for vector, weight in given if weight]
         if len(taken) < self.least:

@@ -199,6 +199,13 @@ class Mailbox:
             self._late.setdefault(source, Counter())[prefix] += 1
             self._picky = True
 
+    def reopen(self, prefix: Prefix, source: int) -> None:
+        """Messages of a source under this tag are wanted again, whatever was expected to be late."""
+        if (late := self._late.get(source)) is not None:
+            del late[prefix]  # (a Counter: no error if there is none)
+            if not late:
+                self.forget_late(source)
+
     def forget_late(self, source: int) -> None:
         """Expect no late messages of a source: it was restarted and will not send them."""
         self._late.pop(source, None)

@@ -86,6 +86,9 @@ class Reader:
         self._data = data
         self._buffers = buffers
         self._items = 0
+        self._open: set[int] = (
+            set()
+        )  # models and encoded parameters that are being read: neither holds its like
         self.at = 0
         self.specs: list[BufferSpec] = []
 
@@ -187,6 +190,9 @@ class Reader:
             raise FrameError(f"extension type {code}, which no payload has")
         if depth > MAX_DEPTH:
             raise FrameError("a part or a model inside a key or a part")
+        if code in self._open:
+            raise FrameError("a model inside a model")
+        self._open.add(code)
         value: Any
         fault = None
         if code == PARAMETERS:
@@ -201,6 +207,7 @@ class Reader:
             fault = model_fault(*value)
         else:
             value = Coded(self.value(min(depth + 1, MAX_DEPTH)))
+        self._open.discard(code)
         if fault is not None:
             raise FrameError(fault)
         if self.at != end:

@@ -53,7 +53,7 @@ class Coded:
     """
 
     payload: Payload
-    decoded: list[Tensor | Part] = field(default_factory=list, repr=False)
+    decoded: list[Tensor | Part] = field(default_factory=list, init=False, repr=False)
 
 
 class Model(NamedTuple):

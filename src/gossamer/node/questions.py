@@ -47,6 +47,9 @@ class Questions:
                 f"node {node.rank}: a question to node {peer} whose answer has the tag {answer} is open; accepted: tags"
                 " that differ after their first part, e.g. by the round"
             )
+        self._reception.mailbox.reopen(
+            answer, peer
+        )  # an earlier question of this tag may be lost, and have no answer
         node.send(peer, payload, tag, exact=exact)
         if keep_s is not None:
             open_ones.append(question)
