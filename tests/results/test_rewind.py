@@ -1,39 +1,18 @@
-"""A node's own record, where the node goes on some rounds before its end."""
+"""Records that are rewound to a checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import NETWORK, compact, read_metrics
-from gossamer.results.rewind import drop_rounds, rewind
+from gossamer.results.recorder import NETWORK, read_metrics
+from gossamer.results.rewind import rewind
 
 
 def row(round: int, moment: str = "round") -> dict[str, Any]:
     return {"node": 1, "round": round, "step": round, "time_s": float(round), "moment": moment}
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_rounds_that_will_be_run_again_are_dropped_and_instants_stay(compacted: bool, tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "run", experiment="", environment={}, of="node-1")
-    with folder.segment("metrics", 1) as segment:
-        for round in range(5):
-            segment.append(row(round))
-        segment.append(row(5, "tick 3"))
-        segment.append(row(6, "round, tick 4"))
-        segment.append(row(6, "end"))
-    if compacted:
-        compact(folder)
-    drop_rounds(folder, 3)
-    assert read_metrics(folder.path)["round"].to_list() == [0, 1, 2, 3, 5]
-    drop_rounds(folder, 3)
-    with folder.segment("metrics", 1) as segment:
-        segment.append(row(4))
-    assert read_metrics(folder.path)["round"].to_list() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
@@ -46,9 +25,9 @@ def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> No
     whole, _, torn = path.read_bytes().partition("ü".encode())
     assert torn
     path.write_bytes(whole + "ü".encode()[:1])
-    drop_rounds(folder, 5)
+    rewind(folder, Cut(tmp_path, 1, {1: 5}, {1: 5.0}, 5.0, {}, None), evaluated=[1])
     assert read_metrics(folder.path)["round"].to_list() == [1, 2]
-    drop_rounds(folder, 1)
+    rewind(folder, Cut(tmp_path, 1, {1: 1}, {1: 1.0}, 5.0, {}, None), evaluated=[1])
     assert path.read_bytes() == whole[: whole.index(b"\n") + 1]
     assert read_metrics(folder.path)["place"].to_list() == ["Genève"]
 

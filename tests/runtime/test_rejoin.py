@@ -109,7 +109,7 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
             own.append(torch.equal(node.parameters, before))
 
         await newcomer(goes_on, node._runtime, 0.5)
-        assert node._runtime.first_of(1) == 0
+        assert node._runtime.reception.first.get(1, 0) == 0
         assert node.drain() == []
 
     assert simulated(tmp_path, hears, lies).failure is None

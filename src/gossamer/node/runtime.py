@@ -123,10 +123,6 @@ class NodeRuntime:
         """
         self.reception.found(rank, first, anew=anew)
 
-    def first_of(self, rank: int) -> int:
-        """The first round in which a peer takes part, as far as :meth:`peer_found` has said."""
-        return self.reception.first.get(rank, 0)
-
     def rejoin(self, first: int) -> None:
         """The node itself was away, or its peers thought so; it takes part again from a round on. In earlier rounds it
         waits for nobody, since what the others sent meanwhile is lost."""

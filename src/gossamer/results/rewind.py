@@ -29,16 +29,6 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
         _rewind(folder, kind, getattr(keep, kind))
 
 
-def drop_rounds(folder: RunFolder, last: int) -> None:
-    """Keep the part of one node's record up to the last of the rounds that it will not run again."""
-
-    def kept(row: dict[str, Any]) -> bool:
-        moments = (row.get("moment") or "round").split(", ")
-        return bool(row["round"] <= last) if "round" in moments else moments != ["end"]
-
-    _rewind(folder, "metrics", kept)
-
-
 class _Keep:
     """Decides which rows stay."""
 

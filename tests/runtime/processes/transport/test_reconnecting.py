@@ -244,7 +244,7 @@ async def test_numbers_begin_anew_with_each_life_of_either() -> None:
         for n in range(3):
             a.send(1, n, "t")
         assert [got.payload for got in await b.receive(3)] == [0, 1, 2]
-        assert a.transport.incarnation_of(1) == life
+        assert a.transport._contacts[1].incarnation == life
         await b.transport.close()
         await a.until(lambda losses=losses: len(a.lost) == losses)
         if life < 2:

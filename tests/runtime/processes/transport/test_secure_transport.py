@@ -134,7 +134,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
                 await a.until(lambda a=a: a.events or a.statuses)
             assert [text.partition(") ")[2] for _, text in a.events] == events
             assert a.statuses == ([] if events else [(1, b"of the last life of node 1")])
-            assert a.transport.incarnation_of(1) == (None if events else 2**32 - 1)
+            assert a.transport._contacts[1].incarnation == (None if events else 2**32 - 1)
 
 
 @on_loop

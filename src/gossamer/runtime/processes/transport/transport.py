@@ -206,10 +206,6 @@ class Transport:
         """The peers that are connected, in one direction or the other."""
         return frozenset(rank for rank, contact in self._contacts.items() if contact.connected)
 
-    def incarnation_of(self, rank: int) -> int | None:
-        """How often a peer was started before, as far as it has said so."""
-        return self._contacts[rank].incarnation
-
     def keep(self, ranks: Iterable[int]) -> None:
         """Be connected with these peers, whether there are messages for them or not; calling it again replaces them."""
         self._peering.keep(ranks)

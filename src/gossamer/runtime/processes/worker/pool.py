@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from gossamer.config import Processes
@@ -326,8 +326,3 @@ def _seen() -> os.waitid_result | None:
         return os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
     except ChildProcessError:  # none is alive
         return None
-
-
-def addresses_of(nodes: Mapping[int, tuple[str, int]]) -> Addresses:
-    """The message about these nodes."""
-    return Addresses([(rank, host, port) for rank, (host, port) in sorted(nodes.items())])
