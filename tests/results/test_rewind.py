@@ -16,7 +16,7 @@ def row(round: int, moment: str = "round") -> dict[str, Any]:
 
 
 def test_a_line_that_is_torn_within_a_character_is_dropped(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "run", experiment="", environment={}, of="node-1")
+    folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     with folder.segment("metrics", 1) as segment:
         segment.append({**row(1), "place": "Genève"})
         segment.append({**row(2), "place": "Genève"})

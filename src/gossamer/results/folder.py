@@ -59,9 +59,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(
-        cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any], of: str = ""
-    ) -> RunFolder:
+    def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
         """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``.
 
         Args:
@@ -69,7 +67,6 @@ class RunFolder:
             name: the name of the folder between, usually the experiment's.
             experiment: text of the resolved experiment (YAML).
             environment: see :func:`environment`.
-            of: suffix of the id, where this is not the record of a whole run.
 
         Raises:
             BadInput: for a name that can't name a folder, or a place where nothing can be written.
@@ -80,7 +77,7 @@ class RunFolder:
                 " with a letter or digit first (it names the run's folder)"
             )
         try:
-            folder = cls(_fresh_folder(Path(out) / name, of))
+            folder = cls(_fresh_folder(Path(out) / name))
             folder.segments.mkdir()
             write_text(folder.path / "experiment.yaml", experiment)
             write_json(folder.path / "environment.json", environment)
@@ -239,11 +236,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _fresh_folder(parent: Path, of: str) -> Path:
+def _fresh_folder(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
         # Not keyed by the seed: two runs of one seed need two folders.
-        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}{of and '-'}{of}"
+        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
         try:
             path.mkdir()
         except FileExistsError:
