@@ -7,11 +7,8 @@ the bits of a product depend on its operands, the number of threads, the mode an
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 VARIABLE = "MKL_CBWR"
@@ -52,6 +49,9 @@ def set_default_mode() -> None:
 
 def mode() -> str | None:
     """MKL's mode here, such as "AUTO", or "off" where bits may depend on alignment; None where torch has no MKL."""
+    import ctypes
+    from pathlib import Path
+
     import torch
 
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
@@ -99,6 +99,9 @@ def summary(described: dict[str, Any]) -> str:
 
 
 def _processor() -> str:
+    import platform
+    from pathlib import Path
+
     file = Path("/proc/cpuinfo")
     if file.is_file():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
