@@ -114,7 +114,8 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert run.status == "done"
     assert same(run, undisturbed(described, tmp_path))
     alike = undisturbed(described, tmp_path).metrics
-    columns = ["node", "round", "train_loss", "bytes_sent", "messages_received"]
+    # Messages received are not compared: a neighbour that is a round ahead has sent one more.
+    columns = ["node", "round", "train_loss", "bytes_sent"]
     order = ["node", "round"]
     assert run.metrics.select(columns).sort(order).equals(alike.select(columns).sort(order))
     assert len(list(run.path.glob("checkpoints/*/node-*.safetensors"))) >= 4
