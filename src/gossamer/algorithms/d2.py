@@ -53,7 +53,7 @@ class D2(Algorithm):
         topology = setting.topology
         if not topology.static:
             return
-        from gossamer.topology import smallest_eigenvalue, sparse_matrix  # they bring scipy
+        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # they bring scipy
 
         W = sparse_matrix(topology, 0)
         if abs(W - W.T).max() > 1e-6:
@@ -98,7 +98,7 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
     """
     if not topology.static:
         return
-    from gossamer.topology import sparse_matrix
+    from gossamer.topology.measures import sparse_matrix
 
     off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if off.max() > 1e-6:

@@ -11,11 +11,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic_core import core_schema
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
@@ -47,7 +49,7 @@ class Component(BaseModel):
     """Base of everything that an experiment names. Its fields are its parameters; it is frozen.
 
     Raises:
-        BadInput: when a subclass is defined with a field that has the name of a method.
+        BadInput: when a subclass is defined with a field ``name``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -59,13 +61,10 @@ class Component(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        bases = [base for base in cls.__mro__[1:] if issubclass(base, Component)]
-        for field in cls.model_fields:
-            taken = "the name of the component" if field == "name" else "a method"
-            if field == "name" or any(callable(vars(base).get(field)) for base in bases):
-                raise BadInput(
-                    f"{cls.__name__}.{field}: this is {taken}; accepted: another name for the field"
-                )
+        if "name" in cls.model_fields:
+            raise BadInput(
+                f"{cls.__name__}.name: this is the name of the component; accepted: another field name"
+            )
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -204,8 +203,10 @@ def _import(field: str, path: str) -> type[Component]:
         raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, public)}")
+        own = [
+            name for name, value in vars(module).items() if getattr(value, "__module__", None) == module_name
+        ]
+        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, own)}")
     return _as_component(found, path, path)
 
 
@@ -238,20 +239,43 @@ def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
     return cls
 
 
-def component(kind: str) -> BeforeValidator:
-    """Pydantic annotation of a field that holds a component of a kind."""
-    return BeforeValidator(lambda value, info: build(kind, value, info.context, info.field_name))
+@dataclass(frozen=True)
+class ComponentField:
+    """Pydantic annotation of a field that holds a component of a kind, or a list of them.
 
+    Args:
+        kind: one of :data:`KINDS`.
+        field: the field's path in the experiment file, for messages; default: the kind.
+        many: whether it is a list.
+        optional: whether null is accepted.
+    """
 
-def components(kind: str) -> BeforeValidator:
-    """Pydantic annotation of a field that holds a list of components of a kind."""
+    kind: str
+    field: str = ""
+    many: bool = False
+    optional: bool = False
 
-    def validate(value: Any, info: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        specs = core_schema.plain_serializer_function_ser_schema(self._specs)
+        return core_schema.with_info_before_validator_function(
+            self._build, handler(source), serialization=specs
+        )
+
+    def _build(self, value: Any, info: Any) -> Any:
+        field = self.field or self.kind
+        if value is None and self.optional:
+            return None
+        if not self.many:
+            return build(self.kind, value, info.context, field)
         if not isinstance(value, list | tuple):
             return value
-        return [build(kind, item, info.context, f"{info.field_name}.{k}") for k, item in enumerate(value)]
+        return tuple(build(self.kind, item, info.context, f"{field}.{k}") for k, item in enumerate(value))
 
-    return BeforeValidator(validate)
+    @staticmethod
+    def _specs(value: Any) -> Any:
+        if value is None:
+            return None
+        return [item.spec() for item in value] if isinstance(value, tuple) else value.spec()
 
 
 class FromCommandLine(str):

@@ -23,7 +23,10 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
     """
     values: dict[str, str] = {}
     expected: dict[str, list[str]] = {}  # a union has one error for each of its branches
-    for problem in error.errors(include_url=False):
+    # A field that is misspelt comes before the one that is missing because of it.
+    for problem in sorted(
+        error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+    ):
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":

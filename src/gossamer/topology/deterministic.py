@@ -34,11 +34,6 @@ class Star(Topology):
     centre: int = Field(default=0, ge=0)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The star.
-
-        Raises:
-            BadInput: for a centre that is not one of the nodes.
-        """
         if self.centre >= nodes:
             raise BadInput(f"topology.centre: {self.centre} with {nodes} nodes; accepted: 0 to {nodes - 1}")
         return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))
@@ -67,11 +62,6 @@ class Torus(Topology):
     rows: int | None = Field(default=None, ge=1)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The torus.
-
-        Raises:
-            BadInput: for a number of rows that does not divide the number of nodes.
-        """
         divisors = [rows for rows in range(1, nodes + 1) if nodes % rows == 0]
         if self.rows is not None and self.rows not in divisors:
             accepted = ", ".join(map(str, divisors))
@@ -88,11 +78,6 @@ class Hypercube(Topology):
     """Two nodes are neighbours if their ranks differ in exactly one bit; needs a power of two of nodes."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The hypercube of dimension log2(n).
-
-        Raises:
-            BadInput: for a number of nodes that is not a power of two.
-        """
         dimension = nodes.bit_length() - 1
         if nodes != 1 << dimension:
             raise BadInput(

@@ -9,7 +9,7 @@ from pydantic import Field
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph, NetworkX
-from gossamer.topology.topology import RandomTopology, networkx_seed
+from gossamer.topology.topology import RandomTopology
 
 
 @register("topology", "random-regular")
@@ -29,12 +29,7 @@ class RandomRegular(RandomTopology):
 
 
 def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
-    """A random regular graph, connected or not.
-
-    Args:
-        nodes: number of nodes.
-        degree: number of neighbours of each.
-        rng: the only source of randomness.
+    """A random graph of ``nodes`` nodes with ``degree`` neighbours each, connected or not.
 
     Raises:
         BadInput: for a degree that no graph with that many nodes has.
@@ -52,8 +47,13 @@ def _generate(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
     # leave out are drawn.
     dense = degree > nodes // 2
     drawn = nodes - 1 - degree if dense else degree
-    graph: NetworkX = nx.random_regular_graph(drawn, nodes, seed=networkx_seed(rng))
+    graph: NetworkX = nx.random_regular_graph(drawn, nodes, seed=_seed(rng))
     return nx.complement(graph) if dense else graph
+
+
+def _seed(rng: np.random.Generator) -> int:
+    """A seed for networkx, which draws from Python's own generator."""
+    return int(rng.integers(2**63))
 
 
 @register("topology", "erdos-renyi")
@@ -70,7 +70,7 @@ class ErdosRenyi(RandomTopology):
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         # In time proportional to the number of edges (Batagelj & Brandes, 2005).
-        graph: NetworkX = nx.fast_gnp_random_graph(nodes, self.p, seed=networkx_seed(rng))
+        graph: NetworkX = nx.fast_gnp_random_graph(nodes, self.p, seed=_seed(rng))
         return graph
 
 
@@ -89,8 +89,7 @@ class SmallWorld(RandomTopology):
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if not 0 <= self.degree < nodes or self.degree % 2:
             raise BadInput(
-                f"topology.degree: {self.degree} with {nodes} nodes; accepted for small-world: an even "
-                f"number from 0 to {nodes - 1}"
+                f"topology.degree: {self.degree} with {nodes} nodes; accepted: an even number from 0 to {nodes - 1}"
             )
-        graph: NetworkX = nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=networkx_seed(rng))
+        graph: NetworkX = nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))
         return graph
