@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from gossamer.errors import BadInput, cause
@@ -19,9 +18,9 @@ log = logging.getLogger("gossamer")
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """Be a worker until its run is over; gives its exit code. This is what an executor is given.
+    """Run a worker until its run is over; gives its exit code. This is what an executor is given.
 
-    The worker is a process of its own, since it forks: an executor may call this in any thread.
+    The worker is a separate process, since it forks: an executor may call this in any thread.
     """
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
@@ -33,7 +32,7 @@ def executor_of(name: str) -> Executor:
     """The executor of a name: "ray", or "module:factory" for what the factory returns.
 
     Raises:
-        BadInput: for a name of neither, and for a factory that fails.
+        BadInput: for another name, and for a factory that fails.
     """
     if name == "ray":
         return RayExecutor()
@@ -49,10 +48,10 @@ def executor_of(name: str) -> Executor:
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this.
+    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
 
     Raises:
-        BadInput: where Ray is not installed.
+        BadInput: if Ray is not installed.
     """
 
     def __init__(self) -> None:
@@ -80,32 +79,18 @@ class RayExecutor(Executor):
 
 @contextmanager
 def started_workers(name: str, count: int, address: str, token: str, slots: int) -> Iterator[None]:
-    """Have an executor run some workers; they end with the run.
-
-    Args:
-        name: of the executor.
-        count: how many workers.
-        address: where they join.
-        token: of the run.
-        slots: of each worker.
-
-    Raises:
-        BadInput: as :func:`executor_of`.
-    """
+    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`."""
     executor = executor_of(name)
+
+    def tell(done: Future[int]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None or done.result():
+            log.warning("a worker of %s failed: %s", name, error or f"exit code {done.result()}")
+
     try:
-        for number in range(1, count + 1):
-            future = executor.submit(worker_main, address, token, slots)
-            future.add_done_callback(partial(_tell, name, number))
+        for _ in range(count):
+            executor.submit(worker_main, address, token, slots).add_done_callback(tell)
         yield
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _tell(name: str, number: int, done: Future[int]) -> None:
-    if done.cancelled():
-        return
-    if (error := done.exception()) is not None:
-        log.warning("worker %d of %s failed: %s", number, name, error)
-    elif done.result():
-        log.warning("worker %d of %s ended with exit code %d", number, name, done.result())

@@ -12,12 +12,9 @@ from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import (
     Command,
     End,
-    Forget,
     Lifecycle,
     Record,
     Rejoin,
-    Show,
-    With,
     Without,
 )
 from gossamer.runtime.processes.protocol import (
@@ -37,6 +34,7 @@ from gossamer.runtime.processes.protocol import (
     Progress,
     Reachable,
     Ready,
+    Say,
     Signal,
     Stood,
     Tell,
@@ -97,7 +95,7 @@ class Scene:
         return [(each.rank, each.event) for each in self.of(Record)]
 
     def shown(self) -> list[str]:
-        return [each.text for each in self.of(Show)]
+        return [each.text for each in self.of(Say)]
 
     def failure(self) -> str | None:
         ends = [each.failure for each in self.of(End) if each.failure is not None]
@@ -135,8 +133,6 @@ def test_a_node_that_does_not_end_is_killed() -> None:
     assert scene.lifecycle.over(scene.now)
     commands = scene.lifecycle.give_up()
     assert Signal(1, signal.SIGKILL) in commands
-    assert Forget(1) in commands
-    assert Forget(0) not in commands
 
 
 def test_nodes_that_are_not_up_in_time_are_named() -> None:
@@ -163,7 +159,6 @@ def test_a_node_that_dies_is_lost_to_the_others() -> None:
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
     assert Without(1, keep=False, alive=False) in commands
-    assert Forget(1) in commands
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))
@@ -197,7 +192,6 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     commands = scene.take(3, At(1, 12))
     assert commands[:3] == [Tell(rank, Meet(1, since)) for rank, since in ((0, 10), (2, 10), (3, 13))]
     assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
-    assert commands[4] == With(1, 9)
     assert scene.events()[-1] == (1, "returned")
     assert scene.lifecycle.awaited() == [0, 1, 2, 3]
     scene.take(1, Exited("killed by SIGKILL"))

@@ -27,6 +27,7 @@ import torch
 
 from gossamer.config import Experiment
 from gossamer.errors import BadInput, RunFailed, cause
+from gossamer.faults import StartFrom
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.messages.tags import Model, Traffic
 from gossamer.results.checkpoints import Cut, newest
@@ -137,6 +138,9 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._do(self._lifecycle.give_up())
+        for rank in range(self._setup.experiment.nodes):
+            if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
+                self._forget_model(rank)
         if (away := self._record.events.summary()) is not None:
             self._show(away)
         return reason
@@ -220,37 +224,31 @@ class Coordinator:
             match command:
                 case protocol.Fork() | protocol.Tell() | protocol.Signal():
                     self._workers.do(command)
-                case lifecycle.Rejoin():
-                    self._rejoin(command)
+                case lifecycle.Rejoin(rank=rank, first=first, together=together, start_from=start):
+                    self._rejoin(rank, first, together, start)
                 case lifecycle.Without(rank=rank, keep=keep, alive=alive):
                     (self._checkpoints.away if alive else self._checkpoints.lost)(rank)
                     self._record.without(rank, keep=keep)
-                case lifecycle.With(rank=rank, first=first):
-                    self._checkpoints.back(rank)
-                    self._record.again(rank, first)
-                case lifecycle.Forget(rank=rank):
-                    self._forget_model(rank)
                 case lifecycle.Record(rank=who, event=kind, text=text, show=show):
                     self._event(who, kind, text, show=show)
-                case lifecycle.Show(text=text):
-                    self._show(text)
+                case protocol.Say():
+                    self._launcher.send(command)
                 case lifecycle.End(failure=None, reason=reason):
                     raise _Over(reason)
                 case lifecycle.End(failure=failure):
                     raise RunFailed(**failure or {})
 
-    def _rejoin(self, command: lifecycle.Rejoin) -> None:
-        """Let a node begin that was started later."""
-        rank, record = command.rank, self._record
-        arrival = protocol.Arrival(
-            command.first,
-            command.together,
-            command.start_from,
-            record.next_tick(),
-            self._traffic.get(rank, {}),
-        )
-        # The nodes' clocks stand still while the nodes are evaluated.
-        self._tell(rank, protocol.Go(time.monotonic() - record.clock.now(), arrival))
+    def _rejoin(
+        self, rank: int, first: int, together: list[tuple[int, int]], start: StartFrom | None
+    ) -> None:
+        if start is None:
+            self._tell(rank, protocol.Met(first, together))
+        else:  # its clock shall show what the others' do, which stand still while these are evaluated
+            traffic, tick = self._traffic.get(rank, {}), self._record.next_tick()
+            began = time.monotonic() - self._record.clock.now()
+            self._tell(rank, protocol.Go(began, protocol.Arrival(first, together, start, tick, traffic)))
+        self._checkpoints.back(rank)
+        self._record.again(rank, first)
 
     def _forget_model(self, rank: int) -> None:
         """A model at the end is not known; nobody shall take zeros for it."""

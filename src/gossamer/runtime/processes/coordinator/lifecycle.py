@@ -22,18 +22,7 @@ from gossamer.config import Processes
 from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.protocol import (
-    Find,
-    Finish,
-    Fork,
-    FromProcess,
-    Lost,
-    Meet,
-    Met,
-    Signal,
-    Tell,
-    ToNode,
-)
+from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Say, Signal, Tell
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
@@ -51,16 +40,6 @@ its nodes, blames no node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejoin:
-    """Let a node that was started later begin in a round, with a model, and with each of the others from a round."""
-
-    rank: int
-    first: int
-    together: list[tuple[int, int]]
-    start_from: StartFrom
-
-
-@dataclass(frozen=True, slots=True)
 class Without:
     """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return by
     itself if ``alive``."""
@@ -71,18 +50,14 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True)
-class With:
-    """A node takes part again, from a round on."""
+class Rejoin:
+    """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
+    started later begins with the model ``start_from``; None is one that was only taken for dead."""
 
     rank: int
     first: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The last model of a node is not known."""
-
-    rank: int
+    together: list[tuple[int, int]]
+    start_from: StartFrom | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +71,6 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """Tell the user something that is not recorded."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class End:
     """The run is over; ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`."""
 
@@ -110,46 +78,28 @@ class End:
     failure: dict[str, Any] | None = None
 
 
-Command = Fork | Signal | Tell | Rejoin | Without | With | Forget | Record | Show | End
+Command = Fork | Signal | Tell | Without | Rejoin | Record | Say | End
 
 
 @dataclass(eq=False)
 class NodeState:
-    """The newest process of a node.
-
-    Args:
-        rank: the node.
-        incarnation: how many processes it had before.
-        ready: whether it can be told to go.
-        done: whether its protocol has returned.
-        final: whether it has handed in its last model.
-        round: rounds that it has completed, as far as is known.
-        idle: what it has said, if nothing but a message could wake it.
-        idle_reports: how often it has said so.
-        planned: whether it dies because the experiment says so.
-        leaving: whether it was told to leave.
-        frozen: whether the schedule has stopped it.
-        stopped: whether somebody else has.
-        arriving: whether it is taken for dead, has been heard again, and is to be introduced.
-        start_from: the model that it begins with.
-        restarts: how often it was restarted though the experiment does not say so.
-    """
+    """The newest process of a node."""
 
     rank: int
     incarnation: int = 0
-    ready: bool = False
-    done: bool = False
-    final: bool = False
-    round: int = 0
-    idle: protocol.Idle | None = None
-    idle_reports: int = 0
-    planned: bool = False
-    leaving: bool = False
-    frozen: bool = False
-    stopped: bool = False
-    arriving: bool = False
     start_from: StartFrom = "initial"
-    restarts: int = 0
+    restarts: int = 0  # that the experiment does not ask for
+    round: int = 0  # rounds that it has completed, as far as is known
+    ready: bool = False
+    done: bool = False  # its protocol has returned
+    final: bool = False  # it has handed in its last model
+    idle: protocol.Idle | None = None  # its report, if nothing but a message could wake it
+    idle_reports: int = 0
+    planned: bool = False  # it dies because the experiment says so
+    leaving: bool = False  # it was told to leave
+    frozen: bool = False  # the schedule has stopped it
+    stopped: bool = False  # it was stopped from outside
+    arriving: bool = False  # it is away, has been heard, and is to be introduced
 
 
 @dataclass(eq=False)
@@ -210,9 +160,7 @@ class Lifecycle:
         self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAY_S
-        self._suspects: list[
-            tuple[float, int, int, str]
-        ] = []  # since when, which node can't reach which, why
+        self._suspects: list[tuple[float, int, int, str]] = []  # since when, a node, a peer, why not reached
         self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
         self._due: str | None = None
         self._ending = False
@@ -229,9 +177,7 @@ class Lifecycle:
             else:
                 self._early.append(fault)
         for rank in range(self._size):
-            if rank in self.away or rank in self._lost_before:
-                self._do(Forget(rank))
-            else:
+            if rank not in self.away and rank not in self._lost_before:
                 self._start_node(rank)
                 self.nodes[rank].round = 0 if self._rounds is None else self._rounds[rank]
         for rank in self._lost_before:
@@ -297,7 +243,7 @@ class Lifecycle:
         """The run is to end in order: "time", "target" or "stopped"."""
         self._due = self._due or reason
 
-    def take(self, rank: int, message: FromProcess, now: float) -> list[Command]:
+    def take(self, rank: int, message: protocol.FromProcess, now: float) -> list[Command]:
         """A node has said something, or something happened to its process."""
         self._now, node = now, self.nodes[rank]
         match message:
@@ -319,7 +265,7 @@ class Lifecycle:
                 self._said(node, message)
         return self._done()
 
-    def _said(self, node: NodeState, message: FromProcess) -> None:
+    def _said(self, node: NodeState, message: protocol.FromProcess) -> None:
         match message:
             case protocol.Ready():
                 node.ready = True
@@ -390,7 +336,7 @@ class Lifecycle:
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
                 self._do(Signal(rank, signal.SIGKILL))
-                self._do(Show(f"node {rank} did not end with the others, and was killed"))
+                self._do(Say(f"node {rank} did not end with the others, and was killed"))
                 self._exited(self.nodes[rank], "killed by SIGKILL")
         return self._done()
 
@@ -548,7 +494,7 @@ class Lifecycle:
             more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
             least = min((self.nodes[rank].round for rank in self._present()), default=0)
             waited = f"{', '.join(named[:MOST_NAMED])}{more}"
-            self._do(Show(f"waiting for {waited}; the others are in round {least} or later"))
+            self._do(Say(f"waiting for {waited}; the others are in round {least} or later"))
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)
@@ -556,14 +502,13 @@ class Lifecycle:
             return
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
         self._do(Record(node.rank, "lost", text, show=False))
-        self._do(Forget(node.rank))
         if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
         if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
             self._fail(text, node=node.rank, round=node.round)
             return
-        self._do(Show(text))
+        self._do(Say(text))
         self._gone(node, text, keep=False)
         if again and not node.planned:
             node.restarts += 1
@@ -664,21 +609,16 @@ class Lifecycle:
         node.arriving = False
         for rank, since in together.items():
             self._tell(rank, Meet(node.rank, since))
-        met = list(together.items())
-        if restarted:
-            self._do(Rejoin(node.rank, first, met, node.start_from))
-        else:
-            self._tell(node.rank, Met(first, met))
-        self._do(With(node.rank, first))
+        self._do(Rejoin(node.rank, first, list(together.items()), node.start_from if restarted else None))
         kind = "returned" if node.incarnation or not restarted else "joined"
         self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))
 
     # --- commands
 
-    def _tell(self, rank: int, message: ToNode) -> None:
+    def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._do(Tell(rank, message))
 
-    def _tell_all(self, ranks: Iterable[int], message: ToNode) -> None:
+    def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in ranks:
             self._tell(rank, message)
 
