@@ -56,8 +56,7 @@ def _engine(value: Any) -> Any:
 
 
 class Experiment(Section):
-    """One complete description of a run: task, partition, topology, poison, algorithm, network, compute, faults, evaluation,
-    stop rule, seed.
+    """One complete description of a run.
 
     Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is frozen;
     :meth:`override` gives a changed copy.
@@ -128,12 +127,8 @@ class Experiment(Section):
     def read(
         cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None
     ) -> dict[str, Any]:
-        """The mapping in an experiment file, for :meth:`of`. It is not validated yet, since components import torch, which
-        takes seconds. Arguments as for :meth:`load`.
-
-        Raises:
-            BadInput: for a missing file, broken YAML, or assignments that can't be carried out.
-        """
+        """The mapping in an experiment file, for :meth:`of`; arguments as for :meth:`load`. It is not validated yet, since
+        components import torch, which takes seconds."""
         raw = read_mapping(path, "a YAML experiment file", _FIELDS)
         if "base" in raw and "task" not in raw:
             raise BadInput(f"{path}: a sweep; accepted: an experiment (gossamer sweep runs a sweep)")
@@ -169,22 +164,14 @@ class Experiment(Section):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
-        """The experiment in a mapping; relative paths are relative to ``folder``.
-
-        Raises:
-            BadInput: for anything in it that can't be used.
-        """
+        """The experiment in a mapping; relative paths are relative to ``folder``. Raises BadInput for unusable values."""
         try:
             return cls.model_validate(dict(raw), context={"folder": folder})
         except ValidationError as error:
             raise bad_input(error, cls) from None
 
     def override(self, **changes: Any) -> Experiment:
-        """A validated copy with other values for some fields.
-
-        Raises:
-            BadInput: for a value that can't be used.
-        """
+        """A validated copy with other values for some fields; raises BadInput for unusable ones."""
         return Experiment.of({**self.model_dump(mode="json"), **changes})
 
     def to_yaml(self) -> str:

@@ -1,8 +1,5 @@
-"""Names for everything pluggable: a registered name, an entry point, or ``"package.module:Class"``.
-
-A component is a frozen pydantic model whose fields are its parameters. Its name is looked up in this order: the
-built-in names (:func:`register`), entry points of the group ``gossamer.<kind>``, and ``"package.module:Class"``. A
-plain function is a component too: its parameters are the fields.
+"""Names for everything pluggable, looked up in this order: the built-in names (:func:`register`), entry points of the group
+``gossamer.<kind>``, and ``"package.module:Class"``. A plain function is a component too: its parameters are the fields.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -39,8 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "weights": ("gossamer.topology", "Weights"),
     "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }
-"""Pluggable kind -> the package that registers its built-in names, and the base class of its components; the base class
-is empty where a function is accepted too."""
+"""Kind -> the package that registers its built-in names, and the base class (empty where a function is accepted too)."""
 
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
@@ -88,7 +85,7 @@ class Component(BaseModel):
 
 
 class FunctionComponent(Component):
-    """A plain function under a name. The fields are its parameters; :meth:`call` calls it."""
+    """A plain function under a name; its parameters are the fields."""
 
     function: ClassVar[Callable[..., Any]]
 
@@ -124,12 +121,7 @@ def names(kind: str) -> dict[str, type[Component]]:
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class behind a name.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        name: a registered name or ``"package.module:Class"``.
-        field: the field that holds the name, for messages; default: the kind.
+    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind).
 
     Raises:
         BadInput: for an unknown name, or a module or attribute that can't be imported.
@@ -142,7 +134,7 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
         return _builtin[kind][name]
     known = names(kind)
     if name not in known:
-        accepted = " or ".join(filter(None, [listed(list(known)), '"package.module:Class"']))
+        accepted = f'{listed(known)}{" or " if known else ""}"package.module:Class"'
         raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
     return known[name]
 
@@ -210,9 +202,6 @@ def _import(field: str, path: str) -> type[Component]:
     return _as_component(found, path, path)
 
 
-_functions: dict[tuple[Callable[..., Any], str], type[Component]] = {}
-
-
 def _as_component(found: Any, name: str, path: str) -> type[Component]:
     if inspect.isclass(found) and issubclass(found, Component):
         if not found.registered_name:
@@ -220,11 +209,10 @@ def _as_component(found: Any, name: str, path: str) -> type[Component]:
         return found
     if not callable(found):
         raise BadInput(f"{path!r} is {type(found).__name__}; accepted: a Component class or a function")
-    if (found, name) not in _functions:
-        _functions[found, name] = _from_function(found, name)
-    return _functions[found, name]
+    return _from_function(found, name)
 
 
+@cache
 def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
     fields: dict[str, Any] = {}
     hints = inspect.get_annotations(function, eval_str=True)
@@ -279,11 +267,11 @@ class ComponentField:
 
 
 class FromCommandLine(str):
-    """Text from the command line: a relative path in it is relative to the working directory."""
+    """Text from the command line: a path in it is relative to the working directory."""
 
 
 class FromFolder(str):
-    """Text from another file: a relative path in it is relative to that file's folder."""
+    """Text from another file: a path in it is relative to that file's folder."""
 
     folder: Path
 
@@ -297,5 +285,4 @@ def _resolved(value: Any, info: Any) -> Any:
 
 
 FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_resolved)]
-"""A path. A relative one is relative to the experiment file that holds it, else to the working directory; it is resolved
-when it is read."""
+"""A path; a relative one is resolved from the folder of the file that holds it, else from the working directory."""

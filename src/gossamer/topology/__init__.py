@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from gossamer.topology.cyclon import Cyclon, Sampler
-from gossamer.topology.deterministic import (
+from gossamer.topology.families import (
     Complete,
+    ErdosRenyi,
     Exponential,
     Hypercube,
     OnePeerExponential,
+    RandomRegular,
     Ring,
+    SmallWorld,
     Star,
     Torus,
+    random_regular,
 )
 from gossamer.topology.files import Adjacency, EdgeList, Given
 from gossamer.topology.graph import Direction, Graph, union
-from gossamer.topology.random_graphs import ErdosRenyi, RandomRegular, SmallWorld, random_regular
 from gossamer.topology.schedule import TopologySchedule
 from gossamer.topology.topology import Layers, RandomTopology, Topology
 from gossamer.topology.weights import CCS, DataSize, MetropolisHastings, Uniform, Weights

@@ -104,11 +104,7 @@ class Cyclon(Topology):
         return self
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The first views: an edge (i, j) if j is in the view of i.
-
-        Raises:
-            BadInput: for a view of more entries than there are other nodes, or a bootstrap that can't be drawn.
-        """
+        """The first views: an edge (i, j) if j is in the view of i."""
         if self.view >= nodes:
             raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
         with located("topology.bootstrap"):
@@ -159,11 +155,7 @@ class Sampler:
         return tuple(sorted(self.state["view"].keys() - self._host.lost))
 
     def neighbors(self, r: int, direction: Direction) -> tuple[int, ...]:
-        """The view, or the nodes drawn from it for round ``r``, ascending.
-
-        Raises:
-            ValueError: for any direction but "out".
-        """
+        """The view, or the nodes drawn from it for round ``r``, ascending; ValueError for any direction but "out"."""
         if direction != "out":
             raise ValueError(
                 f"direction {direction!r} on the topology {self._settings.name_of()}, where a node does not know its"

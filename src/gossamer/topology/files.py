@@ -42,7 +42,7 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
 
 @register("topology", "edge-list")
 class EdgeList(Topology):
-    """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment.
+    """The edges in a text file, "i j" per line, with ranks from 0; nodes that no line names have no neighbours.
 
     Args:
         path: the file.
@@ -53,11 +53,6 @@ class EdgeList(Topology):
     directed: bool = False
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph of the file; nodes that no line names have no neighbours.
-
-        Raises:
-            BadInput: for a file that can't be read, or a line that is not an edge between two of the nodes.
-        """
         edges, where = [], f"topology.path: {self.path}"
         for number, words in read_words(self.path, where):
             if len(set(words)) != 2 or not all(word.isdecimal() and int(word) < nodes for word in words):
@@ -81,11 +76,6 @@ class Adjacency(Topology):
     path: FilePath
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph of the file.
-
-        Raises:
-            BadInput: for a file that can't be read, or a matrix that is not n by n, of 0 and 1, with a zero diagonal.
-        """
         where = f"topology.path: {self.path}"
         matrix = read_matrix(self.path, where)
         if len(matrix) != nodes:

@@ -59,11 +59,7 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
-        """The graph of a networkx graph, without its edge and node attributes.
-
-        Raises:
-            BadInput: for nodes other than 0 to n - 1, or a self-loop.
-        """
+        """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
         nodes = graph.number_of_nodes()
         if set(graph) != set(range(nodes)):
             raise BadInput(
@@ -80,12 +76,8 @@ class Graph:
         return graph
 
     def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
-        """The neighbours of a node, sorted.
-
-        Args:
-            rank: the node.
-            direction: ``"out"``: the nodes it may send to; ``"in"``: the nodes it may hear from. On an undirected graph
-                all three are the same.
+        """The neighbours of a node, sorted: those it may send to (``"out"``), or hear from (``"in"``). On an undirected graph
+        all directions are the same.
 
         Raises:
             ValueError: for ``"both"`` on a directed graph, or a rank out of range.

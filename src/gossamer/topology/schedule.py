@@ -94,39 +94,19 @@ class TopologySchedule:
         return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
 
     def graph(self, round: int) -> Graph:
-        """The graph of a round; the same object for all rounds that share it (while it is cached).
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """The graph of a round; the same object for all rounds that share it (while it is cached)."""
         return self._at(round).graph
 
     def neighbors(
         self, rank: int, round: int, direction: Direction = "both", layer: str | None = None
     ) -> tuple[int, ...]:
-        """The neighbours of a node in a round, sorted.
-
-        Args:
-            rank: the node.
-            round: the round.
-            direction: as for :meth:`Graph.neighbors`; a directed graph requires ``"in"`` or ``"out"``.
-            layer: only the neighbours in this layer.
-
-        Raises:
-            ValueError: for ``"both"`` on a directed graph, or a rank out of range.
-            BadInput: for a layer that the topology does not have.
-        """
+        """The neighbours of a node in a round, sorted; of a layer only those in it. Errors as for
+        :meth:`Graph.neighbors`, and BadInput for a layer that the topology does not have."""
         return self._layer(layer).graph(round).neighbors(rank, direction)
 
     def mixing_weights(self, rank: int, round: int, layer: str | None = None) -> dict[int, float]:
-        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order.
-
-        Its own weight is 1 minus their sum.
-
-        Raises:
-            ValueError: for a rank out of range.
-            BadInput: for weights that do not fit the graph, or a layer that the topology does not have.
-        """
+        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order. Its own weight is 1
+        minus their sum. Raises BadInput for weights that do not fit the graph, or a layer that the topology does not have."""
         schedule = self._layer(layer)
         drawn = schedule._at(round)
         if rank not in drawn.rows:

@@ -96,18 +96,9 @@ class RandomTopology(Topology):
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One undirected draw of the model with the nodes 0 to n - 1, connected or not.
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """One undirected draw of the model with the nodes 0 to n - 1, connected or not; errors as for :meth:`draw`."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A connected graph, or any graph with ``allow_disconnected``.
-
-        Raises:
-            BadInput: for parameters that no such graph has, or after :data:`ATTEMPTS` disconnected draws.
-        """
         for _ in range(ATTEMPTS):
             graph = self.generate(nodes, rng)
             if self.allow_disconnected or nx.is_connected(graph):
@@ -152,11 +143,8 @@ class Layers(Topology):
         return {name: layer.spec() for name, layer in layers.items()}
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The union of one draw of each layer, in order.
-
-        A :class:`~gossamer.topology.TopologySchedule` does not call this: it keeps one schedule per layer, each with its
-        own key, so that the graphs of a layer do not depend on the other layers.
-        """
+        # A schedule does not call this: it keeps one schedule per layer, each with its own key, so that the graphs of a layer
+        # do not depend on the other layers.
         return union([layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()])
 
     def drawn_at(self, nodes: int, round: int) -> int:

@@ -19,15 +19,8 @@ class Weights(Component):
     """A rule that gives a graph its mixing matrix."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Check that the rule fits a graph. Called once for each graph, before :meth:`row`.
-
-        Args:
-            graph: the graph.
-            samples: number of training samples of each node; None if unknown.
-
-        Raises:
-            BadInput: for a graph or sample counts that the rule does not fit.
-        """
+        """Check that the rule fits a graph and the nodes' numbers of training samples (None if unknown), before :meth:`row`;
+        raise BadInput otherwise."""
 
     @abstractmethod
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
