@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from gossamer.messages import FrameError
 from gossamer.runtime.processes.channel import ChannelError, Unpacker, pack
 from gossamer.runtime.processes.protocol import Acknowledge, Message
-from gossamer.runtime.processes.security.tls import Tls
+from gossamer.runtime.processes.security.trust import Tls
 
 LARGEST = 64 << 20
 """Bytes of a message from another machine; files and models travel in parts (``protocol.Part``)."""

@@ -12,7 +12,7 @@ from fake_loop import FakeLoop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.runtime.processes.transport.metering import CATCH_UP_S, LATE_S, Bucket, Downlink, Line
+from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Bucket, Downlink, Line
 
 RATE = 1e6  # bytes a second: a byte takes a microsecond
 PIECE = 16_384
@@ -120,7 +120,6 @@ def test_a_line_keeps_its_order_whatever_is_due_first() -> None:
     assert made == [("a", 101, 101), ("b", 101, 101), ("c", 102, 102), ("d", 102, 102)]
     line.add(50.0, lambda at: made.append(at))
     assert made[-1] == 50.0  # at once
-    assert len(line) == 0
 
 
 def test_a_line_that_is_stretched_and_cleared() -> None:

@@ -24,6 +24,7 @@ from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Network, Path, Uniform, delivery
 from gossamer.network.access import Access
+from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
 
@@ -103,17 +104,19 @@ class Peer:
         self.shaper = Shaper.of(rank, network, len(addresses), SEED, loop)
         self._changed = asyncio.Event()
         self.transport = Transport(
-            rank,
             listener,
-            addresses,
-            TOKEN,
-            limit=LIMIT,
-            deliver=self._deliver,
-            lost=lambda rank, why: None,
-            event=lambda kind, text: pytest.fail(f"{kind}: {text}"),
-            now=lambda: 0.0,
-            failed=lambda error: pytest.fail(str(error)),
-            shaper=self.shaper,
+            Endpoint(
+                rank,
+                addresses,
+                TOKEN,
+                limit=LIMIT,
+                deliver=self._deliver,
+                lost=lambda rank, why: None,
+                event=lambda kind, text: pytest.fail(f"{kind}: {text}"),
+                now=lambda: 0.0,
+                failed=lambda error: pytest.fail(str(error)),
+                shaper=self.shaper,
+            ),
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic

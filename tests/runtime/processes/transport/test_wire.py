@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.messages import CHUNK_BYTES, BufferSpec, FrameError, encode, pack_head, wire_bytes
-from gossamer.runtime.processes.transport import decoder as module
 from gossamer.runtime.processes.transport import wire
-from gossamer.runtime.processes.transport.decoder import Decoder
 from gossamer.runtime.processes.transport.wire import (
     ABORT,
     BEGIN,
     CREDIT,
     DATA,
-    Aborted,
     Arrived,
     Credited,
+    Decoder,
     Event,
     Hello,
+    Kind,
     abort,
     chunks,
     credit,
@@ -151,7 +150,7 @@ def test_aborted_message_is_discarded_and_the_next_one_arrives() -> None:
     second = list(chunks(1, pack_head("b", 0.0, encoded.structure), encoded.buffers))
     decoder = Decoder(LIMIT)
     _, aborted, arrived = decoder.feed(HELLO + first[0].frame + first[1].frame + abort(0) + second[0].frame)
-    assert aborted == Aborted(0)
+    assert aborted is Kind.ABORT
     assert isinstance(arrived, Arrived)
     assert arrived.payload == 7
     assert decoder.chunk_bytes == first[0].nbytes + first[1].nbytes + second[0].nbytes
@@ -161,7 +160,7 @@ def test_aborted_message_is_discarded_and_the_next_one_arrives() -> None:
 def test_message_numbers_wrap() -> None:
     decoder = Decoder(LIMIT)
     list(decoder.feed(HELLO))
-    decoder._number = 2**32 - 2
+    decoder.expect(2**32 - 1)
     for number in (2**32 - 1, 2**32):
         (chunk,) = chunks(number, pack_head("a", 0.0, b"\xc0"), [])
         (event,) = decoder.feed(chunk.frame)
@@ -180,7 +179,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
     [
         (b"GET / HTTP/1.1\r\n", "does not speak gossamer's protocol"),
         (b"g\0", "does not speak gossamer's protocol"),
-        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 1, 0), "speaks version 1 of the protocol; accepted: 2"),
+        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 1, 0), "speaks version 1 of the protocol; accepted: 3"),
         (HELLO + HELLO, "type 103"),
         (HELLO + b"\x00", "type 0"),
         (HELLO + credit(5), "type 4"),
@@ -248,13 +247,13 @@ def test_what_was_complete_before_an_error_is_given() -> None:
 def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each tensor that a decoder allocates."""
     sizes: list[int] = []
-    allocate = module._allocate
+    allocate = wire._allocate
 
     def counted(spec: BufferSpec) -> Tensor:
         sizes.append(spec.nbytes)
         return allocate(spec)
 
-    monkeypatch.setattr(module, "_allocate", counted)
+    monkeypatch.setattr(wire, "_allocate", counted)
     return sizes
 
 

@@ -64,6 +64,7 @@ from gossamer.runtime.processes.protocol import (
     Unreachable,
 )
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels, private_bytes
+from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Spent, Usage, is_due
@@ -154,10 +155,9 @@ class NodeProcess:
         self._channel = AsyncChannel(context.channel, ToNode, self._hear, lambda: os._exit(1))
         experiment, cutting, checkpoints = self._setup.experiment, self._cutting, self._checkpoints
         self._shaper = Shaper.of(self._rank, self._setup.network, experiment.nodes, experiment.seed, loop)
-        self._host.transport = self._transport = Transport(
+        end = Endpoint(
             self._rank,
-            context.listener,
-            context.addresses,
+            list(context.addresses),
             context.token,
             limit=self._setup.message_limit,
             deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
@@ -176,6 +176,7 @@ class NodeProcess:
             relinked=None if cutting is None else cutting.relinked,
             incarnation=context.incarnation,
         )
+        self._host.transport = self._transport = Transport(context.listener, end)
         self._recording = Recording(
             self._node,
             self._setup,
