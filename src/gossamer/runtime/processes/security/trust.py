@@ -130,18 +130,20 @@ class Tls:
     Args:
         context: whom to trust, and what to prove.
         server_side: whether the other end dialled.
+        secured: called when the handshake is done, before any plain text comes.
     """
 
-    def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, secured: Callable[[], None] = lambda: None
+    ) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._read: Callable[[int, memoryview], int] = self._end.read  # type: ignore[assignment]  # into a buffer
-        self.secure = False
-        """Whether the other end has proved its key."""
+        self._secure, self._secured = False, secured
 
     @property
     def certificate(self) -> bytes | None:
-        """The other end's certificate (DER), once it is secure."""
+        """The other end's certificate (DER), after the handshake."""
         return self._end.getpeercert(binary_form=True)
 
     def begin(self) -> bytes:
@@ -157,9 +159,10 @@ class Tls:
         """
         self._incoming.write(data)
         try:
-            if not self.secure:
+            if not self._secure:
                 self._end.do_handshake()
-                self.secure = True
+                self._secure = True
+                self._secured()
             while length := self._read(len(into), into):
                 yield into[:length]
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):

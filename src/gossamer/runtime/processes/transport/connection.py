@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ HELLO_TIMEOUT_S = 10.0
 """Seconds that a new connection has to prove its rank."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol, ABC):
     """Both directions: reading into the node's one buffer, TLS, heartbeats, and refusing what is wrong."""
 
     link: asyncio.Transport
@@ -68,12 +69,8 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(str(error))
 
     def _decrypt(self, tls: Tls, data: memoryview) -> None:
-        insecure = not tls.secure
         try:
             for piece in tls.open(data, self.end.opened):
-                if insecure:  # data may come with the last of the handshake
-                    insecure = False
-                    self.secured()
                 if not self.closed:
                     self._take(piece)
                 if self.closed:
@@ -81,8 +78,6 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             if not self.closed and (due := tls.due()):
                 self.link.write(due)
-        if insecure and tls.secure:
-            self.secured()
 
     def _take(self, data: memoryview) -> None:
         for event in self.decoder.feed(data):
@@ -95,16 +90,13 @@ class Connection(asyncio.BufferedProtocol):
         if self.peer is not None:
             self.peer.silent = 0
 
-    def secured(self) -> None:
-        """The handshake of TLS is done; no frame has been taken yet."""
-
+    @abstractmethod
     def handle(self, event: Event) -> None:
         """Take a frame."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(self, reason: str) -> None:
         """Close the connection, and report why."""
-        raise NotImplementedError
 
     def write(self, frame: bytes) -> None:
         """Write a frame."""
@@ -153,8 +145,10 @@ class Outgoing(Connection):
     """
 
     def __init__(self, peering: Peering, to: Peer) -> None:
-        security = peering.end.security
-        super().__init__(peering, None, None if security is None else Tls(security.client, server_side=False))
+        security, tls = peering.end.security, None
+        if security is not None:
+            tls = Tls(security.client, server_side=False, secured=self._say_hello)
+        super().__init__(peering, None, tls)
         self.to = to
         self.greeted: asyncio.Future[str | None] = self.end.loop.create_future()
         self.written = self.unacknowledged = 0
@@ -175,16 +169,15 @@ class Outgoing(Connection):
         else:
             self.link.write(self.tls.begin())
 
-    def secured(self) -> None:
-        assert self.tls is not None
-        assert self.end.security is not None
-        if self.end.security.belongs_to(self.tls.certificate, self.to.rank):
-            self._say_hello()
-        else:
-            self.refuse("answered with another rank's key")
-
     def _say_hello(self) -> None:
-        self.write(hello(self.end.rank, self.end.token, self.end.incarnation, self._number))
+        if (
+            self.tls
+            and self.end.security
+            and not self.end.security.belongs_to(self.tls.certificate, self.to.rank)
+        ):
+            self.refuse("answered with another rank's key")
+        else:
+            self.write(hello(self.end.rank, self.end.token, self.end.incarnation, self._number))
 
     def room(self, nbytes: int) -> bool:
         """Whether a chunk of this size may be written now."""

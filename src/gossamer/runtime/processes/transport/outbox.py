@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.errors import GossamerError
 from gossamer.messages import Encoded, framed_bytes
 from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Endpoint, Peer, Unacknowledged
+from gossamer.runtime.processes.transport.peer import Endpoint, Peer
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
 from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
 
@@ -266,7 +266,7 @@ class Outbox:
         if sending is not None and sending.round > peer.first[0]:
             peer.first = sending.round, peer.number
         peer.number = (peer.number + 1) % NUMBERS
-        peer.unacknowledged.append(Unacknowledged(link.written, sending))
+        peer.unacknowledged.append((link.written, sending))
 
     # --- what becomes of messages otherwise
 

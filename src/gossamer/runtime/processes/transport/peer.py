@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import BadInput
 from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, FrameError
@@ -137,18 +137,6 @@ class Peers(dict[int, "Peer"]):
         return peer
 
 
-class Unacknowledged(NamedTuple):
-    """A message number that was used on the connection to a peer.
-
-    Args:
-        end: bytes of chunks written on the connection when it was done.
-        sending: its message; None if that was taken back.
-    """
-
-    end: int
-    sending: OwnSending | None
-
-
 class Peer:
     """One peer: its incarnation, its connections, and the messages that it has not acknowledged."""
 
@@ -170,7 +158,8 @@ class Peer:
         self.failures = 0  # dials since the last one that was answered
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
-        self.unacknowledged: deque[Unacknowledged] = deque()
+        # By message number: bytes of chunks on the connection up to its end; the message, unless it was taken back.
+        self.unacknowledged: deque[tuple[int, OwnSending | None]] = deque()
         self.accepting: set[OwnSending] = set()  # sent; the acknowledgement takes its simulated time
         self.waiting: OrderedDict[OwnSending, None] = OrderedDict()  # until it is connected
         self.first = (
@@ -189,7 +178,7 @@ class Peer:
     @property
     def settled(self) -> bool:
         """Whether it has acknowledged all that was sent to it."""
-        return all(entry.sending is None for entry in self.unacknowledged)
+        return all(sending is None for _, sending in self.unacknowledged)
 
     def stale(self, incarnation: int, connection: int | None) -> str | None:
         """Why a greeting is an old one: of an earlier incarnation or, coming in, of an earlier connection."""
@@ -201,8 +190,8 @@ class Peer:
 
     def acknowledge(self, nbytes: int) -> None:
         """The first ``nbytes`` bytes of the connection's chunks are acknowledged."""
-        while self.unacknowledged and self.unacknowledged[0].end <= nbytes:
-            sending = self.unacknowledged.popleft().sending
+        while self.unacknowledged and self.unacknowledged[0][0] <= nbytes:
+            _, sending = self.unacknowledged.popleft()
             if sending is not None:
                 sending.buffers = ()
 

@@ -39,7 +39,9 @@ class Peering:
         if peer.dial is None and peer.outgoing is None and not self.end.closing:
             peer.dial = self.end.spawn(self._dial(peer))
 
-    def _stop_dial(self, peer: Peer) -> None:
+    def _end_incarnation(self, peer: Peer, incarnation: int) -> None:
+        """An incarnation of a peer is over: it is not listened to and not dialled any more."""
+        peer.ended = max(peer.ended, incarnation)
         if peer.dial is not None:
             peer.dial.cancel()
             peer.dial = None
@@ -156,8 +158,7 @@ class Peering:
         if self.end.closing:
             return
         if ended:
-            peer.ended = max(peer.ended, peer.incarnation or 0)
-            self._stop_dial(peer)
+            self._end_incarnation(peer, peer.incarnation or 0)
         known = peer.lost is not None
         self._drop(peer, why)
         if not ended and peer.used:
@@ -168,10 +169,9 @@ class Peering:
     def mark_lost(self, peer: Peer, why: str, incarnation: int | None) -> None:
         """The coordinator says that a peer is lost."""
         if incarnation is not None:
-            peer.ended = max(peer.ended, incarnation)
-            if peer.incarnation is not None and peer.ended < peer.incarnation:
+            if peer.incarnation is not None and incarnation < peer.incarnation:
                 return  # its next incarnation is there already
-            self._stop_dial(peer)
+            self._end_incarnation(peer, incarnation)
         if peer.lost is None:
             self._drop(peer, why)
 

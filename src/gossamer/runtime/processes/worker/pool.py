@@ -43,8 +43,7 @@ from gossamer.runtime.processes.protocol import (
 )
 from gossamer.runtime.processes.security.trust import Security
 from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
-from gossamer.runtime.processes.system.death import describe_exit, die_with
-from gossamer.runtime.processes.system.descriptors import close_all_but
+from gossamer.runtime.processes.system.process import close_all_but, describe_exit, die_with
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup

@@ -61,9 +61,8 @@ from gossamer.runtime.processes.protocol import (
 from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
 from gossamer.runtime.processes.security.trust import context
 from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive
-from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup, prepare
 
