@@ -13,9 +13,6 @@ from transport_scene import TOKEN, Peer, RawEnd, accept, dial, message, network,
 from gossamer.messages import encode, wire_bytes
 from gossamer.messages.tags import WINDOW
 from gossamer.runtime.processes.transport import peering as module
-from gossamer.runtime.processes.transport.connection import Outgoing
-from gossamer.runtime.processes.transport.peer import Peer as Contact
-from gossamer.runtime.processes.transport.peering import Peering
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import Arrived, Hello, Kind, credit, hello
 
@@ -325,22 +322,3 @@ async def test_aborts_count_as_numbers_too() -> None:
         async with await accept(listener, 1, connection=2, expected=0) as end:
             await end.until(lambda: len(end.events) == 2)
             assert isinstance(end.events[1], Arrived)
-
-
-@on_loop
-async def test_one_that_is_said_to_be_there_just_as_it_answers_gets_its_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else they would wait for an answer that was there already."""
-    reached = Peering.reached
-
-    def found_too(self: Peering, contact: Contact, link: Outgoing) -> None:
-        reached(self, contact, link)
-        assert contact.dial is not None  # the task that dialled has not run since
-        self.mark_found(contact)
-
-    monkeypatch.setattr(Peering, "reached", found_too)
-    async with network(2) as ((a, b), _):
-        a.send(1, 5, "t")
-        a.send(1, 6, "t")
-        assert [got.payload for got in await b.receive(2)] == [5, 6]

@@ -234,4 +234,3 @@ def test_the_network_changes_from_the_run_s_start_on() -> None:
     loop.run()
     assert noted == [151.0, 153.0]
     assert node.depart(1).lost is True
-    node.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.wire import (
     ABORT,
     BEGIN,
-    CREDIT,
     DATA,
     Arrived,
     Credited,
@@ -287,74 +286,3 @@ def test_hostile_announcements_allocate_nothing(allocated: list[int]) -> None:
 def test_allocates_exactly_what_was_announced(allocated: list[int]) -> None:
     list(Decoder(LIMIT).feed(stream([(("a",), [torch.zeros(100), torch.zeros(7, dtype=torch.int8)])])))
     assert allocated == [400, 7]
-
-
-def fuzz(sent: bytes, cuts: list[int], greeted: bool) -> None:
-    decoder = Decoder(LIMIT)
-    if greeted:
-        list(decoder.feed(HELLO))
-    with contextlib.suppress(FrameError):
-        read(decoder, sent, cuts)
-
-
-arbitrary = given(
-    st.one_of(
-        st.binary(max_size=300),
-        # Mostly headers that make sense, so that the fuzz gets deep.
-        st.lists(
-            st.one_of(
-                st.builds(begin, st.integers(0, 2), st.none(), st.integers(0, 60), st.integers(0, 40)),
-                st.builds(DATA.pack, st.just(2), st.integers(0, 2), st.integers(0, 2**16 - 1)),
-                st.integers(0, 2).map(abort),
-                st.binary(max_size=60),
-                st.just(CREDIT.pack(4, 1)),
-            ),
-            max_size=8,
-        ).map(b"".join),
-    ),
-    st.lists(st.integers(0, 300), max_size=5),
-    st.booleans(),
-)
-
-
-@arbitrary
-@settings(max_examples=300)
-def test_arbitrary_bytes_raise_nothing_but_frame_errors(sent: bytes, cuts: list[int], greeted: bool) -> None:
-    fuzz(sent, [min(cut, len(sent)) for cut in cuts], greeted)
-
-
-@pytest.mark.slow
-@arbitrary
-@settings(max_examples=20_000)
-def test_many_more_arbitrary_bytes(sent: bytes, cuts: list[int], greeted: bool) -> None:
-    fuzz(sent, [min(cut, len(sent)) for cut in cuts], greeted)
-
-
-def mutate(said: list[Said], data: st.DataObject) -> bytes:
-    sent = bytearray(stream(said))
-    for _ in range(data.draw(st.integers(1, 4))):
-        # The first bytes of a frame decide the most; most bytes of a stream are a tensor's content.
-        place = data.draw(st.one_of(st.integers(0, len(sent) - 1), st.integers(0, min(120, len(sent) - 1))))
-        action = data.draw(st.sampled_from(["set", "cut", "repeat"]))
-        if action == "set":
-            sent[place] = data.draw(st.integers(0, 255))
-        elif action == "cut" and len(sent) > 1:
-            del sent[place : place + data.draw(st.integers(1, 30))]
-        else:
-            sent[place:place] = sent[place : place + data.draw(st.integers(1, 30))]
-        if not sent:
-            break
-    return bytes(sent)
-
-
-@given(messages, st.data())
-@settings(max_examples=200)
-def test_mutated_streams_raise_nothing_but_frame_errors(said: list[Said], data: st.DataObject) -> None:
-    fuzz(mutate(said, data), [], greeted=False)
-
-
-@pytest.mark.slow
-@given(messages, st.data())
-@settings(max_examples=5_000)
-def test_many_more_mutated_streams(said: list[Said], data: st.DataObject) -> None:
-    fuzz(mutate(said, data), [], greeted=False)

@@ -306,6 +306,8 @@ class Incoming(Connection):
             self.peering.came(peer)
 
     def _deliver(self, peer: Peer, message: Message) -> None:
+        if self.end.closing:
+            return
         self.end.traffic.messages_received += 1
         self.end.deliver(message)
         peer.delivered += 1

@@ -116,11 +116,14 @@ class Outbox:
         return waiting or bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> bool:
-        """Queue a message; returns False if it is lost with its receiver."""
-        if self._end.peers[sending.to].lost is not None:
+        """Queue a message, or let it wait for its connection; returns False if it is lost with its receiver."""
+        peer = self._end.peers[sending.to]
+        if peer.lost is not None:
             self._give_up(sending)
             return False
-        self._queue[sending] = None
+        queue = self._queue if peer.outgoing is not None else peer.waiting
+        queue[sending] = None
+        self._end.wake()
         return True
 
     def saved_traffic(self) -> Traffic:
@@ -149,8 +152,8 @@ class Outbox:
 
     # --- sending
 
-    async def send_all(self, want: Callable[[Peer], None]) -> None:
-        """Send what is queued, forever; ``want`` is called with a peer that is to be connected."""
+    async def send_all(self) -> None:
+        """Send what is queued, forever."""
         while True:
             self.tell()
             while not self._queue:
@@ -158,18 +161,12 @@ class Outbox:
                 self.tell()
             sending, _ = self._queue.popitem(last=False)
             peer = self._end.peers[sending.to]
-            if peer.down:
-                peer.waiting[sending] = None
-                continue
+            assert peer.outgoing is not None
             self._current = sending
-            want(peer)
-            while not (sending.over or peer.down or peer.outgoing is not None):
-                await self._end.changed()
-            if not sending.over and peer.outgoing is not None:
-                await self._transmit(sending, peer, peer.outgoing)
+            await self._transmit(sending, peer, peer.outgoing)
             self._current = None
             if not sending.over:  # its connection broke
-                queue = peer.waiting if peer.down else self._queue
+                queue = self._queue if peer.outgoing is not None else peer.waiting
                 queue[sending] = None
                 queue.move_to_end(sending, last=False)
             self._end.wake()
@@ -292,9 +289,7 @@ class Outbox:
 
     def drop(self, peer: Peer) -> None:
         """Give up all messages for a peer."""
-        for sending in [sending for sending in self._queue if sending.to == peer.rank]:
-            del self._queue[sending]
-            self._give_up(sending)
+        self.park(peer)
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
         self.forget(peer)
@@ -305,6 +300,12 @@ class Outbox:
             del peer.waiting[sending]
             self._give_up(sending)
         peer.forget()
+
+    def park(self, peer: Peer) -> None:
+        """A peer is not connected any more: what is queued for it waits, and holds up nobody else."""
+        for sending in [sending for sending in self._queue if sending.to == peer.rank]:
+            del self._queue[sending]
+            peer.waiting[sending] = None
 
     def resume(self, peer: Peer) -> None:
         """A peer is connected: the messages that waited for it go first."""

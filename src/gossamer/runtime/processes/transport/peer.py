@@ -150,7 +150,6 @@ class Peer:
         self.timer: asyncio.TimerHandle | None = None  # it is lost then, unless it is reached before
         # Towards it.
         self.used = False  # whether there were messages for it
-        self.down = False  # whether messages to it don't wait for a connection at the head of the queue
         self.dial: asyncio.Task[None] | None = None
         self.hurry = asyncio.Event()  # dials it at once instead of a little later
         self.broken = False  # whether the last connection to it broke, and none was made since

@@ -14,8 +14,6 @@ DIAL_TIMEOUT_S = 10.0
 REDIAL_FIRST_S = 0.05
 """Seconds between a dial that failed and the next one; doubled each time, up to the last."""
 REDIAL_LAST_S = 5.0
-PATIENCE_S = 0.5
-"""Seconds that messages to others wait behind one whose receiver does not answer."""
 
 
 class Peering:
@@ -54,7 +52,6 @@ class Peering:
             if failure is None:
                 continue
             peer.why, peer.failures = failure, peer.failures + 1
-            self._park(peer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):  # (wait_for() may swallow a cancellation)
                     await peer.hurry.wait()
@@ -67,7 +64,6 @@ class Peering:
         peer.dialled += 1
         link = None
         timeout_s = min(DIAL_TIMEOUT_S, self.end.detection_s)
-        patience = self.end.loop.call_later(PATIENCE_S, self._park, peer)
         try:
             async with asyncio.timeout(timeout_s):
                 _, link = await self.end.loop.create_connection(lambda: Outgoing(self, peer), host, port)
@@ -75,15 +71,8 @@ class Peering:
         except OSError as error:  # TimeoutError is one
             return str(error) or f"did not answer within {timeout_s:g} s"
         finally:
-            patience.cancel()
             if link is not None and peer.outgoing is not link:
                 link.close()
-
-    def _park(self, peer: Peer) -> None:
-        """A peer does not answer: messages to it step aside until it does."""
-        if peer.outgoing is None:  # (it may have answered while this call was due)
-            peer.down = True
-            self.end.wake()
 
     def _expect(self, peer: Peer) -> None:
         """A peer is lost unless it is reached in time."""
@@ -104,6 +93,7 @@ class Peering:
         restarted = peer.incarnation is not None and incarnation > peer.incarnation
         if incarnation != peer.incarnation:
             peer.disconnect()
+            self._outbox.park(peer)
             self._outbox.forget(peer, State.AGAIN)
             peer.restarted(incarnation)
         lost, peer.lost = peer.lost, None
@@ -120,7 +110,7 @@ class Peering:
 
     def reached(self, peer: Peer, link: Outgoing) -> None:
         """A peer has answered this node."""
-        peer.outgoing, peer.down, peer.silent = link, False, 0
+        peer.outgoing, peer.silent = link, 0
         peer.reached()
         self._outbox.resume(peer)
         if peer.broken:
@@ -137,8 +127,8 @@ class Peering:
     def broke(self, peer: Peer, why: str) -> None:
         """A connection to a peer is gone."""
         peer.outgoing, peer.why, peer.broken = None, why, True
+        self._outbox.park(peer)
         if peer.lost is None:
-            self._park(peer)
             self._expect(peer)
             self._dial_on(peer)
 
@@ -178,8 +168,6 @@ class Peering:
     def mark_found(self, peer: Peer) -> None:
         """The coordinator says that a peer is there."""
         peer.lost, peer.ended = None, -1
-        # (It may have answered already, while the task that dialled does not know yet.)
-        peer.down = peer.dial is not None and peer.outgoing is None
         peer.hurry.set()
 
     def _drop(self, peer: Peer, why: str) -> None:

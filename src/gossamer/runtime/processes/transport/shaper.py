@@ -115,11 +115,6 @@ class Line:
         )
         self._run()
 
-    def clear(self) -> None:
-        """Make no more calls."""
-        self._waiting.clear()
-        self._run()
-
     def _run(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -191,12 +186,6 @@ class Downlink:
         self._passing.stretch(self._bucket.change(rate, now), now)
         self._serve()
 
-    def clear(self) -> None:
-        """Let nothing more pass."""
-        self._queue.clear()
-        self._passing.clear()
-        self._serve()
-
     def _serve(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -244,7 +233,6 @@ class Shaper:
         self._one_at_a_time = network.sharing == "fifo"
         self._conditions = network.conditions(nodes, seed)
         self._changes = network.changes(nodes, seed)
-        self._change_timer: asyncio.TimerHandle | None = None
         self._to = rank  # the receiver of the message on the uplink
         self._lost = False  # whether that message is lost
         self._departed = [0] * nodes  # messages by receiver, and by sender
@@ -268,7 +256,7 @@ class Shaper:
         """The network changes from this instant on, the run's start on the loop's clock."""
         for time_s, conditions in self._changes:
             if at + time_s > self._loop.time():
-                self._change_timer = self._loop.call_at(at + time_s, self._change, conditions, at)
+                self._loop.call_at(at + time_s, self._change, conditions, at)
                 return
             self._apply(conditions)
 
@@ -281,14 +269,6 @@ class Shaper:
         self._meter(self._path(self._rank, self._to))
         self.downlink.change(float(conditions.rates[self._nodes + self._rank]))
         self.changed()
-
-    def close(self) -> None:
-        """Deliver nothing more."""
-        if self._change_timer is not None:
-            self._change_timer.cancel()
-        self.downlink.clear()
-        for line in self._delays.values():
-            line.clear()
 
     def _path(self, source: int, to: int) -> Path | None:
         return None if source == to else self._conditions.path(source, to)

@@ -6,7 +6,7 @@ that dial each other at once need no tie-break, and a connection's reader knows 
 
 One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink:
 a message is not begun before the one ahead of it was handed to the kernel, whoever its receiver is (only messages for a
-peer that can't be reached just now step aside). At most
+peer that is not connected yet, or not any more, step aside). At most
 :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to
 hold little that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a
 chunk. So what was "sent" is at the receiver or within one window of it, and a message can be taken back while
@@ -66,7 +66,7 @@ class Transport:
     """One node's messages to its peers; belongs to one event loop, and is called from there only.
 
     Args:
-        listener: a listening socket (:func:`listen`); closed by :meth:`close`, as is the endpoint's shaper.
+        listener: a listening socket (:func:`listen`); closed by :meth:`close`.
         end: the node, its settings, and the functions to call.
 
     Attributes:
@@ -88,7 +88,7 @@ class Transport:
             lambda: Incoming(self._peering), sock=self._listener, backlog=AT_ONCE
         )
         self._listener.listen(_BACKLOG)  # asyncio knows one number for both
-        end.spawn(self._outbox.send_all(self._peering.want))
+        end.spawn(self._outbox.send_all())
         if end.heartbeat_s is not None:
             end.spawn(self._peering.watch(end.heartbeat_s / 2))
 
@@ -139,7 +139,6 @@ class Transport:
             )
         if self._outbox.put(sending):
             self._peering.want(end.peers[to])
-            end.wake()
         return sending
 
     def cut(self, number: int) -> None:
@@ -186,8 +185,6 @@ class Transport:
         """Close everything at once and wait until it is closed; what was not :meth:`flush` ed may be lost."""
         end = self._end
         end.closing = True
-        if end.shaper is not None:
-            end.shaper.close()
         if self._server is None:
             self._listener.close()
         else:
