@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.errors import GossamerError
-from gossamer.messages import MAX_DIMENSIONS, BufferSpec, FrameError, decode, describe, encode, raw
+from gossamer.messages import BufferSpec, FrameError, decode, describe, encode, raw
+from gossamer.messages.reading import MAX_DIMENSIONS
 from payload_samples import VECTOR, ext, payloads, tensor_ext
 
 INDICES = tensor_ext(torch.int64, 3)

@@ -19,18 +19,7 @@ Both engines use this module: ``processes`` sends what :func:`encode` gives; ``s
 :func:`freeze` gives and charges :func:`wire_bytes` for it.
 """
 
-from gossamer.messages.reading import (
-    DTYPES,
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_TENSORS,
-    BufferSpec,
-    FrameError,
-    decode,
-    describe,
-    raw,
-)
+from gossamer.messages.reading import BufferSpec, FrameError, decode, describe, raw
 from gossamer.messages.writing import (
     BEGIN_BYTES,
     CHUNK_BYTES,
@@ -48,11 +37,6 @@ __all__ = [
     "BEGIN_BYTES",
     "CHUNK_BYTES",
     "DATA_BYTES",
-    "DTYPES",
-    "MAX_DEPTH",
-    "MAX_DIMENSIONS",
-    "MAX_ITEMS",
-    "MAX_TENSORS",
     "BufferSpec",
     "Encoded",
     "FrameError",

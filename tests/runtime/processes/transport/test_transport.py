@@ -10,10 +10,10 @@ import pytest
 import torch
 from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
-from gossamer.messages import CHUNK_BYTES, DTYPES, encode, raw, wire_bytes
+from gossamer.messages import CHUNK_BYTES, encode, raw, wire_bytes
+from gossamer.messages.reading import DTYPES
 from gossamer.messages.tags import WINDOW, Model, Part, Sending
 from gossamer.runtime.processes.transport import connection as module
-from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.wire import (
     ABORT,
     BEGIN,
@@ -484,19 +484,3 @@ async def test_bad_arguments() -> None:
                 a.send(to, None, "t")
         with pytest.raises(TypeError, match="set can't be sent"):
             a.send(1, {1}, "t")
-    for rank, token, reason in [
-        (0, b"short", "token: 5 bytes; accepted: 16"),
-        (2, TOKEN, "rank: 2; accepted"),
-    ]:
-        with pytest.raises(ValueError, match=reason):
-            Endpoint(
-                rank,
-                [("127.0.0.1", 1)] * 2,
-                token,
-                limit=1,
-                deliver=lambda message: None,
-                lost=lambda rank, why: None,
-                event=lambda kind, text: None,
-                now=lambda: 0.0,
-                failed=lambda error: None,
-            )

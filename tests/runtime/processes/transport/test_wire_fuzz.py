@@ -17,19 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.messages import (
-    CHUNK_BYTES,
-    DTYPES,
-    MAX_DEPTH,
-    MAX_ITEMS,
-    BufferSpec,
-    FrameError,
-    encode,
-    pack_head,
-    raw,
-    reading,
-)
-from gossamer.messages.reading import Reader
+from gossamer.messages import CHUNK_BYTES, BufferSpec, FrameError, encode, pack_head, raw, reading
+from gossamer.messages.reading import DTYPES, MAX_DEPTH, MAX_ITEMS, Reader
 from gossamer.messages.tags import Coded, Model, Part
 from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.wire import BEAT, LEAVE, Arrived, Decoder, abort, credit, hello
@@ -310,8 +299,8 @@ def fuzz(examples: int, count: Counted) -> int:
     return fed
 
 
-def test_a_thousand_hostile_frames(counted: Counted) -> None:
-    assert fuzz(225, counted) >= 1_000  # some 1,900; how many frames an example has is drawn
+def test_hundreds_of_hostile_frames(counted: Counted) -> None:
+    assert fuzz(120, counted) >= 500  # some 1,000; how many frames an example has is drawn
 
 
 @pytest.mark.slow

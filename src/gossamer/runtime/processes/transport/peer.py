@@ -15,7 +15,7 @@ from gossamer.messages.tags import Message, Traffic
 from gossamer.runtime.processes.security.guard import Guard, place_of
 from gossamer.runtime.processes.security.trust import Security
 from gossamer.runtime.processes.transport.shaper import Shaper
-from gossamer.runtime.processes.transport.wire import NUMBERS, TOKEN_BYTES
+from gossamer.runtime.processes.transport.wire import NUMBERS
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
@@ -57,7 +57,6 @@ class Endpoint:
         relinked: called with a rank when a broken connection to it was replaced: what it was told of snapshots may be lost.
 
     Raises:
-        ValueError: for a token of another length, or a rank without address.
         BadInput: for an address that is not loopback without ``security``.
     """
 
@@ -87,10 +86,6 @@ class Endpoint:
     closing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if len(self.token) != TOKEN_BYTES:
-            raise ValueError(f"token: {len(self.token)} bytes; accepted: {TOKEN_BYTES}")
-        if not 0 <= self.rank < len(self.addresses):
-            raise ValueError(f"rank: {self.rank}; accepted: 0 to {len(self.addresses) - 1}, one address each")
         self.loop = asyncio.get_running_loop()
         self.addresses = list(self.addresses)  # later processes may move
         for host, port in self.addresses:
