@@ -9,8 +9,6 @@ from gossamer.runtime.processes.transport.connection import Outgoing
 from gossamer.runtime.processes.transport.outbox import Outbox, State
 from gossamer.runtime.processes.transport.peer import Endpoint, Peer
 
-DIAL_TIMEOUT_S = 10.0
-"""Seconds that a peer has to answer, before it is dialled again."""
 REDIAL_FIRST_S = 0.05
 """Seconds between a dial that failed and the next one; doubled each time, up to the last."""
 REDIAL_LAST_S = 5.0
@@ -63,13 +61,12 @@ class Peering:
         host, port = self.end.addresses[peer.rank]
         peer.dialled += 1
         link = None
-        timeout_s = min(DIAL_TIMEOUT_S, self.end.detection_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self.end.detection_s):
                 _, link = await self.end.loop.create_connection(lambda: Outgoing(self, peer), host, port)
                 return await link.greeted
         except OSError as error:  # TimeoutError is one
-            return str(error) or f"did not answer within {timeout_s:g} s"
+            return str(error) or f"did not answer within {self.end.detection_s:g} s"
         finally:
             if link is not None and peer.outgoing is not link:
                 link.close()

@@ -204,15 +204,10 @@ class Downlink:
 
 
 class Departure(NamedTuple):
-    """What the network does to one message, as its sender knows when it begins.
+    """What the network does to one message, as its sender knows when it begins."""
 
-    Args:
-        lost: it takes its time on the uplink, and does not arrive.
-        round_trip_s: seconds from a byte's passing the uplink to its acknowledgement.
-    """
-
-    lost: bool
-    round_trip_s: float
+    lost: bool  # it takes its time on the uplink, and does not arrive
+    round_trip_s: float  # from a byte's passing the uplink to its acknowledgement
 
 
 class Shaper:
