@@ -142,7 +142,9 @@ class ProcessPool:
             except OSError as error:
                 self._emit(Said(rank, 0, NotStarted(f"no port for it: {error.strerror}")))
                 return
-        self._emit(Addresses([(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]))
+        opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
+        self._learn(opened)
+        self._emit(Addresses(opened))
 
     def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
         for rank, host, port in nodes:
