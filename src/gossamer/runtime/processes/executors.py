@@ -7,14 +7,20 @@ import logging
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gossamer.errors import BadInput, cause
 
 log = logging.getLogger("gossamer")
+
+_END_S = 10.0
+"""Seconds that workers have to end once their run is over."""
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
@@ -37,6 +43,10 @@ def executor_of(name: str) -> Executor:
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
+    # As with `python -m` in an activated environment: executors look for modules and for their own programs.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except Exception as error:
@@ -63,13 +73,12 @@ class RayExecutor(Executor):
             ) from None
         self._own = not self._ray.is_initialized()
         if self._own:
-            self._ray.init(log_to_driver=False)
+            self._ray.init(log_to_driver=False, logging_level="WARNING")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in a task."""
         task = self._ray.remote(num_cpus=1, max_retries=0)(fn)
-        future: Future[Any] = task.remote(*args, **kwargs).future()
-        return future
+        return _RayTask(self._ray, task.remote(*args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave Ray, if it was started here."""
@@ -77,20 +86,49 @@ class RayExecutor(Executor):
             self._ray.shutdown()
 
 
+class _RayTask(Future[Any]):
+    """A task of Ray. Cancelling one that runs interrupts it, as Ctrl-C would; it still ends with a result or an error."""
+
+    def __init__(self, ray: Any, task: Any) -> None:
+        super().__init__()
+        self._cancel = partial(ray.cancel, task)
+        task.future().add_done_callback(self._ended)
+
+    def cancel(self) -> bool:
+        """Ask for its end."""
+        self._cancel()
+        return False
+
+    def _ended(self, done: Future[Any]) -> None:
+        if (error := done.exception()) is None:
+            self.set_result(done.result())
+        else:
+            self.set_exception(error)
+
+
 @contextmanager
 def started_workers(name: str, count: int, address: str, token: str, slots: int) -> Iterator[None]:
     """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`."""
     executor = executor_of(name)
-
-    def tell(done: Future[int]) -> None:
-        if done.cancelled():
-            return
-        if (error := done.exception()) is not None or done.result():
-            log.warning("a worker of %s failed: %s", name, error or f"exit code {done.result()}")
-
+    futures = []
     try:
-        for _ in range(count):
-            executor.submit(worker_main, address, token, slots).add_done_callback(tell)
+        for number in range(1, count + 1):
+            future = executor.submit(worker_main, address, token, slots)
+            future.add_done_callback(partial(_tell, name, number))
+            futures.append(future)
         yield
     finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        wait(futures, _END_S)
+        for future in futures:
+            with suppress(NotImplementedError):  # Parsl's
+                future.cancel()
+        executor.shutdown()
+
+
+def _tell(name: str, number: int, done: Future[int]) -> None:
+    if done.cancelled():
+        return
+    if (error := done.exception()) is not None:
+        log.warning("worker %d of %s failed: %s", number, name, error)
+    elif done.result():
+        log.warning("worker %d of %s ended with exit code %d", number, name, done.result())

@@ -14,7 +14,7 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
 from gossamer.api import Silent
-from gossamer.results import closing
+from gossamer.results import recorder
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import consensus_distance
@@ -177,7 +177,7 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
         did.append("tables")
 
     monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
-    monkeypatch.setattr(closing, "compact", compact)
+    monkeypatch.setattr(recorder, "compact", compact)
     with pytest.raises(KeyboardInterrupt):
         gossamer.run(described(), tmp_path)
     assert did[:2] == ["closed", "tables"]
