@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 Moment = int | tuple[str, int] | str
@@ -23,16 +23,17 @@ class Barrier(Generic[T]):
     """Gathers a value of every node for each moment. A node's own moments come in ascending order.
 
     Args:
-        ranks: the nodes.
+        ranks: the nodes; others are ignored.
         most: moments that are open at most; before another one is opened, the oldest is given up.
     """
 
     def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
-        self._there = set(ranks)
+        self.ranks = frozenset(ranks)
+        self._there = set(self.ranks)
         self._most = most
         self._first: dict[
             int, tuple[int, int]
-        ] = {}  # round and tick from which on a node that came back reports
+        ] = {}  # from which round and tick a node that came back reports
         self._open: dict[Moment, _Open[T]] = {}
         self._skipped: set[Moment] = set()
         self._past: dict[bool, int] = {}  # the last complete round, and the last complete tick
@@ -56,7 +57,7 @@ class Barrier(Generic[T]):
         self._open.pop(moment, None)
         self._skipped.add(moment)
 
-    def without(self, rank: int, *, keep: bool = False) -> Iterator[tuple[Moment, dict[int, T]]]:
+    def without(self, rank: int, *, keep: bool = False) -> list[tuple[Moment, dict[int, T]]]:
         """A node is gone; gives the moments that waited for it alone.
 
         Args:
@@ -65,16 +66,20 @@ class Barrier(Generic[T]):
         """
         self._there.discard(rank)
         self._first.pop(rank, None)
+        complete: list[tuple[Moment, dict[int, T]]] = []
         for moment, pending in list(self._open.items()):
             pending.missing.discard(rank)
             if not keep:
                 pending.values.pop(rank, None)
             values = self._completed(moment)
             if values:
-                yield moment, values
+                complete.append((moment, values))
+        return complete
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node is there (again): it reports its rounds, and the ticks, from these on."""
+        if rank not in self.ranks:
+            return
         self._there.add(rank)
         self._first[rank] = round, tick
         for moment, pending in self._open.items():

@@ -1,6 +1,6 @@
 """Checkpoints of the whole run: which nodes have taken a snapshot, and whose files are written.
 
-What is said is in :mod:`gossamer.runtime.processes.node_process.cutting`.
+What is said is in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """
 
 from __future__ import annotations

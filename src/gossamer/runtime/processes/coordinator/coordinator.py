@@ -30,7 +30,7 @@ from gossamer.runtime.processes.coordinator.ended import Ended
 from gossamer.runtime.processes.coordinator.record import Record
 from gossamer.runtime.processes.coordinator.remote import Door, RemoteWorkers
 from gossamer.runtime.processes.coordinator.workers import RESTART_S, LocalWorkers, Workers
-from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup

@@ -25,7 +25,7 @@ from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.ended import Ended
 from gossamer.runtime.processes.coordinator.remote import Door
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.protocol import Prepare, Prepared, Refused, Run, ToCoordinator
 from gossamer.runtime.processes.security.join import check_token
 from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit

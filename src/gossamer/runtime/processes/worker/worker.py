@@ -34,7 +34,7 @@ from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Unpacker, pack
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.parts import Assembly, Kind, parts
 from gossamer.runtime.processes.protocol import (
     Challenge,
