@@ -41,7 +41,7 @@ from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Command, Lifecycle
 from gossamer.runtime.processes.coordinator.record import Record
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.worker.pool import ProcessPool

@@ -31,7 +31,7 @@ from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, ChannelError
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
 from gossamer.runtime.processes.security.trust import context
