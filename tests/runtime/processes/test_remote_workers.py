@@ -127,7 +127,7 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
 def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
-    described = experiment(**SLOW, checkpoint={"every_rounds": 1}, failures={"detection_s": 1.0})
+    described = experiment(**SLOW, checkpoint={"every_rounds": 1})
     first, second = (fleet.start(listen.address, slots=2) for _ in range(2))
     killer = At(10, lambda: fleet.kill(first))
     with pytest.raises(RunFailed, match=r"can't reach|worker \d .* is lost") as failed:
@@ -142,7 +142,7 @@ def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_sam
         gossamer.resume(folder, listen=listen, observer=killer)
     assert any("goes on from checkpoint" in text for text in killer.said)
     assert [fleet.wait(pid) for pid in pids] == [1, 1]
-    assert "the coordinator was out of reach for 1 s: this worker's nodes have ended" in fleet.said()
+    assert "the coordinator was out of reach for 3 s: this worker's nodes have ended" in fleet.said()
     for _ in range(2):
         fleet.start(listen.address, slots=2)
     run = gossamer.resume(folder, listen=listen)
@@ -156,7 +156,7 @@ def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
     described = experiment(
         **{**SLOW, "engine": {**SLOW["engine"], "restart": "always"}, "stop": {"rounds": 30}},
         checkpoint={"every_rounds": 1},
-        gather={"lost_peer": "wait"},
+        gather={"lost_peer": "wait", "timeout_s": 60.0},
     )
     first, second = (fleet.start(listen.address, slots=2) for _ in range(2))
 

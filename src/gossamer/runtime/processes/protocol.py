@@ -47,19 +47,12 @@ class TimeUp(Message):
 
 
 class Row(Message):
-    """The node was recorded. ``slot`` says where in the shared memory its model is; None: nowhere."""
+    """The node was recorded."""
 
     moment: Moment
     row: dict[str, Any]
-    slot: int | None
-
-
-class View(Message):
-    """The ranks that the node knew at an evaluation point, where neighbours are sampled."""
-
-    moment: Moment
-    round: int
-    ranks: list[int]
+    slot: int | None  # where its model is in the shared memory
+    view: list[int] | None = None  # the ranks that it knew, where neighbours are sampled
 
 
 class Done(Message):
@@ -132,16 +125,10 @@ class Event(Message):
 
 
 class Unreachable(Message):
-    """The node can't reach a peer."""
+    """The node can't reach a peer; None: it reaches it again."""
 
     rank: int
-    why: str
-
-
-class Reachable(Message):
-    """The node reaches a peer again."""
-
-    rank: int
+    why: str | None
 
 
 class Failed(Message):
@@ -153,9 +140,9 @@ class Failed(Message):
 
 
 Course = Ready | Progress | TimeUp | Done | Final | Failed | Crash
-Recorded = Row | View | Event
+Recorded = Row | Event
 Checkpointing = Marked | Saved | RestartSaved | Broken
-Contact = At | Idle | Unreachable | Reachable
+Contact = At | Idle | Unreachable
 FromNode = Course | Recorded | Checkpointing | Contact
 
 
@@ -234,17 +221,10 @@ class Find(Message):
 
 
 class Meet(Message):
-    """Wait for a peer from this round on."""
+    """Wait for each of these peers from a round on: (rank, round). Go on in round ``first``, unless that is None."""
 
-    rank: int
-    since: int
-
-
-class Met(Message):
-    """Go on in round ``first``, together with the others from these rounds on."""
-
-    first: int
     together: list[tuple[int, int]]
+    first: int | None = None
 
 
 class Slots(Message):
@@ -265,22 +245,9 @@ class Moved(Message):
     port: int
 
 
-ToNode = (
-    Go
-    | Finish
-    | Leave
-    | Slots
-    | Consumed
-    | Snapshot
-    | Expect
-    | Kept
-    | Drop
-    | Lost
-    | Find
-    | Meet
-    | Met
-    | Moved
-)
+Order = Go | Finish | Leave | Slots | Consumed
+News = Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Moved
+ToNode = Order | News
 
 
 # --- coordinator -> worker

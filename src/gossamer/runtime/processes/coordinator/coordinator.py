@@ -119,11 +119,8 @@ class Coordinator:
             failure["message"] = str(error)
         finally:
             self._workers.close(reason)
-        private = (
-            {"mean": sum(self._private) / len(self._private), "max": max(self._private)}
-            if self._private
-            else None
-        )
+        own = self._private
+        private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
         return protocol.Ended(reason, failure, private, self._execution())
 
     def _run(self) -> str:
@@ -197,11 +194,11 @@ class Coordinator:
         match message:
             case protocol.Progress(time_s=time_s):
                 self._record.clock.hear(time_s)
-            case protocol.Row(moment=moment, row=row, slot=slot):
+            case protocol.Row(moment=moment, row=row, slot=slot, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
+                if view is not None:
+                    self._record.view(rank, moment, row["round"], view)
                 self._record.row(rank, moment, row, slot)
-            case protocol.View(moment=moment, round=round, ranks=ranks):
-                self._record.view(rank, moment, round, ranks)
             case protocol.Event(kind=kind, text=text):
                 self._record.events.append(rank, kind, text)
             case protocol.Done():
@@ -242,7 +239,7 @@ class Coordinator:
         self, rank: int, first: int, together: list[tuple[int, int]], start: StartFrom | None
     ) -> None:
         if start is None:
-            self._tell(rank, protocol.Met(first, together))
+            self._tell(rank, protocol.Meet(together, first))
         else:  # its clock shall show what the others' do, which stand still while these are evaluated
             traffic, tick = self._traffic.get(rank, {}), self._record.next_tick()
             began = time.monotonic() - self._record.clock.now()

@@ -297,13 +297,13 @@ class Lifecycle:
             case protocol.Idle(waits=waits):
                 node.idle = None if waits is None else message
                 node.idle_reports = 0 if waits is None else node.idle_reports + 1
-            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+            case protocol.Unreachable(rank=peer, why=None):
+                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
+            case protocol.Unreachable(rank=peer, why=str(why)) if not self._ending:
                 if self._lost_peer == "fail":
                     self._suspects.append((self._now, node.rank, peer, why))
                 else:
                     self._doubt(node, peer, why)
-            case protocol.Reachable(rank=peer):
-                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
             case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._began is not None else "at start"
                 said = f"node {node.rank} failed {where}: {text}"
@@ -608,7 +608,7 @@ class Lifecycle:
         del self.away[node.rank]
         node.arriving = False
         for rank, since in together.items():
-            self._tell(rank, Meet(node.rank, since))
+            self._tell(rank, Meet([(node.rank, since)]))
         self._do(Rejoin(node.rank, first, list(together.items()), node.start_from if restarted else None))
         kind = "returned" if node.incarnation or not restarted else "joined"
         self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))

@@ -47,10 +47,8 @@ from gossamer.runtime.processes.protocol import (
     Leave,
     Lost,
     Meet,
-    Met,
     Moved,
     Progress,
-    Reachable,
     Ready,
     Row,
     Slots,
@@ -58,7 +56,6 @@ from gossamer.runtime.processes.protocol import (
     TimeUp,
     ToNode,
     Unreachable,
-    View,
 )
 from gossamer.runtime.processes.system.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
 from gossamer.runtime.processes.transport.shaper import Shaper
@@ -158,7 +155,7 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell(Reachable(rank)),
+            found=lambda rank: self._tell(Unreachable(rank, None)),
             marked=None if checkpoints is None else checkpoints.marked,
             told=None if checkpoints is None else checkpoints.told,
             relinked=None if checkpoints is None else checkpoints.relinked,
@@ -288,9 +285,8 @@ class NodeProcess:
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
-        if (view := node.node.view) is not None:
-            self._tell(View(moment, node.round, list(view)))
-        self._tell(Row(moment, row, slot))
+        view = node.node.view
+        self._tell(Row(moment, row, slot, None if view is None else list(view)))
 
     async def _slot(self, last: bool) -> int | None:
         """A slot for a snapshot, which is free again when the coordinator has read its last one. A node waits for that where
@@ -387,11 +383,10 @@ class NodeProcess:
                     waits = self._setup.experiment.algorithm.gathers
                     self._found(rank, self._node.round + 1 if waits else 0, anew=restarted)
                 self._tell(At(rank, self._node.round))
-            case Meet(rank=rank, since=since):
-                self._node.peer_found(rank, since, anew=False)
-            case Met(first=first, together=together):
+            case Meet(together=together, first=first):
                 self._meet(together)
-                self._node.rejoin(first)
+                if first is not None:
+                    self._node.rejoin(first)
             case Slots(count=count):
                 self._computing.cpu_slots.count = count
             case Consumed():
