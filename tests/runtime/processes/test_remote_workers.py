@@ -124,6 +124,7 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert TOKEN not in fleet.said()
 
 
+@pytest.mark.timeout(300)  # three starts of two workers
 def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
