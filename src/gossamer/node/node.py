@@ -186,9 +186,8 @@ class Node:
         whole = isinstance(own, Model)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
-        stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
         aggregator = self._setup.aggregator if aggregate else None
-        mix = Mix(own, inbox, weights, self_weight, stands_in, aggregator)
+        mix = Mix(own, inbox, weights, self_weight, missing, aggregator, self._setup.missing)
         mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
@@ -209,11 +208,11 @@ class Node:
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
-        stands_in = missing or ("own" if len(inbox) == len(weights) else self._setup.missing)
+        setup = self._setup
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, stands_in, self._setup.aggregator)
+            return Mix(own, inbox, weights, self_weight, missing, setup.aggregator, setup.missing)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -556,6 +555,8 @@ class Node:
             self.reset_optimizer()
         if self._sampler is not None:
             self._sampler.round_ended(self.round)
+        if self._runtime.coder is not None:
+            self._runtime.coder.end_round()
         await self._host.end_round()
 
     @property
