@@ -50,11 +50,11 @@ class Node:
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
-        self.rank, self.size = setup.rank, setup.size
+        self.rank, self.size = setup.rank, setup.experiment.nodes
         self.samples = len(setup.samples)
         self.label_counts = setup.label_counts
         self.layout: tuple[Field, ...] = setup.layout.parameters
-        self.lr = setup.optimizer.lr_at(0)
+        self.lr = setup.experiment.optimizer.lr_at(0)
         self.state: dict[str, Payload] = {}
         self.round = 0
         self.step = 0
@@ -187,7 +187,9 @@ class Node:
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = self._setup.aggregator if aggregate else None
-        mix = Mix(own, inbox, weights, self_weight, missing, aggregator, self._setup.missing)
+        mix = Mix(
+            own, inbox, weights, self_weight, missing, aggregator, self._setup.experiment.gather.missing
+        )
         mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
@@ -212,7 +214,9 @@ class Node:
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, missing, setup.aggregator, setup.missing)
+            return Mix(
+                own, inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+            )
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -382,7 +386,7 @@ class Node:
         Raises:
             PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
         """
-        timeout = self._setup.gather_timeout_s if timeout is None else timeout
+        timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._reception.gather(set(peers), as_tag(tag), at_least, timeout)
 
     # --- questions and answers
@@ -515,7 +519,9 @@ class Node:
             counters: what tells repeated draws apart, e.g. the round.
             shared: leave the rank out, so that all nodes draw the same.
         """
-        return generator(self._setup.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters)
+        return generator(
+            self._setup.experiment.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters
+        )
 
     def secret(self, n: int) -> bytes:
         """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
@@ -549,9 +555,9 @@ class Node:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
         checkpoint if due."""
         self.round = r + 1
-        if self._setup.optimizer.schedule is not None:
-            self.lr = self._setup.optimizer.lr_at(self.round)
-        if self._setup.optimizer.reset_every_round:
+        if self._setup.experiment.optimizer.schedule is not None:
+            self.lr = self._setup.experiment.optimizer.lr_at(self.round)
+        if self._setup.experiment.optimizer.reset_every_round:
             self.reset_optimizer()
         if self._sampler is not None:
             self._sampler.round_ended(self.round)

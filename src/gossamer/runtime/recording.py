@@ -193,10 +193,6 @@ class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
     A row is complete when every evaluated node has given its snapshot for the same moment (its own round r, or a common
     instant). If some nodes are far ahead of others, the oldest moments have no row, since snapshots are not kept for more
     than :data:`MOST_PENDING` of them.
-
-    Args:
-        setup: says which nodes are evaluated and what is asked for.
-        evaluate: evaluates the average model; gives the columns of all evaluation sets.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
@@ -261,13 +257,6 @@ class TargetWatch(Barrier[float | None]):
 
 class RunRecord:
     """The record of a run: the one place where its rows and graphs are written, under every engine.
-
-    Args:
-        setup: what is run.
-        metrics: receives the rows.
-        graphs: receives graphs that change: of the topology, and of all views where neighbours are sampled.
-        evaluate: evaluates the average model; gives the columns of all evaluation sets.
-        show: shows a row to the run's observer.
 
     Attributes:
         reached: whether ``stop.target`` is; all rows that come are written nevertheless.

@@ -76,23 +76,15 @@ class Setup:
         samples = experiment.evaluation.samples
         return NodeSetup(
             rank=rank,
-            size=experiment.nodes,
-            seed=experiment.seed,
+            experiment=experiment,
             topology=self.topology,
             layout=self.layout,
             initial=initial or self.initial(rank),
-            optimizer=experiment.optimizer,
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
-            batch_size=experiment.batch_size,
             test_samples={name: len(inputs[:samples]) for name, (inputs, _) in self.task.tests.items()},
-            gather_timeout_s=experiment.gather.timeout_s,
-            lost_peer=experiment.gather.lost_peer,
-            missing=experiment.gather.missing,
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
-            wrappers=experiment.wrappers,
-            codec=experiment.codec,
             companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
