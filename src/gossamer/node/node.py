@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Node:
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if there is one, sets it when a round ends; a
-            value that an algorithm assigns lasts until then, or for ever without a schedule.
+            value that an algorithm assigns lasts until then, or forever without a schedule.
         state: everything that must outlive a round, by name; values are payloads.
         round: rounds completed.
         step: local steps asked for so far.
@@ -281,7 +281,10 @@ class Node:
         """``send`` the same payload to several ranks, in ascending order. It is encoded once."""
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
-            self._refuse_ranks(ranks)
+            wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
+            raise ValueError(
+                f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
+            )
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
             raise ValueError(
@@ -319,12 +322,6 @@ class Node:
             frozen = changed if changed is payload else freeze(changed, self._host.is_stored)
             sendings += self._host.send(group, frozen, name)
         return sendings
-
-    def _refuse_ranks(self, ranks: Sequence[int]) -> NoReturn:
-        wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
-        raise ValueError(
-            f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
-        )
 
     async def receive(
         self,
@@ -411,7 +408,7 @@ class Node:
             peer: the rank that is asked.
             payload: the question.
             tag: what it is about.
-            timeout: seconds to wait at most; None is for ever.
+            timeout: seconds to wait at most; None waits without end.
             keep_s: how long after the question :meth:`next_answer` waits for its answer. One that comes after ``timeout``
                 is kept for it and for :meth:`drain_answers`. None: it is counted as late and dropped.
             exact: as for :meth:`send`.
@@ -607,9 +604,6 @@ class _Rounds:
 
     def __aiter__(self) -> _Rounds:
         return self
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("node.rounds() without async; accepted: async for r in node.rounds()")
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime

@@ -113,16 +113,16 @@ class NodeRuntime:
         if self.companion is not None:
             self.companion.peer_lost()
 
-    def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
+    def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
         """A peer that was away is back; ``host.lost`` no longer has it.
 
         Args:
             rank: the peer.
             first: the first round in which it takes part; in earlier ones nobody waits for it.
-            anew: whether it was restarted, so that nothing that it owed will come.
+            restarted: whether it was restarted, so that the messages that are still expected of it won't come.
         """
         self.reception.first[rank] = first
-        if anew:
+        if restarted:
             self.reception.mailbox.forget_late(rank)
         self.reception.mailbox.wake_all()
 

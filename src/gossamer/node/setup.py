@@ -38,7 +38,7 @@ class Setting:
 
     Args:
         nodes: number of nodes.
-        topology: who may talk to whom.
+        topology: which nodes may talk to each other.
         optimizer: takes local steps.
         codec: encodes models; None sends them as they are.
     """
@@ -56,7 +56,7 @@ class NodeSetup:
     Args:
         rank: which node, from 0.
         experiment: what is run.
-        topology: who may talk to whom.
+        topology: which nodes may talk to each other.
         layout: the shapes behind the flat vectors.
         initial: the model it starts with.
         samples: indices of the node's training samples [n].

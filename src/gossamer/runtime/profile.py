@@ -24,7 +24,7 @@ class Profile:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is done inside counts for this part."""
+        """The time inside counts for this part."""
         self._stop()
         self._outer.append(name)
         try:

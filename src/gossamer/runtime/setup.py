@@ -39,13 +39,13 @@ class Setup:
         task: its data, model and loss.
         parts: indices of each node's training samples.
         labels: samples of each class at each node, or None where there are no classes.
-        topology: who may talk to whom.
+        topology: which nodes may talk to each other.
         faults: what goes wrong, and when.
         network: what links do to a message, faults included.
         compute: how long local steps take, settled for these nodes, faults included.
         layout: the shapes behind the flat vectors.
         outcome_ranks: ranks whose model is the algorithm's outcome.
-        evaluated: ranks whose model is evaluated by itself.
+        evaluated: ranks whose own model is evaluated.
         message_limit: the largest message that a node accepts, bytes.
         poisoned: the ranks that each of the experiment's poisons reaches.
     """
@@ -118,7 +118,9 @@ def prepare(experiment: Experiment) -> Setup:
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
+    virtual = isinstance(
+        experiment.engine, Simulate
+    )  # otherwise a frozen process stands still of its own accord
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
