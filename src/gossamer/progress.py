@@ -36,11 +36,7 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher
 
 
 class Tally:
-    """Collects rows into evaluations, and knows how far the run is.
-
-    Args:
-        experiment: the experiment that runs.
-    """
+    """Collects rows into evaluations, and knows how far the run is."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.nodes = experiment.nodes
@@ -127,11 +123,7 @@ def megabytes(n: int) -> str:
 
 
 class Watcher(Silent):
-    """An observer that shows nothing, but knows the mean number of rounds that a node has completed.
-
-    Args:
-        experiment: the experiment that runs.
-    """
+    """An observer that shows nothing, but knows the mean number of rounds that a node has completed."""
 
     round = 0
 
@@ -159,12 +151,7 @@ class _Display(Watcher):
 
 
 class Lines(_Display):
-    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart.
-
-    Args:
-        experiment: the experiment that runs.
-        clock: returns real seconds; None counts from now.
-    """
+    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart."""
 
     def __init__(self, experiment: Experiment, clock: Callable[[], float] | None = None) -> None:
         super().__init__(experiment)

@@ -24,9 +24,7 @@ class Barrier(Generic[T]):
         self.ranks = frozenset(ranks)
         self._there = set(self.ranks)
         self._most = most
-        self._first: dict[
-            int, tuple[int, int]
-        ] = {}  # from which round and tick on a node that returned reports
+        self._first: dict[int, tuple[int, int]] = {}  # from which round and tick a node that returned reports
         self._missing: dict[Moment, set[int]] = {}
         self._values: dict[Moment, dict[int, T]] = {}
         self._skipped: set[Moment] = set()
@@ -60,7 +58,7 @@ class Barrier(Generic[T]):
         """
         self._there.discard(rank)
         self._first.pop(rank, None)
-        complete = []
+        complete: list[tuple[Moment, dict[int, T]]] = []
         for moment in list(self._missing):
             self._missing[moment].discard(rank)
             if not keep:

@@ -43,13 +43,7 @@ class HeardClock:
 
 
 class EventLog:
-    """Writes events down, and remembers which nodes are away.
-
-    Args:
-        segment: where rows go.
-        now: seconds of the engine's clock.
-        wall: real seconds since the start.
-    """
+    """Writes events down, and remembers which nodes are away."""
 
     def __init__(self, segment: Segment, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self._segment, self._now, self._wall = segment, now, wall

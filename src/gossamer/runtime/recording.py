@@ -1,4 +1,4 @@
-"""What is recorded, and when: the same under every engine."""
+"""The record of a run: its rows and graphs, and when they are written. The same under every engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NETWORK = -1
 
 
 def moment_text(moment: Moment) -> str:
-    """A moment as the column ``moment`` has it; the number of a round has its own column."""
+    """An evaluation point as the column ``moment`` has it; the number of a round has its own column."""
     if isinstance(moment, int):
         return "round"
     return moment if isinstance(moment, str) else " ".join(map(str, moment))
@@ -51,7 +51,7 @@ class Observer(Protocol):
 
 
 def is_due(setup: Setup, rounds: int) -> bool:
-    """Whether a node that has completed this many rounds is recorded: before the first, every so many, after
+    """Whether a node that has completed this many rounds is recorded: before the first, after every few, after
     the last."""
     every, last = setup.experiment.evaluation.every_rounds, setup.experiment.stop.rounds
     return every is not None and (rounds % every == 0 or rounds == last)
@@ -190,13 +190,9 @@ MOST_PENDING = 16
 class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
     """Rows about all evaluated nodes together: consensus distance, and the average model's metrics if asked for.
 
-    A row is complete when every evaluated node has given its snapshot for the same moment (its own round r, or a common
+    A row is complete when every evaluated node has given its snapshot for one evaluation point (its round r, or a common
     instant). If some nodes are far ahead of others, the oldest moments have no row, since snapshots are not kept for more
     than :data:`MOST_PENDING` of them.
-
-    Args:
-        setup: says which nodes are evaluated and what is asked for.
-        evaluate: evaluates the average model; gives the columns of all evaluation sets.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
@@ -262,13 +258,6 @@ class TargetWatch(Barrier[float | None]):
 class RunRecord:
     """The record of a run: the one place where its rows and graphs are written, under every engine.
 
-    Args:
-        setup: what is run.
-        metrics: receives the rows.
-        graphs: receives graphs that change: of the topology, and of all views where neighbours are sampled.
-        evaluate: evaluates the average model; gives the columns of all evaluation sets.
-        show: shows a row to the run's observer.
-
     Attributes:
         reached: whether ``stop.target`` is; all rows that come are written nevertheless.
     """
@@ -325,7 +314,7 @@ class RunRecord:
 
     def row(self, moment: Moment, row: dict[str, Any], model: Model | None) -> None:
         """Write a node's row, and the network's row if it waited for this node alone. Without the node's model, the network
-        has none at this moment."""
+        has none at this evaluation point."""
         self._append(moment, row)
         if model is not None:
             if (network := self._network.add(moment, row, model)) is not None:

@@ -25,10 +25,6 @@ _TAG = "gossamer/newcomer"
 class Hospitality:
     """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer.
 
-    Args:
-        node: the node.
-        host: its side of the engine.
-
     Attributes:
         asks: the peer that the node asks for its first model, and since when; None where it asks nobody.
     """
@@ -104,11 +100,6 @@ async def newcomer(
 ) -> None:
     """The protocol of a node that joins later: it takes over the model of the first neighbour that gives one that fits, and
     keeps its own without one.
-
-    Args:
-        run: what it does from then on.
-        node: the newcomer.
-        timeout_s: seconds that a neighbour has to give its model, before the next one is asked; None asks nobody.
     """
     if timeout_s is not None:
         assert isinstance(node.companion, Hospitality), "the setup is not hospitable"

@@ -39,13 +39,13 @@ class Setup:
         task: its data, model and loss.
         parts: indices of each node's training samples.
         labels: samples of each class at each node, or None where there are no classes.
-        topology: who may talk to whom.
+        topology: which nodes may talk to each other.
         faults: what goes wrong, and when.
         network: what links do to a message, faults included.
         compute: how long local steps take, settled for these nodes, faults included.
         layout: the shapes behind the flat vectors.
         outcome_ranks: ranks whose model is the algorithm's outcome.
-        evaluated: ranks whose model is evaluated by itself.
+        evaluated: ranks whose own model is evaluated.
         message_limit: the largest message that a node accepts, bytes.
         poisoned: the ranks that each of the experiment's poisons reaches.
     """
@@ -76,23 +76,15 @@ class Setup:
         samples = experiment.evaluation.samples
         return NodeSetup(
             rank=rank,
-            size=experiment.nodes,
-            seed=experiment.seed,
+            experiment=experiment,
             topology=self.topology,
             layout=self.layout,
             initial=initial or self.initial(rank),
-            optimizer=experiment.optimizer,
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
-            batch_size=experiment.batch_size,
             test_samples={name: len(inputs[:samples]) for name, (inputs, _) in self.task.tests.items()},
-            gather_timeout_s=experiment.gather.timeout_s,
-            lost_peer=experiment.gather.lost_peer,
-            missing=experiment.gather.missing,
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
-            wrappers=experiment.wrappers,
-            codec=experiment.codec,
             companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
@@ -126,7 +118,9 @@ def prepare(experiment: Experiment) -> Setup:
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
+    virtual = isinstance(
+        experiment.engine, Simulate
+    )  # otherwise a frozen process stands still of its own accord
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)

@@ -42,16 +42,7 @@ MOST_MARKS = 2**16
 
 
 class Cutting:
-    """One node's snapshots, and the conversation about them.
-
-    Args:
-        asked: when snapshots are taken.
-        cuts: what comes in, and the node at its snapshots.
-        folder: where its files are written.
-        tell: sends a message to the coordinator.
-        made: how many snapshots need not be taken any more.
-        first: the number of the next checkpoint in the folder.
-    """
+    """One node's snapshots, and the conversation about them."""
 
     def __init__(
         self,
@@ -171,17 +162,7 @@ class Cutting:
 
 
 class NodeCheckpoints(Cutting):
-    """One node's part of the run's checkpoints, and how it goes on from one.
-
-    Args:
-        node: the node; restored, if it was saved before.
-        experiment: what is run.
-        context: says where files go, and from which checkpoint the run goes on.
-        now: the node's clock in seconds.
-        state: gives what its engine saves of it.
-        tell: sends a message to the coordinator.
-        saved: the node's part of the checkpoint from which the run goes on; None is its start.
-    """
+    """One node's part of the run's checkpoints, and how it goes on from one."""
 
     def __init__(
         self,
@@ -237,14 +218,7 @@ class NodeCheckpoints(Cutting):
 
 
 class RestartFile:
-    """What a node saves of itself, for a restart in the same run.
-
-    Args:
-        folder: the run's.
-        node: the node that is saved.
-        asked: when it is.
-        tell: sends a message to the coordinator.
-    """
+    """What a node saves of itself, for a restart in the same run."""
 
     def __init__(
         self, folder: RunFolder, node: NodeRuntime, asked: Checkpoints, tell: Callable[[FromNode], None]

@@ -55,9 +55,6 @@ def with_data_for_forks(setup: Setup) -> Setup:
 class Stage:
     """What nodes compute with.
 
-    Args:
-        setup: what is run.
-
     Attributes:
         rows: where vectors are kept; forked, each node has its own.
         trainer: takes local steps.
@@ -125,11 +122,7 @@ class Stage:
 
 
 class Busy:
-    """How long something was under way; entered in one thread, and read from any.
-
-    Args:
-        clock: seconds.
-    """
+    """How long something was under way; entered in one thread, and read from any."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -153,14 +146,6 @@ class Busy:
 
 class Computing:
     """What one node computes.
-
-    Args:
-        rank: the node.
-        setup: what is run.
-        context: says which CPU slots it shares with other processes.
-        stage: what it computes with.
-        clock: the node's.
-        timeline: told of each computation, if the experiment asks for one.
 
     Attributes:
         cpu_slots: shared by all nodes of its machine.

@@ -144,13 +144,6 @@ class Clock:
 class NodeHost:
     """The host of one node.
 
-    Args:
-        rows: where its vectors are.
-        clock: its clock.
-        computing: its computations.
-        rounds: after how many it is at its end; None is never.
-        end_round: called when a round was counted.
-
     Attributes:
         transport: its connections.
         leaving: whether it was told to leave.

@@ -382,7 +382,7 @@ class NodeProcess:
                 if rank != self._rank:
                     # Until it is known which round it begins with, it is in none that this node is in.
                     waits = self._setup.experiment.algorithm.gathers
-                    self._found(rank, self._node.round + 1 if waits else 0, anew=restarted)
+                    self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
                 self._tell(At(rank, self._node.round))
             case Meet(together=together, first=first):
                 self._meet(together)
@@ -394,15 +394,15 @@ class NodeProcess:
                 self._consumed += 1
                 self._freed.set()
 
-    def _found(self, rank: int, since: int, *, anew: bool) -> None:
+    def _found(self, rank: int, since: int, *, restarted: bool) -> None:
         """A node that was away is back, perhaps restarted, and takes part from a round on."""
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
-        self._node.peer_found(rank, since, anew=anew)
+        self._node.peer_found(rank, since, restarted=restarted)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:
-            self._found(rank, since, anew=False)
+            self._found(rank, since, restarted=False)
 
     def _arrive(self, arrival: Arrival) -> None:
         self._arrival = arrival
@@ -423,7 +423,7 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        """What is saved with the node."""
+        """The engine's values that are saved with the node."""
         # The links have carried this much since the process began, which a resumed run does not see.
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
