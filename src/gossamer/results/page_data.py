@@ -7,6 +7,7 @@ single nodes are given for the nodes that are drawn, at the points that a slider
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -57,12 +58,7 @@ def page_data(
         "virtual": all(run.virtual for run in runs),
         "axes": [{"name": name, "title": axis_title(name, runs)} for name in AXES],
         "metrics": [
-            {
-                "name": name,
-                "title": metric_title(name),
-                "share": is_share(name),
-                "low": lower_is_better(name),
-            }
+            {"name": name, "title": metric_title(name), "share": is_share(name), "low": lower_is_better(name)}
             for name in all_metrics(runs)
         ],
         "runs": [
@@ -142,28 +138,21 @@ def _per_node(
     table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int], digits: int
 ) -> list[list[Number]] | None:
     """A column of single nodes: [nodes drawn][points]; None where no drawn node has a value."""
-    row, column = {node: i for i, node in enumerate(nodes)}, {point: i for i, point in enumerate(at)}
-    grid: list[list[Number]] = [[None] * len(at) for _ in nodes]
-    found = False
-    for node, point, value in table.select("node", "point", pl.col(name).cast(pl.Float64)).iter_rows():
-        if value is not None and node in row and point in column:
-            grid[row[node]][column[point]] = _number(value, digits)
-            found = True
-    return grid if found else None
+    rows = table.select("node", "point", pl.col(name).cast(pl.Float64)).rows()
+    known = {(node, point): value for node, point, value in rows if value is not None}
+    grid = [[_number(known.get((node, point)), digits) for point in at] for node in nodes]
+    return grid if any((node, point) in known for node in nodes for point in at) else None
 
 
 def _node_places(
     table: pl.DataFrame, places: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
 ) -> list[list[Number]] | None:
     """The places of single nodes on an axis; None where all are at the places of their points."""
-    if name == "bytes":
+    if name == "bytes" or (grid := _per_node(table, name, nodes, at, _PLACE_DIGITS)) is None:
         return None
-    grid = _per_node(table, name, nodes, at, _PLACE_DIGITS)
     shared = [_number(places[name][index], _PLACE_DIGITS) for index in at]
     return (
-        grid
-        if grid and any(v not in (None, shared[i]) for line in grid for i, v in enumerate(line))
-        else None
+        grid if any(v not in (None, w) for line in grid for v, w in zip(line, shared, strict=True)) else None
     )
 
 
@@ -208,12 +197,9 @@ def _held(graphs: Graphs, value: Number) -> int:
 
 
 def _degrees(edges: Iterable[Sequence[int]], nodes: Sequence[int]) -> list[int]:
-    neighbors: dict[int, set[int]] = {node: set() for node in nodes}
-    for i, j in edges:
-        for node, other in ((i, j), (j, i)):
-            if node in neighbors and other != node:
-                neighbors[node].add(other)
-    return [len(neighbors[node]) for node in nodes]
+    pairs = {(i, j) for a, b in edges for i, j in ((a, b), (b, a)) if i != j}
+    count = Counter(i for i, _ in pairs)
+    return [count[node] for node in nodes]
 
 
 def _spread(count: int, most: int) -> list[int]:

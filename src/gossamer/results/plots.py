@@ -12,6 +12,7 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
+from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve
 from gossamer.results.run import Run, labels
@@ -150,7 +151,7 @@ def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None
     """
     matplotlib_module()
     written = []
-    try:
+    with writing(f"--png {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name in all_metrics(runs):
             tables = [run.curves.filter(pl.col("metric") == name) for run in runs]
@@ -159,10 +160,6 @@ def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None
                     path = folder / f"{_file_name(name)}-vs-{x.removesuffix('_s').replace('_', '-')}.png"
                     curve_figure(runs, name, x, groups).savefig(path)
                     written.append(path)
-    except OSError as error:
-        raise BadInput(
-            f"--png {folder}: {error.strerror or error}; accepted: a folder that can be written to"
-        ) from error
     return written
 
 
@@ -198,12 +195,8 @@ def draw_graph(
     )
     axes.set_axis_off()
     axes.set_aspect("equal")
-    try:
+    with writing(f"--png {path}"):
         figure.savefig(path)
-    except OSError as error:
-        raise BadInput(
-            f"--png {path}: {error.strerror or error}; accepted: a file that can be written"
-        ) from error
 
 
 def _file_name(metric: str) -> str:

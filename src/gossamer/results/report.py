@@ -14,7 +14,7 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
-from gossamer.results.folder import write_text
+from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
     bytes_text,
@@ -36,7 +36,6 @@ from gossamer.results.tidy import (
     FinalSummary,
     final_summary,
     main_metric,
-    metric_names,
 )
 from gossamer.results.time_to import note, tables
 from gossamer.results.timeline import Window
@@ -82,13 +81,9 @@ def write_report(
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     groups = group_runs(runs) if groups is None else groups
     text = render(runs, groups, time_to, baseline, within)
-    try:
+    with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    except OSError as error:
-        raise BadInput(
-            f"--out {out}: {error.strerror or error}; accepted: a file that can be written"
-        ) from error
     if png is not None:
         write_pngs(runs, Path(png), groups if several(groups) else None)
     if csv is not None:
@@ -113,8 +108,7 @@ def render(
         kicker=_kicker(runs),
         style=_read("report.css"),
         subtitle=_subtitle(runs),
-        notices=_unlike(runs)
-        + "".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
+        notices="".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
         figures=_cards(runs[0]) if len(runs) == 1 else _table(runs, names),
         times=_times(time_to, baseline),
         events="".join(_events(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
@@ -137,32 +131,19 @@ def write_csvs(runs: Sequence[Run], place: Path) -> list[Path]:
     Raises:
         BadInput: where a file can't be written.
     """
-    names = labels(runs)
-    curves = [
-        run.curves.filter(pl.col("metric") == name).select(
-            pl.lit(label).alias("run"), "metric", *AXES, *STATISTICS
-        )
-        for run, label in zip(runs, names, strict=True)
-        for name in metric_names(run)
-    ]
-    metrics = [
-        run.metrics.select(pl.lit(label).alias("run"), pl.all())
-        for run, label in zip(runs, names, strict=True)
-    ]
-    if place.suffix == ".csv":
-        paths = [place, place.with_name(f"{place.stem}-metrics.csv")]
-    else:
-        paths = [place / "curves.csv", place / "metrics.csv"]
-    try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        for path, tables in zip(paths, (curves, metrics), strict=True):
-            table = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
-            table.write_csv(path)
-    except OSError as error:
-        raise BadInput(
-            f"--csv {place}: {error.strerror or error}; accepted: a place that can be written to"
-        ) from error
-    return paths
+    named = list(zip(runs, labels(runs), strict=True))
+    whole = place.suffix == ".csv"
+    curves = place if whole else place / "curves.csv"
+    metrics = place.with_name(f"{place.stem}-metrics.csv") if whole else place / "metrics.csv"
+    with writing(f"--csv {place}"):
+        curves.parent.mkdir(parents=True, exist_ok=True)
+        columns = ("metric", *AXES, *STATISTICS)
+        pl.concat(
+            [run.curves.select(pl.lit(label).alias("run"), *columns) for run, label in named]
+        ).write_csv(curves)
+        rows = [run.metrics.select(pl.lit(label).alias("run"), pl.all()) for run, label in named]
+        pl.concat(rows, how="diagonal_relaxed").write_csv(metrics)
+    return [curves, metrics]
 
 
 def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
@@ -172,10 +153,8 @@ def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
         BadInput: where it can't be written.
     """
     path = page.with_name(f"{page.stem}-time-to.csv")
-    try:
+    with writing(str(path)):
         rows.write_csv(path)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
     return path
 
 
@@ -221,30 +200,21 @@ def _component(value: Any) -> str:
     return str(value.get("name", "")) if isinstance(value, dict) else str(value or "")
 
 
-def _unlike(runs: Sequence[Run]) -> str:
-    """A warning where curves of different tasks share the charts."""
-    tasks = list(dict.fromkeys(_component(run.experiment.get("task")) for run in runs))
-    if len(tasks) < 2:
-        return ""
-    named = escape(", ".join(tasks))
-    return (
-        f'<div class="notice"><strong>The runs are of different tasks</strong> ({named}): their losses and'
-        " metrics can't be compared with each other.</div>"
-    )
-
-
 def _notice(run: Run, name: str, several: bool) -> str:
     of = f" {escape(name)}" if several else ""
     if run.status == "failed":
         cause = escape((run.error or "no cause was recorded").strip())
         return f'<div class="notice failed"><strong>Run{of} failed.</strong><pre>{cause}</pre></div>'
-    if run.status == "done":
-        return _lost(run, of)
-    text = {
+    open_ = {
         "stopped": "was stopped before its end; the page shows what was recorded until then.",
         "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
-    }.get(run.status, f"ended as {run.status}.")
-    return f'<div class="notice"><strong>Run{of}</strong> {escape(text)}</div>{_lost(run, of)}'
+    }
+    text = (
+        f'<div class="notice"><strong>Run{of}</strong> {open_[run.status]}</div>'
+        if run.status in open_
+        else ""
+    )
+    return text + _lost(run, of)
 
 
 def _lost(run: Run, of: str) -> str:

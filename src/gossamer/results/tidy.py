@@ -332,10 +332,11 @@ def _over_the_run(run: Run, name: str) -> Final | None:
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
         .filter(pl.col("value").is_finite())
     )
-    over: Any = nodes.select(
-        pl.col("value").mean(), std=pl.col("value").std(ddof=0), round=pl.col("round").mean()
-    )
-    return Final(*over.row(0)[:2], len(nodes), over["round"][0], best=None) if len(nodes) else None
+    if nodes.is_empty():
+        return None
+    value, round_ = pl.col("value"), pl.col("round")
+    over = nodes.select(value.mean().alias("mean"), value.std(ddof=0).alias("std"), round_.mean())
+    return Final(**over.row(0, named=True), count=len(nodes), best=None)
 
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:

@@ -102,37 +102,31 @@ def time_to(
 def _reached(group: Group, level: Level) -> pl.DataFrame:
     """A row per sample: ``time_s`` and ``bytes`` when it reached the level (null if never), and ``last_s``, until when
     it was watched."""
-    mean = pl.col("mean")
-    good = mean.is_not_nan() & (mean <= level.value if lower_is_better(level.metric) else mean >= level.value)
-    curves = pl.concat(
-        run.curves.filter(pl.col("metric") == level.metric, "complete").select(
-            pl.lit(number).alias("sample"), "point", "time_s", pl.col("bytes").cast(pl.Float64), "mean"
+    mean, falling = pl.col("mean"), lower_is_better(level.metric)
+    good = mean.is_not_nan() & (mean <= level.value if falling else mean >= level.value)
+    samples = []
+    for run in group.samples:
+        curve = run.curves.filter(pl.col("metric") == level.metric, "complete").drop_nulls("time_s")
+        there = curve.sort("time_s", "point").select(pl.col("time_s", "bytes").cast(pl.Float64), good=good)
+        row: dict[str, Any] = next(there.filter("good").iter_rows(named=True), {})
+        samples.append(
+            {
+                "time_s": row.get("time_s"),
+                "bytes": row.get("bytes"),
+                "last_s": there["time_s"].max() if len(there) else 0.0,
+            }
         )
-        for number, run in enumerate(group.samples)
-    )
-    ends = (
-        curves.filter(pl.col("time_s").is_not_null())
-        .sort("time_s", "point")
-        .group_by("sample")
-        .agg(pl.col("time_s", "bytes").filter(good).first(), last_s=pl.col("time_s").last())
-    )
-    samples = pl.DataFrame({"sample": range(len(group.samples))}, schema={"sample": pl.Int32})
-    return (
-        samples.join(ends, on="sample", how="left")
-        .sort("sample")
-        .with_columns(pl.col("last_s").fill_null(0.0))
-    )
+    return pl.DataFrame(samples, schema=dict.fromkeys(("time_s", "bytes", "last_s"), pl.Float64))
 
 
 def _row(group: Group, level: Level, reached: pl.DataFrame) -> dict[str, Any]:
-    late = reached.filter(pl.col("time_s").is_null())
     row: dict[str, Any] = {
         "group": group.label,
         "metric": level.metric,
         "level": level.value,
         "runs": reached.height,
         "reached": reached["time_s"].count(),
-        "not_before_s": late["last_s"].min(),
+        "not_before_s": reached.filter(pl.col("time_s").is_null())["last_s"].min(),
     }
     values = {name: reached[name].to_list() for name in ("time_s", "bytes") if not reached[name].null_count()}
     finals = [final(run, level.metric) for run in group.samples]
@@ -147,19 +141,13 @@ def _speed(group: Group, baseline: Group | None, reached: Mapping[str, pl.DataFr
     if baseline is None:
         return {}
     row: dict[str, Any] = {"baseline": baseline.label}
-    own, other = (reached[each.label]["time_s"].drop_nulls().to_list() for each in (group, baseline))
-    if len(own) < len(group.samples) or len(other) < len(baseline.samples) or not sum(own):
+    own, other = (reached[each.label]["time_s"].to_list() for each in (group, baseline))
+    if None in own or None in other or not own or not sum(own):
         return row
     row["speed"] = fmean(other) / fmean(own)
-    seeds, others = group.by_seed, baseline.by_seed
+    seeds, others = group.by_seed or {}, baseline.by_seed or {}
     # Runs of a group are in the order of their seeds, so those of one seed are in the same place.
-    if (
-        seeds is not None
-        and others is not None
-        and seeds.keys() == others.keys()
-        and len(own) > 1
-        and all(own)
-    ):
+    if len(own) > 1 and all(own) and seeds.keys() == others.keys() and seeds:
         ratios = [b / a for a, b in zip(own, other, strict=True)]
         row |= {"speed_low": min(ratios), "speed_high": max(ratios)}
     return row
