@@ -83,7 +83,6 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         ("environment.json", "{", "environment"),
         ("status.json", "[]", "status"),
         ("models.safetensors", "no tensors at all", "parameters"),
-        ("models.safetensors", "no tensors at all", "parameter_count"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, read: str) -> None:

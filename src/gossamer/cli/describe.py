@@ -43,22 +43,22 @@ def listing(
         }
         typer.echo(json.dumps(table))
         return
-    from rich.table import Table
+    from gossamer.results.formatting import print_table
 
-    from gossamer.results.formatting import table_console
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "parameters", "description") if only else ("kind", "names"):
-        shown.add_column(heading, overflow="fold")
     if only is None:
-        for each, classes in found.items():
-            shown.add_row(each, ", ".join(classes) or "(none)")
-    for name, cls in found[only].items() if only else ():
-        parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
-        shown.add_row(name, parameters, _first_paragraph(cls.__doc__ or ""))
-    table_console().print(shown)
-    if only is None:
+        rows = [(each, ", ".join(classes) or "(none)") for each, classes in found.items()]
+        print_table(("kind", "names"), rows, labels=2)
         typer.echo("\nparameters: gossamer list KIND; any name can also be module:Class")
+        return
+    described = [
+        (
+            name,
+            "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items()),
+            _first_paragraph(cls.__doc__ or ""),
+        )
+        for name, cls in found[only].items()
+    ]
+    print_table(("name", "parameters", "description"), described, labels=3)
 
 
 def _first_paragraph(docstring: str) -> str:

@@ -61,10 +61,7 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
 
     Args:
         runs: in the order of the groups. Runs of a sweep keep the names of its cells, without what all have in common.
-        by: fields of the experiment (``algorithm.name``) by which to group instead, whatever else differs.
-
-    Raises:
-        BadInput: for a field that no run has.
+        by: fields of the experiment (``algorithm.name``) by which to group instead; one that no run has is bad input.
     """
     settings = [flat(run.experiment) for run in runs]
     known = list(dict.fromkeys(key for setting in settings for key in setting))
@@ -146,12 +143,7 @@ def _seed(run: Run) -> tuple[bool, Any]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The group that each group is compared with.
-
-    Args:
-        title: its name.
-        groups: label of a group -> its baseline; groups without one are left out.
-    """
+    """The group that each group is compared with: by label; groups without one are left out."""
 
     title: str
     groups: Mapping[str, Group]

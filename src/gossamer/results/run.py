@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -14,7 +13,7 @@ from typing import Any
 
 import polars as pl
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,8 +34,7 @@ class Run:
 
     Args:
         path: the folder ``<out>/<name>/<id>``.
-        cell: its cell, if it was read as part of a sweep.
-        labels: the cell's name in parts.
+        cell, labels: the name of its cell, whole and in parts, if it was read as part of a sweep.
     """
 
     path: Path
@@ -90,23 +88,16 @@ class Run:
     @cached_property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
         """The nodes' flat vectors at the end, or None before it."""
-        with self._reading_models():
-            return load_file(self._models)["parameters"] if self._models.exists() else None
-
-    @cached_property
-    def parameter_count(self) -> int | None:
-        """Length of a flat vector, read without loading the models."""
-        if not self._models.exists():
-            return self.setup.get("parameters")
-        with self._reading_models(), safe_open(self._models, framework="pt") as file:
-            return int(file.get_slice("parameters").get_shape()[1])
-
-    @contextmanager
-    def _reading_models(self) -> Iterator[None]:
+        path = self.path / "models.safetensors"
         try:
-            yield
+            return load_file(path)["parameters"] if path.exists() else None
         except (SafetensorError, KeyError) as error:
-            raise BadInput(f"{self._models}: {error}; accepted: safetensors with 'parameters'") from error
+            raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from error
+
+    @property
+    def parameter_count(self) -> int | None:
+        """Length of a flat vector."""
+        return self.setup.get("parameters")
 
     @property
     def status(self) -> str:
@@ -122,18 +113,18 @@ class Run:
     @property
     def lost(self) -> list[int]:
         """Ranks of the nodes that died and have not come back."""
-        return sorted(rank for rank, event in self._comings().items() if event == "lost")
+        return self._last_seen("lost")
 
     @property
     def away(self) -> list[int]:
         """Ranks of the nodes that are away at the end: lost, or left."""
-        return sorted(rank for rank, event in self._comings().items() if event in ("lost", "left", "leave"))
+        return self._last_seen("lost", "left", "leave")
 
-    def _comings(self) -> dict[int, str]:
-        """The last event of every rank that came or went."""
+    def _last_seen(self, *events: str) -> list[int]:
+        """Ranks whose last event, of those that come and go, is one of these."""
         comings = ("lost", "left", "leave", "joined", "returned", "found")
-        events = self.events.filter(pl.col("event").is_in(comings), pl.col("node").is_not_null())
-        return dict(zip(events["node"].to_list(), events["event"].to_list(), strict=True))
+        last = self.events.filter(pl.col("event").is_in(comings)).drop_nulls("node").group_by("node").last()
+        return last.filter(pl.col("event").is_in(events))["node"].sort().to_list()
 
     @property
     def error(self) -> str | None:
@@ -194,10 +185,6 @@ class Run:
         """The folder's name."""
         return self.path.name
 
-    @property
-    def _models(self) -> Path:
-        return self.path / "models.safetensors"
-
     @cached_property
     def _status(self) -> dict[str, Any]:
         return self._json("status.json")
@@ -220,10 +207,7 @@ def load_run(path: str | Path) -> Run:
 
     Args:
         path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the newest run in
-            them (of several, the log names it).
-
-    Raises:
-        BadInput: if there is no run at the path.
+            them (of several, the log names it). A path without a run is bad input.
     """
     path = Path(path)
     if not path.is_dir():
@@ -243,14 +227,8 @@ def load_run(path: str | Path) -> Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Read every run of a folder.
-
-    Args:
-        path: a run's folder; a sweep's, which stands for its runs that are done; or a folder of runs and sweeps.
-
-    Raises:
-        BadInput: if there is no run at the path.
-    """
+    """Read every run of a folder: a run's; a sweep's, which stands for its runs that are done; or one of runs and sweeps. A
+    path without a run is bad input."""
     path = Path(path)
     if (path / "sweep.json").is_file():
         return _swept(path)

@@ -46,11 +46,7 @@ class Level(NamedTuple):
 
 
 def parse_levels(texts: Iterable[str]) -> list[Level]:
-    """Levels as the command line gives them: ``METRIC=LEVEL[,LEVEL...]`` each.
-
-    Raises:
-        BadInput: for a text of another form.
-    """
+    """Levels as the command line gives them: ``METRIC=LEVEL[,LEVEL...]`` each; anything else is bad input."""
     levels = []
     for text in texts:
         metric, separator, values = text.partition("=")
