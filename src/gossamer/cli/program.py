@@ -61,7 +61,10 @@ app.command(epilog=EXIT_CODES)(worker)
 
 def main() -> None:
     """The program ``gossamer``."""
-    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
+    handler = logging.StreamHandler()
+    # Libraries that set their own level (Parsl) are heard from warnings on, too.
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
+    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
     atexit.register(
         gc.freeze

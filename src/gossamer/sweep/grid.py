@@ -118,7 +118,7 @@ def common(file: SweepFile) -> Cell:
 
 def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
     """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
-    a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are bad input."""
+    a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are refused."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
     axes = [list(_axis(key, values)) for key, values in (file.grid or {}).items()]
     check_not_own("grid", file.grid or {})
