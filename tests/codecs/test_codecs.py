@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from torch import Tensor
 import gossamer
 from gossamer import BadInput, Experiment, Message, Model, Node, NodeWrapper, Run, RunFailed
 from gossamer.codecs import Chain, Codec, Float16, Identity, Quantize, RandomK, TopK
+from gossamer.codecs.quantize import _packed, _unpacked
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
@@ -24,7 +26,7 @@ from scenario import FEATURES, experiment, play
 
 CODECS: dict[str, Any] = {
     "identity": "identity",
-    "top-k": {"name": "top-k", "fraction": 0.4},
+    "top-k": {"name": "top-k", "fraction": 0.5},
     "top-k, forgetful": {"name": "top-k", "fraction": 0.4, "accumulate": False},
     "random-k": {"name": "random-k", "fraction": 0.3},
     "random-k, common": {"name": "random-k", "fraction": 0.3, "support": "common"},
@@ -87,9 +89,8 @@ def vectors(count: int) -> list[Tensor]:
     return list(torch.from_numpy(np.random.default_rng(3).normal(size=(count, FEATURES)).astype(np.float32)))
 
 
-@pytest.mark.parametrize("accumulate", [True, False])
-def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path, accumulate: bool) -> None:
-    codec = TopK(fraction=0.34, accumulate=accumulate)
+def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path) -> None:
+    codec = TopK(fraction=0.34)
     given = vectors(6)
     [seen, _] = through(codec, given, tmp_path)
     start = bits(play(tmp_path / "start", _nothing, 2).run)[0].numpy()
@@ -101,7 +102,28 @@ def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path, acc
         assert payload[1].dtype is torch.int32
         assert part.values.tolist() == [x[expected]]
         assert part.size == FEATURES
-        last = np.where(np.arange(FEATURES) == expected, x, last) if accumulate else x
+        last = np.where(np.arange(FEATURES) == expected, x, last)
+
+
+def test_top_k_without_accumulation_counts_changes_since_the_last_mixing(tmp_path: Path) -> None:
+    """DecentralizePy's PartialModel: what local steps changed, not what mixing did."""
+    moves = [
+        torch.tensor([3.0, 2.0, 1.0]),
+        torch.tensor([0.0, 1.0, 2.0]),
+    ]  # of the local steps of both rounds
+
+    async def script(node: Node) -> Any:
+        sent = []
+        for r, move in enumerate(moves):
+            node.parameters = node.parameters + move
+            node.send(1 - node.rank, node.model, r)
+            sent.append((await node.receive(r)).payload.parameters.where.tolist())
+            node.parameters = node.parameters + torch.tensor([0.0, 99.0, 0.0])  # mixed
+            await node.end_round(r)
+        return sent
+
+    codec = {"name": "top-k", "fraction": 0.34, "accumulate": False}
+    assert play(tmp_path, script, 2, codec=codec, stop={"rounds": 2}).values == {0: [[0], [2]], 1: [[0], [2]]}
 
 
 async def _nothing(node: Node) -> None:
@@ -140,7 +162,7 @@ def test_quantize_rounds_by_keyed_chance(tmp_path: Path, codec_bits: int) -> Non
     for r, (vector, (payload, got)) in enumerate(zip(given, seen, strict=True)):
         x = vector.numpy()
         m = np.abs(x).max()
-        u = generator(1, "algorithm/~codec/quantize", 0, r).random(FEATURES, dtype=np.float32)
+        u = generator(1, "algorithm/~codec/quantize", 0, r, r).random(FEATURES, dtype=np.float32)
         q = np.floor(levels * (x / m if m else x) + u).clip(-levels, levels)
         np.testing.assert_allclose(got.numpy(), m * (q / levels), rtol=1e-6)
         assert payload[0].numel() == math.ceil(FEATURES * codec_bits / 8)
@@ -153,6 +175,43 @@ def test_quantizing_is_unbiased_and_a_vector_that_is_not_finite_stays_so(tmp_pat
     torch.testing.assert_close(mean, vector, atol=0.05, rtol=0)
     [[(_, got)], _] = through(Quantize(bits=4), [torch.tensor([1.0, math.inf, 0.0])], tmp_path / "inf")
     assert got.isnan().all()
+
+
+def test_each_vector_of_a_round_is_rounded_by_other_chance(tmp_path: Path) -> None:
+    vector = torch.linspace(-1, 1, 100)
+    codec = Quantize(bits=3)
+
+    async def script(node: Node) -> Any:
+        return [codec.encode(node, vector, 0)[0].tolist() for _ in range(2)]
+
+    values = play(tmp_path, script, 2, codec=codec).values
+    assert len({tuple(codes) for rank in range(2) for codes in values[rank]}) == 4
+
+
+@given(st.integers(2, 16), st.data())
+def test_bits_are_packed_and_unpacked(width: int, data: Any) -> None:
+    codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), dtype=np.uint16)
+    packed = _packed(codes, width)
+    as_text = "".join(f"{code:0{width}b}"[::-1] for code in codes)
+    assert packed.tolist() == [int(as_text[at : at + 8][::-1], 2) for at in range(0, len(as_text), 8)]
+    assert _unpacked(packed, width, len(codes)).tolist() == codes.tolist()
+
+
+@pytest.mark.parametrize("codec_bits", [2, 8, 12])
+def test_a_huge_count_is_refused_before_anything_is_unpacked(codec_bits: int, tmp_path: Path) -> None:
+    codec = Quantize(bits=codec_bits)
+    data = torch.zeros(15 << 20, dtype=torch.uint8)
+
+    async def script(node: Node) -> Any:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=f"values of a vector of {FEATURES}"):
+                codec.decode(node, 1, [data, 1.0, len(data) * 8 // codec_bits], lambda: node.parameters)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert play(tmp_path, script, 1, codec=codec).values[0] < 1 << 20
 
 
 def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) -> None:
@@ -224,6 +283,27 @@ def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
         torch.testing.assert_close(
             payload["model"].over(Model(before)).parameters[coordinate], theirs[coordinate]
         )
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_renormalizing_for_absent_nodes_keeps_the_meaning_of_a_part(absent: bool, tmp_path: Path) -> None:
+    """``gather.missing`` speaks of nodes; a coordinate that a codec left out is the receiver's, whoever else is absent."""
+
+    async def script(node: Node) -> Any:
+        node.parameters = torch.tensor([[0.0, 8.0, 1.0], [4.0, 0.0, 1.0]][node.rank])
+        other = 1 - node.rank
+        node.send(other, node.model, "m")
+        theirs = (await node.receive("m")).payload
+        before = node.parameters
+        await node.mix({other: theirs}, {other: 0.25, 2: 0.25} if absent else {other: 0.25})
+        return before, theirs.over(Model(before)).parameters, node.parameters
+
+    codec = {"name": "random-k", "fraction": 0.34}
+    for before, theirs, after in play(
+        tmp_path, script, 2, codec=codec, gather={"missing": "renormalize"}
+    ).values.values():
+        share = 0.25 / 0.75 if absent else 0.25
+        torch.testing.assert_close(after, (1 - share) * before + share * theirs)
 
 
 class Counting(Codec):
@@ -355,6 +435,11 @@ def test_it_composes_with_every_algorithm_that_sends_models(
             r"codec\.0: float16 before another codec; accepted: in the last",
         ),
         (
+            [{"name": "chain", "codecs": ["identity", "float16"]}, "identity"],
+            {},
+            r"codec\.1: float16 before another codec; accepted: in the last",
+        ),
+        (
             "float16",
             {"algorithm": {"name": "relay-sum", "tree": "spanning"}},
             "codec: float16 for relay-sum, which sends no whole models",
@@ -407,17 +492,23 @@ def test_what_a_codec_needs_is_checked(changes: dict[str, Any], said: str, tmp_p
         [torch.zeros(1).double(), torch.tensor([0], dtype=torch.int32)],
         [torch.zeros(1)],
         "text",
+        {"values": torch.zeros(1)},
+        [{"values": torch.zeros(1)}, torch.tensor([0], dtype=torch.int32)],
+        [[], torch.tensor([0], dtype=torch.int32)],
     ],
 )
-def test_what_no_codec_makes_is_an_error_that_names_its_sender(payload: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["top-k", "chain"])
+def test_what_no_codec_makes_is_an_error_that_names_its_sender(
+    payload: Any, codec: str, tmp_path: Path
+) -> None:
     async def script(node: Node) -> None:
         if node.rank:
             node.send(0, Model(Coded(payload)), "m", exact=True)  # type: ignore[arg-type]
         else:
             await node.receive("m")
 
-    with pytest.raises(RunFailed, match="a model from node 1 that codec top-k can't decode"):
-        play(tmp_path, script, 2, codec={"name": "top-k", "fraction": 0.5})
+    with pytest.raises(RunFailed, match=f"a model from node 1 that codec {codec} can't decode"):
+        play(tmp_path, script, 2, codec=CODECS[codec])
 
 
 def test_the_experiment_is_saved_with_its_codec() -> None:

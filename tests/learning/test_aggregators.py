@@ -79,6 +79,13 @@ def test_the_trimmed_mean(models: list[list[int]], count: int, share: float) -> 
     )
 
 
+@pytest.mark.parametrize("models", [1, 2, 4, 10])
+def test_a_share_of_almost_half_leaves_a_value(models: int) -> None:
+    share = float(np.nextafter(0.5, 0))
+    values = [[float(value)] for value in range(models)]
+    assert aggregated(TrimmedMean(share=share), values).tolist() == [(models - 1) / 2]
+
+
 def test_the_share_of_ten_models_is_one() -> None:
     """0.3 - 0.2 is a little less than 0.1."""
     models = [[float(value)] for value in [100, *range(9)]]
@@ -137,6 +144,30 @@ def test_buffers_are_aggregated_beside_the_parameters() -> None:
     # Krum's buffers are those of the chosen model.
     found = mixed(Krum(byzantine=0), models[0], {1: models[1], 2: models[2]}, {1: 0.3, 2: 0.3})
     assert (found.parameters.tolist(), found.buffers.tolist()) == ([1.0, 0.0], [10.0])
+
+
+def test_krum_measures_parameters_and_not_buffers() -> None:
+    buffers = [1e6, 0.0, 3.0]  # the first model's running variance is large; its parameters are in the middle
+    models = [
+        Model(torch.tensor([x]), torch.tensor([b])) for x, b in zip([2.0, 1.0, 9.0], buffers, strict=True)
+    ]
+    found = mixed(Krum(byzantine=0, selected=2), models[0], dict(enumerate(models[1:], 1)), {1: 0.3, 2: 0.3})
+    assert (found.parameters.tolist(), found.buffers.tolist()) == ([1.5], [5e5])
+
+
+def test_an_own_weight_that_is_a_rounding_error_is_zero() -> None:
+    """1 - ten times 0.1 is 1.1e-16."""
+    weights = dict.fromkeys(range(1, 11), 0.1)
+    assert 1 - sum(weights.values()) != 0
+    inbox = {rank: torch.tensor([float(rank)]) for rank in weights}
+    for aggregator in (Median(), CoordinateMean(), TrimmedMean(share=0.4)):
+        assert mixed(aggregator, torch.tensor([1e6]), inbox, weights).tolist() == [5.5]
+
+
+def test_a_vector_in_place_of_a_model_is_refused() -> None:
+    own = Model(torch.ones(2), torch.ones(1))
+    with pytest.raises(ValueError, match="a Tensor can't be mixed with a Model"):
+        mixed(Median(), own, {1: torch.ones(2)}, {1: 0.5})
 
 
 def test_parts_are_averaged_where_they_are() -> None:

@@ -61,6 +61,9 @@ class Codec(Component):
     def begin(self, node: Node) -> None:
         """Called with each node before its protocol starts; its parameters are the initial ones."""
 
+    def end_round(self, node: Node) -> None:
+        """Called after each of a node's rounds, when it has mixed."""
+
     @abstractmethod
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         """The payload that is sent instead of a vector; called once, however many receivers it has.
@@ -113,17 +116,20 @@ class Identity(Codec):
 def _codecs(value: Any, info: Any) -> Any:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("a list of codecs")
-    codecs = [build("codec", item, info.context, f"codec.{place}") for place, item in enumerate(value)]
+    built: list[Any] = [
+        build("codec", item, info.context, f"codec.{place}") for place, item in enumerate(value)
+    ]
+    codecs = tuple(part for codec in built for part in codec.parts())  # a chain in a chain is one chain
     for place, codec in enumerate(codecs):
-        if isinstance(codec, Codec) and codec.sparse and place > 0:
+        if codec.sparse and place > 0:
             raise BadInput(
                 f"codec.{place}: {codec.name_of()} after another codec; accepted: in the first place"
             )
-        if isinstance(codec, Codec) and codec.final and place < len(codecs) - 1:
+        if codec.final and place < len(codecs) - 1:
             raise BadInput(
                 f"codec.{place}: {codec.name_of()} before another codec; accepted: in the last place"
             )
-    return tuple(codecs)
+    return codecs
 
 
 @register("codec", "chain")
@@ -158,11 +164,17 @@ class Chain(Codec):
     ) -> Tensor | Part:
         layers = [payload]
         for _ in self.codecs[1:]:
-            layers.append(layers[-1][0])
+            layers.append(_encoded(layers[-1][0]))
         found: Tensor | Part = self.codecs[-1].decode(node, source, layers[-1], own)
         for codec, layer in zip(self.codecs[-2::-1], layers[-2::-1], strict=True):
             found = codec.decode(node, source, [found, *layer[1:]], own)
         return found
+
+
+def _encoded(payload: Payload) -> list[Payload]:
+    if not isinstance(payload, list) or not payload:
+        raise ValueError(f"a {type(payload).__name__}; accepted: a list, the encoded values first")
+    return payload
 
 
 def vector_in(item: Payload, dtype: torch.dtype) -> Tensor:
@@ -230,6 +242,11 @@ class Coder:
         self._last = vector, vector._version, round, coded
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 
+    def end_round(self) -> None:
+        """Tell the codecs that a round has ended."""
+        for part in self._codec.parts():
+            part.end_round(self._node)
+
     # --- in
 
     def decode(self, message: Message) -> Message:
@@ -261,10 +278,10 @@ class Coder:
             return coded.decoded[0]
         node, size = self._node, parameter_count(self._node)
         try:
-            found = self._codec.decode(node, source, coded.payload, lambda: node.parameters)
+            found = self._codec.decode(node, source, _encoded(coded.payload), lambda: node.parameters)
             if (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
-        except (ValueError, TypeError, IndexError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error

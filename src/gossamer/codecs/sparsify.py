@@ -46,13 +46,14 @@ class Sparsifier(Codec):
 class TopK(Sparsifier):
     """Sends the coordinates that have changed most, with their indices (int32).
 
-    The change of a coordinate is counted since it was last sent, y, initially the node's initial model:
+    The change of a coordinate is counted from a reference y, initially the node's initial model:
 
         S = the k largest of |x - y|,   send x[S],   y[S] <- x[S]
 
     Args:
         accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
-            ``accumulate_averaging_changes``). Else y <- x after each message.
+            ``accumulate_averaging_changes``). Else y is the model at the start of the round, as the round before left it
+            after mixing, so that only the round's local changes count (DecentralizePy's default).
     """
 
     accumulate: bool = True
@@ -60,13 +61,17 @@ class TopK(Sparsifier):
     def begin(self, node: Node) -> None:
         self.memory(node)["last"] = node.parameters
 
+    def end_round(self, node: Node) -> None:
+        if not self.accumulate:
+            self.memory(node)["last"] = node.parameters
+
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         memory = self.memory(node)
         change = (vector - memory["last"]).abs_()
         where = torch.topk(change, self.count(len(vector)), sorted=False).indices.sort().values
         values = vector.index_select(0, where)
-        sent = memory["last"].scatter(0, where, values) if self.accumulate else vector
-        memory["last"] = node.store(sent)
+        if self.accumulate:
+            memory["last"] = node.store(memory["last"].scatter(0, where, values))
         return [values, where.int()]
 
     def decode(

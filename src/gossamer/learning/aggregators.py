@@ -19,12 +19,16 @@ from torch import Tensor
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.learning.mixing import Fresh, checked, combine, own_weight
+from gossamer.learning.mixing import Fresh, checked, combine, half, own_weight
 from gossamer.messages.tags import Model
+
+_ROUNDING = 1e-12
+"""What is left of 1 after all other weights is taken for 0 below this value: their sum is rounded."""
 
 
 class Aggregator(Component):
-    """Base of aggregators. A subclass implements :meth:`aggregate`, and :attr:`least` if it needs several models.
+    """Base of aggregators. A subclass implements :meth:`aggregate`, :attr:`least` if it needs several models, and
+    :meth:`aggregate_models` if parameters and buffers count differently.
 
     Attributes:
         takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default.
@@ -47,6 +51,13 @@ class Aggregator(Component):
     ) -> Float[Tensor, " params"]:
         """One vector of a node's own and those that it received, in rank order, with their weights. Reads only."""
 
+    def aggregate_models(
+        self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
+    ) -> Model:
+        """:meth:`aggregate` of models with buffers: of parameters and buffers in one vector [P + B]."""
+        joined = [model.flatten() for model in models]
+        return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
+
     def mix(
         self,
         own: Any,
@@ -55,35 +66,30 @@ class Aggregator(Component):
         self_weight: float | None,
         fresh: Fresh,
     ) -> Any:
-        """:meth:`aggregate` of an inbox; arguments and result as for :func:`gossamer.learning.mixing.combine`. The buffers
-        of a :class:`Model` are aggregated as part of the vector.
+        """:meth:`aggregate` of an inbox; arguments and result as for :func:`gossamer.learning.mixing.combine`.
 
         Raises:
             ValueError: for a part of a model, or lengths that differ.
         """
-        if isinstance(own, Model):
-            joined = {rank: self._joined(model, rank) for rank, model in inbox.items()}
-            mixed = self.mix(torch.cat(own), joined, weights, self_weight, torch.empty)
-            halves = mixed.split([len(half) for half in own])
-            return Model(*(fresh(len(half)).copy_(half) for half in halves))
         ranks = sorted(inbox)
-        for rank in ranks:
-            self._check_whole(inbox[rank], rank)
-        vectors = [checked(inbox[rank], own, rank) for rank in ranks]
-        mixed = self.aggregate(
-            own, vectors, [weights[rank] for rank in ranks], own_weight(inbox, weights, self_weight)
-        )
-        return fresh(len(own)).copy_(mixed)
+        share = own_share(inbox, weights, self_weight)
+        given = [weights[rank] for rank in ranks]
+        if isinstance(own, Model):
+            models = [
+                Model(*(self._whole(half(inbox[rank], which), own[which], rank) for which in range(2)))
+                for rank in ranks
+            ]
+            mixed = self.aggregate_models(own, models, given, share)
+            return Model(*(fresh(len(each)).copy_(each) for each in mixed))
+        vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
+        return fresh(len(own)).copy_(self.aggregate(own, vectors, given, share))
 
-    def _joined(self, model: Model, rank: int) -> Tensor:
-        self._check_whole(model.parameters, rank)
-        return torch.cat(model)
-
-    def _check_whole(self, vector: Any, rank: int) -> None:
+    def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
         if not isinstance(vector, Tensor):
             raise ValueError(
                 f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part of one"
             )
+        return checked(vector, own, rank)
 
     def models(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
@@ -105,6 +111,12 @@ class Aggregator(Component):
         return torch.stack(taken)
 
 
+def own_share(inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None) -> float:
+    """The weight of a node's own model, where 0 means that it takes no part."""
+    share = own_weight(inbox, weights, self_weight)
+    return 0.0 if self_weight is None and abs(share) < _ROUNDING else share
+
+
 @register("aggregator", "mean")
 class Mean(Aggregator):
     """The weighted mean: x_i <- w_ii x_i + sum_j w_ij x_j."""
@@ -112,8 +124,7 @@ class Mean(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        inbox, given = dict(enumerate(vectors)), dict(enumerate(weights))
-        mixed: Tensor = combine(own, inbox, given, self_weight=self_weight)
+        mixed: Tensor = combine(own, dict(enumerate(vectors)), dict(enumerate(weights)), self_weight)
         return mixed
 
 
@@ -138,8 +149,8 @@ class CoordinateMean(Aggregator):
         fresh: Fresh,
     ) -> Any:
         once = {rank: float(weights[rank] != 0) for rank in inbox}
-        own_once = float(own_weight(inbox, weights, self_weight) != 0)
-        return combine(own, inbox, once, self_weight=own_once, missing="renormalize", fresh=fresh)
+        own_once = float(own_share(inbox, weights, self_weight) != 0)
+        return combine(own, inbox, once, own_once, missing="renormalize", fresh=fresh)
 
 
 @register("aggregator", "trimmed-mean")
@@ -149,7 +160,7 @@ class TrimmedMean(Aggregator):
 
     Args:
         count: b; or
-        share: beta, with b = floor(beta n) of the n models that are there.
+        share: beta, with b = floor(beta n) of the n models that are there, and at least one value left.
     """
 
     count: int | None = Field(default=None, ge=0)
@@ -171,8 +182,10 @@ class TrimmedMean(Aggregator):
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
         models = self.models(own, vectors, weights, self_weight)
-        trimmed = int((self.share or 0) * len(models) + 1e-9) if self.count is None else self.count
-        return _middle(models, trimmed)
+        n = len(models)
+        # (A product such as 10 * 0.3 may round to just below a whole number, or one just below to it.)
+        by_share = min(int((self.share or 0) * n + 1e-9), (n - 1) // 2)
+        return _middle(models, by_share if self.count is None else self.count)
 
 
 @register("aggregator", "median")
@@ -196,7 +209,8 @@ def _middle(models: Float[Tensor, "models params"], trimmed: int) -> Float[Tenso
 class Krum(Aggregator):
     """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models, the mean of
     the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j that are nearest to i. Of
-    equal scores, the own model's counts as lowest, then that of the lower rank.
+    equal scores, the own model's counts as lowest, then that of the lower rank. Distances are those of the parameters;
+    buffers are the mean of the selected models' buffers.
 
     Args:
         byzantine: f, how many Byzantine models there are at most; n has to be above 2 f + 2.
@@ -213,8 +227,17 @@ class Krum(Aggregator):
     def aggregate(
         self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
     ) -> Tensor:
-        models = self.models(own, vectors, weights, self_weight)
-        distances = torch.stack([(models - model).square().sum(1, dtype=torch.float64) for model in models])
+        return self._selected_mean(self.models(own, vectors, weights, self_weight), len(own))
+
+    def aggregate_models(
+        self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
+    ) -> Model:
+        joined = self.models(own.flatten(), [model.flatten() for model in models], weights, self_weight)
+        return own.unflatten(self._selected_mean(joined, len(own.parameters)))
+
+    def _selected_mean(self, models: Float[Tensor, "models values"], P: int) -> Float[Tensor, " values"]:
+        x = models[:, :P]
+        distances = torch.stack([(x - each).square().sum(1, dtype=torch.float64) for each in x])
         # Values that are not finite are far from everything, themselves included.
         nearest = distances.nan_to_num(torch.inf).fill_diagonal_(-1.0).sort(dim=1).values
         scores = nearest[:, 1 : len(models) - self.byzantine - 1].sum(1)

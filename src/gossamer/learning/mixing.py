@@ -34,25 +34,21 @@ class Mix:
     inbox: Mapping[int, Any]
     weights: Mapping[int, float]
     self_weight: float | None
-    missing: Missing
+    missing: Missing | None
     aggregator: Aggregator | None = None
+    absent: Missing = "own"
 
     def run(self, fresh: Fresh) -> Any:
         """The result, in a vector that ``fresh`` creates."""
+        given = self.own, self.inbox, self.weights, self.self_weight
         if self.aggregator is not None:
-            return self.aggregator.mix(self.own, self.inbox, self.weights, self.self_weight, fresh)
-        return combine(
-            self.own,
-            self.inbox,
-            self.weights,
-            self_weight=self.self_weight,
-            missing=self.missing,
-            fresh=fresh,
-        )
+            return self.aggregator.mix(*given, fresh)
+        return combine(*given, missing=self.missing, absent=self.absent, fresh=fresh)
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
         """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
-        if self.aggregator is not None or self.missing != "own" or type(self.own) is not Tensor:
+        rule = self.missing or ("own" if len(self.inbox) == len(self.weights) else self.absent)
+        if self.aggregator is not None or rule != "own" or type(self.own) is not Tensor:
             return None
         inbox, vectors = self.inbox, [self.own]
         ranks = sorted(inbox)
@@ -68,9 +64,10 @@ def combine(
     own: Any,
     inbox: Mapping[int, Any],
     weights: Mapping[int, float],
-    *,
     self_weight: float | None = None,
-    missing: Missing = "own",
+    *,
+    missing: Missing | None = None,
+    absent: Missing = "own",
     fresh: Fresh = torch.empty,
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
@@ -85,7 +82,9 @@ def combine(
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
-            self), and ``"renormalize"`` leaves it out and divides by the weight that is present.
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent`` for
+            ranks that sent nothing, and ``"own"`` for the coordinates that a part lacks.
+        absent: see ``missing``.
         fresh: creates the result's vector.
 
     Returns:
@@ -95,26 +94,21 @@ def combine(
         ValueError: for a rank without a weight, or lengths that differ.
     """
     if isinstance(own, Model):
-        vectors = [
-            combine(
-                part,
-                {rank: _half(payload, half) for rank, payload in inbox.items()},
-                weights,
-                self_weight=self_weight,
-                missing=missing,
-                fresh=fresh,
-            )
-            for half, part in enumerate(own)
-        ]
-        return Model(*vectors)
+        halves = [{rank: half(payload, which) for rank, payload in inbox.items()} for which in range(2)]
+        rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}
+        return Model(
+            *(combine(*each, weights, self_weight, **rule) for each in zip(own, halves, strict=True))
+        )
     if isinstance(own, Tensor) and not own.is_floating_point():
         return _ring_sum(own, inbox, weights, self_weight)
-    if missing == "own":
-        self_weight = own_weight(inbox, weights, self_weight)
-        return _fill_with_own(own, inbox, weights, self_weight, fresh(len(own)))
+    if missing is None and absent == "renormalize" and len(inbox) < len(weights):
+        inbox = {rank: _filled(payload, own) for rank, payload in inbox.items()}
+        missing = "renormalize"
+    out = fresh(len(own))
     if missing == "renormalize":
-        self_weight = _self_weight(inbox, weights, self_weight)
-        return _renormalize(own, inbox, weights, self_weight, fresh(len(own)))
+        return _renormalize(own, inbox, weights, _self_weight(inbox, weights, self_weight), out)
+    if missing in ("own", None):
+        return _fill_with_own(own, inbox, weights, own_weight(inbox, weights, self_weight), out)
     raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
 
 
@@ -124,7 +118,7 @@ def _ring_sum(
     weights: Mapping[int, float],
     self_weight: float | None,
 ) -> Integer[Tensor, " n"]:
-    """The sum of integer vectors modulo 2^bits of their dtype: exact, in whatever order. Who is absent adds nothing.
+    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing.
 
     Raises:
         ValueError: for weights that are not whole numbers, or vectors of another dtype.
@@ -134,21 +128,20 @@ def _ring_sum(
     if wrong:
         raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
     # The ring of 64 bits, of which those of fewer bits are quotients.
-    total = own.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(self_weight)
+    signed = _SIGNED.get(own.dtype, own.dtype)
+    total = own.view(signed).long() * int(self_weight)
     for rank, payload in inbox.items():
         vector = checked(payload, own, rank)
         if vector.dtype is not own.dtype:
             raise ValueError(f"combine: rank {rank} sent {vector.dtype}, own is {own.dtype}")
-        total += vector.view(_SIGNED.get(own.dtype, own.dtype)).long() * int(weights[rank])
-    return total.to(_SIGNED.get(own.dtype, own.dtype)).view(own.dtype)
+        total += vector.view(signed).long() * int(weights[rank])
+    return total.to(signed).view(own.dtype)
 
 
 def _self_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: float | None) -> float:
     if not inbox.keys() <= weights.keys():
-        raise ValueError(
-            f"combine: no weight for ranks {sorted(inbox.keys() - weights.keys())}; weights are given for"
-            f" {sorted(weights)}"
-        )
+        lacking = sorted(inbox.keys() - weights.keys())
+        raise ValueError(f"combine: no weight for ranks {lacking}; weights are given for {sorted(weights)}")
     return 1.0 - sum([weights[rank] for rank in sorted(weights)]) if given is None else given
 
 
@@ -160,12 +153,17 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
     return self_weight + sum(weights[rank] for rank in sorted(weights.keys() - inbox.keys()))
 
 
-def _half(payload: Any, half: int) -> Any:
+def half(payload: Any, which: int) -> Any:
+    """The parameters (0) or the buffers (1) of a model.
+
+    Raises:
+        ValueError: for anything else.
+    """
     if not isinstance(payload, Model):
         raise ValueError(
             f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model"
         )
-    return payload[half]
+    return payload[which]
 
 
 def _fill_with_own(
@@ -175,14 +173,13 @@ def _fill_with_own(
     self_weight: float,
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    length = len(own)
     partial = [weights[rank] for rank in sorted(inbox) if isinstance(inbox[rank], Part)]
     torch.mul(own, self_weight + sum(partial), out=out)
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length)
-            _add_at(out, where, payload.values - _at(own, where), weight)
+            where = _region(payload, own)
+            _add_at(out, where, payload.values - own.index_select(0, where), weight)
         else:
             out.add_(checked(payload, own, rank), alpha=weight)
     return out
@@ -195,27 +192,29 @@ def _renormalize(
     self_weight: float,
     out: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    length = len(own)
     torch.mul(own, self_weight, out=out)
     present = torch.full_like(out, self_weight)
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
-            where = region(payload, length)
+            where = _region(payload, own)
             _add_at(out, where, payload.values, weight)
             _add_at(present, where, 1.0, weight)
         else:
             out.add_(checked(payload, own, rank), alpha=weight)
             present.add_(weight)
-    if length and present.amin() > 0:
+    if len(own) and present.amin() > 0:
         return out.div_(present)
     # Where all weights are 0, the own value stays.
     torch.where(present == 0, own, out.div_(present), out=out)
     return out
 
 
-def _at(vector: Float[Tensor, " n"], where: Int[Tensor, " k"]) -> Float[Tensor, " k"]:
-    return vector.index_select(0, where.to(vector.device))
+def _filled(payload: Any, own: Float[Tensor, " n"]) -> Any:
+    """A part with the own values where it has none; anything else as it came."""
+    if not isinstance(payload, Part):
+        return payload
+    return own.scatter(0, _region(payload, own), payload.values)
 
 
 def _add_at(
@@ -223,24 +222,24 @@ def _add_at(
 ) -> None:
     """``vector[where] += weight * values``; a repeated index counts once."""
     # (This takes a third of the time of indexing by brackets.)
-    vector.scatter_(0, where.to(vector.device), _at(vector, where).add_(values, alpha=weight))
+    vector.scatter_(0, where, vector.index_select(0, where).add_(values, alpha=weight))
 
 
-def region(part: Part, length: int) -> Int[Tensor, " k"]:
-    """The coordinates of a part of a vector of the given length.
+def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
+    """The coordinates of a part of a vector like ``own``.
 
     Raises:
         ValueError: for another length, or a number of indices that differs from that of values.
     """
-    if part.size != length:
-        raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {length}")
+    if part.size != len(own):
+        raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {len(own)}")
     if part.where.shape != part.values.shape:
         raise ValueError(f"combine: {part.where.shape[0]} indices for {part.values.shape[0]} values")
-    return part.where.long()
+    return part.where.to(own.device, torch.int64)
 
 
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
-    """The vector.
+    """A whole vector, as it came.
 
     Raises:
         ValueError: if it is none, or its length is not that of ``own``.

@@ -24,9 +24,9 @@ _END_S = 10.0
 
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """Be a worker until its run is over; gives its exit code. This is what an executor is given.
+    """Run a worker until its run is over; gives its exit code. This is what an executor is given.
 
-    The worker is a process of its own, since it forks: an executor may call this in any thread.
+    The worker is a separate process, since it forks: an executor may call this in any thread.
     """
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
@@ -38,7 +38,7 @@ def executor_of(name: str) -> Executor:
     """The executor of a name: "ray", or "module:factory" for what the factory returns.
 
     Raises:
-        BadInput: for a name of neither, and for a factory that fails.
+        BadInput: for another name, and for a factory that fails.
     """
     if name == "ray":
         return RayExecutor()
@@ -58,10 +58,10 @@ def executor_of(name: str) -> Executor:
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this.
+    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
 
     Raises:
-        BadInput: where Ray is not installed.
+        BadInput: if Ray is not installed.
     """
 
     def __init__(self) -> None:
@@ -108,18 +108,7 @@ class _RayTask(Future[Any]):
 
 @contextmanager
 def started_workers(name: str, count: int, address: str, token: str, slots: int) -> Iterator[None]:
-    """Have an executor run some workers; they end with the run.
-
-    Args:
-        name: of the executor.
-        count: how many workers.
-        address: where they join.
-        token: of the run.
-        slots: of each worker.
-
-    Raises:
-        BadInput: as :func:`executor_of`.
-    """
+    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`."""
     executor = executor_of(name)
     futures = []
     try:
