@@ -63,12 +63,7 @@ def parse_levels(texts: Iterable[str]) -> list[Level]:
 def time_to(
     groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
 ) -> pl.DataFrame:
-    """How long every group takes to reach every level.
-
-    Args:
-        groups: of runs.
-        levels: of metrics.
-        baseline: what the groups are compared with, among themselves.
+    """How long every group takes to reach every level, and how long its baseline takes.
 
     Returns:
         A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it),
@@ -190,34 +185,26 @@ def level_text(level: Level) -> str:
 def _line(row: Mapping[str, Any], compared: bool) -> list[str]:
     late = row["time_s"] is None
     time = f"> {row['not_before_s'] or 0:.4g}" if late else interval_text(row["time_s"], row["time_s_half"])
-    sent = NOTHING if row["bytes"] is None else _interval(row, "bytes", *bytes_unit(row["bytes"]))
-    end = (
-        _interval(row, "final", "%", 0.01, 1) if is_share(row["metric"]) else _interval(row, "final", "", 1.0)
-    )
-    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent, end]
+    sent = interval_text(row["bytes"], row["bytes_half"], *bytes_unit(row["bytes"] or 0), ".3g")
+    form = ("%", 0.01, ".1f", ".1f") if is_share(row["metric"]) else ("", 1.0, ".3g")
+    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent]
     if compared:
-        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else _speed_text(row))
-    return cells
+        span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
+        speed = NOTHING if row["speed"] is None else f"{row['speed']:.3g}{span}"
+        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else speed)
+    return [*cells, interval_text(row["final"], row["final_half"], *form)]
 
 
-def interval_text(mean: float, half: float | None) -> str:
-    """A mean and half of its interval's width."""
-    return f"{mean:.4g}" if half is None else f"{mean:.4g} ± {half:.2g}"
-
-
-def _speed_text(row: Mapping[str, Any]) -> str:
-    if row["speed"] is None:
+def interval_text(
+    mean: float | None,
+    half: float | None,
+    unit: str = "",
+    scale: float = 1.0,
+    form: str = ".4g",
+    half_form: str = ".2g",
+) -> str:
+    """A mean and half of its interval's width, divided by a scale, with their unit."""
+    if mean is None:
         return NOTHING
-    span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
-    return f"{row['speed']:.3g}{span}"
-
-
-def _interval(row: Mapping[str, Any], name: str, unit: str, scale: float, digits: int | None = None) -> str:
-    """A mean and half of its interval's width in a unit, with some digits after the point (None: three or two that count)."""
-    if row[name] is None:
-        return NOTHING
-    mean, half = row[name] / scale, row[f"{name}_half"]
-    text = f"{mean:.3g}" if digits is None else f"{mean:.{digits}f}"
-    if half is not None:
-        text += f" ± {half / scale:.2g}" if digits is None else f" ± {half / scale:.{digits}f}"
+    text = f"{mean / scale:{form}}" + ("" if half is None else f" ± {half / scale:{half_form}}")
     return f"{text} {unit}".rstrip()

@@ -107,9 +107,7 @@ class Averaging(Tracker):
             if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
                 values.setdefault(name, []).append(float(value))
         if row["node"] == NETWORK:
-            # Points before this one can't become complete any more.
-            self._points = dict(list(self._points.items())[list(self._points).index(moment) + 1 :])
-            self.report({name: fmean(each) for name, each in values.items()}, row["round"])
+            self.report({name: fmean(each) for name, each in self._points.pop(moment).items()}, row["round"])
 
 
 @register("tracker", "tensorboard")

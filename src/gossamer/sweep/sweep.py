@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -140,11 +139,8 @@ class Sweep:
         known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
         for name in only:
             if name not in known:
-                parts = [part.strip() for part in name.split(",")]
-                one_each = " ".join(f"--only {shlex.quote(part)}" for part in parts)
-                meant = f" (did you mean {one_each}?)" if set(parts) <= set(known) else suggest(name, known)
-                # (A name may have commas in it.)
-                raise BadInput(f"--only {name}: no such cell{meant}; accepted: {'; '.join(sorted(known))}")
+                accepted = "; ".join(sorted(known))
+                raise BadInput(f"--only {name}: no such cell{suggest(name, known)}; accepted: {accepted}")
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:
