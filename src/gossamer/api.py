@@ -12,10 +12,8 @@ from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
-from gossamer.results.closing import close_after, close_record, status_of
 from gossamer.results.folder import RunFolder, environment, write_json, write_text
-from gossamer.results.recorder import NETWORK
-from gossamer.results.rewind import rewind
+from gossamer.results.recorder import NETWORK, close_after, close_record, rewind, status_of
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.engine import Engine

@@ -43,7 +43,7 @@ class Watched(SGP):
     async def _watch(self, node: Node) -> None:
         while True:
             await node.sleep(0.02371)
-            if any(each._runtime.tasks._over for each in _nodes):  # who has ended takes no weights any more
+            if any(each._runtime._over for each in _nodes):  # who has ended takes no weights any more
                 return
             here = [
                 waiting.payload["weight"] for each in _nodes for waiting in each._reception.mailbox._messages

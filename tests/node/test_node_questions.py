@@ -29,7 +29,7 @@ def test_an_answer_comes_to_the_question_that_it_answers(tmp_path: Path) -> None
     assert (now, late, more) == (0.5, None, [])
 
 
-@pytest.mark.parametrize(("keep_s", "late"), [(None, 1), (1.0, 0), (0.45, 0)])
+@pytest.mark.parametrize(("keep_s", "late"), [(None, 1), (1.0, 0), (0.45, 1)])
 def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | None, late: int) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
@@ -49,8 +49,8 @@ def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | Non
         assert (found, waited, after) == (None, 0.4, [])
     elif keep_s == 1.0:
         assert (found, waited, after) == ("node 1", 0.5, [])
-    else:  # nobody waits for it any more, but it is there
-        assert (found, waited, after) == (None, 0.45, ["node 1"])
+    else:  # nobody wants it any more
+        assert (found, waited, after) == (None, 0.45, [])
 
 
 def test_a_question_that_was_lost_does_not_silence_the_next_one_of_its_tag(tmp_path: Path) -> None:
@@ -81,6 +81,39 @@ def test_late_answers_leave_those_alone_that_are_awaited(tmp_path: Path) -> None
         return late, await asked
 
     assert play(tmp_path, script, 2, network=FAR).values[0] == (["late"], "awaited")
+
+
+def test_an_answer_whose_tag_begins_like_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Of two questions ("q",) and ("q", 7), the second is answered first; and the first is not answered in its time."""
+
+    async def script(node: Node) -> Any:
+        if node.rank:
+            first = await node.receive("q")
+            node.answer(("q", 7), lambda question: question.payload)
+            await node.sleep(1)
+            return node.send(first.source, first.payload, tag="answer")
+        short = node.spawn(node.ask(1, "short", "q", keep_s=9.0))
+        await node.sleep(0.01)
+        long = await node.ask(1, "long", ("q", 7))
+        with pytest.raises(TimeoutError):
+            await node.ask(1, "lost", ("q", 8, 9), 0.1)  # closes nothing but its own answer
+        return long, await short, await node.ask(1, "again", ("q", 7)), node.traffic.messages_late
+
+    assert play(tmp_path, script, 2, network=FAR).values[0] == ("long", "short", "again", 0)
+
+
+def test_answers_to_questions_that_nobody_asked_are_dropped(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank:
+            node.answer("q", lambda question: question.payload)
+            node.send(0, "never asked", ("answer", 3))
+            return await node.sleep(3)
+        with pytest.raises(TimeoutError):
+            await node.ask(1, "asked", ("q", 1), 0.1, keep_s=5.0)
+        await node.sleep(1)
+        return node.drain_answers(), node.drain_answers(), node.traffic.messages_late
+
+    assert play(tmp_path, script, 2, network=FAR).values[0] == (["asked"], [], 1)
 
 
 def test_a_sending_is_done_when_awaiting_it_would_return_at_once(tmp_path: Path) -> None:

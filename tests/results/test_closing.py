@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gossamer import load_run
-from gossamer.results import closing
-from gossamer.results.closing import close_after, close_record, status_of
+from gossamer.results import recorder
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import close_after, close_record, status_of
 
 EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
 
@@ -29,7 +29,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     def compact(folder: RunFolder) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(closing, "compact", compact)
+    monkeypatch.setattr(recorder, "compact", compact)
 
 
 NO_SPACE = "the record can't be written: [Errno 28] No space left on device"

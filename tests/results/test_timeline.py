@@ -14,7 +14,7 @@ from gossamer.results import timeline as module
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
-from gossamer.results.timeline import Window, timeline_data, timeline_figure, waits, window, write_timeline
+from gossamer.results.timeline import Window, timeline_data, timeline_figure, window, write_timeline
 
 INTERVALS = [
     (0, "train", 0.0, 1.0, None, None),
@@ -50,15 +50,9 @@ def test_a_timeline_is_read_from_segments_and_from_its_table(tmp_path: Path) -> 
     assert without.timeline.columns == done.timeline.columns
 
 
-def test_a_node_waits_where_it_neither_computes_nor_sends(tmp_path: Path) -> None:
-    run = with_timeline(tmp_path)
-    assert waits(run).rows() == [(0, 2.0, 3.0), (1, 0.5, 4.0), (2, 0.5, 2.0)]
-    assert window(with_timeline(tmp_path, nodes=[2, 1], to_s=99.0)) == Window(
-        0.5, 5.0, (1, 2)
-    )  # the run's end
-    without = timed(tmp_path, [(0.0, [0.1])])
-    assert window(without) is None
-    assert waits(without).is_empty()
+def test_a_window_ends_with_its_run(tmp_path: Path) -> None:
+    assert window(with_timeline(tmp_path, nodes=[2, 1], to_s=99.0)) == Window(0.5, 5.0, (1, 2))
+    assert window(timed(tmp_path, [(0.0, [0.1])])) is None
 
 
 def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

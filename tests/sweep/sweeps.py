@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gossamer import Node, Sweep
+from gossamer import Node, Sweep, run_sweep
 from gossamer.algorithms import DPSGD
+from gossamer.sweep.execute import SweepOutcome
 
 TINY: dict[str, Any] = {
     "nodes": 4,
@@ -26,6 +28,21 @@ def sweep(out: Path, **fields: Any) -> Sweep:
     """A sweep over :data:`TINY`; ``base`` changes some of its fields."""
     base = {**TINY, **fields.pop("base", {})}
     return Sweep.of({"name": "small", "base": base, **fields}, out=out)
+
+
+HERE = ("--workers", "sweeps:one_thread")
+"""Run a sweep in a thread of this process, which starts no process that would import torch."""
+
+
+def one_thread() -> Executor:
+    """An executor for the command line."""
+    return ThreadPoolExecutor(1)
+
+
+def done(of: Sweep, **options: Any) -> SweepOutcome:
+    """Run a sweep in a thread of this process."""
+    with one_thread() as thread:
+        return run_sweep(of, thread, **options)
 
 
 class Fails(DPSGD):
@@ -56,20 +73,23 @@ class Dies(DPSGD):
 class AsksForTheEnd(DPSGD):
     """Asks for the end of the sweep, and goes on until it is stopped; all later runs are ordinary.
 
-    With ``parent``, it asks the process that runs the sweep, once two of its workers are under way.
+    Args:
+        asked: a file that is there once it has been asked for.
+        of: the process that runs the sweep, which is asked once ``least`` runs are under way.
     """
 
     asked: str
-    parent: bool
+    of: int
+    least: int = 1
 
     async def run(self, node: Node) -> None:
         asked = Path(self.asked)
         if node.rank == 0 and not asked.exists():
             Path(f"{asked}-by-{os.getpid()}").touch()
-            if not self.parent or len(workers(asked)) == 2:
+            if len(workers(asked)) == self.least:
                 with suppress(FileExistsError):  # one signal: a second one would interrupt at once
                     asked.touch(exist_ok=False)
-                    os.kill(os.getppid() if self.parent else os.getpid(), signal.SIGTERM)
+                    os.kill(self.of, signal.SIGTERM)
             while True:
                 await node.sleep(1.0)
         await super().run(node)

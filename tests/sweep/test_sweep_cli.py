@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 import yaml
-from sweeps import TINY
+from sweeps import HERE, TINY
 
 from command_line import Cli
 
@@ -32,7 +33,7 @@ def files(tmp_path: Path) -> None:
 
 
 def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
-    code, out, err = cli("sweep", "sweep.yaml", "--jobs", "1")
+    code, out, err = cli("sweep", "sweep.yaml", *HERE)
     assert code == 0
     assert [line.split("  ")[:2] for line in err.splitlines()] == [
         ["1/4", "slow, seed 1: done"],
@@ -46,21 +47,21 @@ def test_a_line_a_run_then_a_row_a_cell(cli: Cli, tmp_path: Path) -> None:
     assert fast.split()[3] == "±"
     assert rest[-1] == "results  runs/tiny/results.csv"
     command = json.loads(next(tmp_path.glob("runs/tiny/*/*/environment.json")).read_text())["command"]
-    assert command == ["gossamer", "sweep", "sweep.yaml", "--jobs", "1"]
+    assert command == ["gossamer", "sweep", "sweep.yaml", *HERE]
 
     code, out, err = cli("sweep", "sweep.yaml")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == head
     code, out, err = cli("sweep", "sweep.yaml", "--quiet")
     assert (code, out, err) == (0, "", "")
-    said = json.loads(cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "slow", "--again", "--json")[1])
+    said = json.loads(cli("sweep", "sweep.yaml", *HERE, "--only", "slow", "--again", "--json")[1])
     assert (said["total"], said["done"]) == (2, 2)
     assert len(list(tmp_path.glob("runs/tiny/*/*/status.json"))) == 6
 
 
 def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "grid": {"batch_size": [2, 4]}}))
-    assert cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet")[0] == 0
+    assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
     asked = ("report", "runs/tiny", "--time-to", "test_loss=1000000", "--baseline")
     code, out, err = cli(*asked, "slow", "--json")
     assert (code, err) == (0, "")
@@ -79,9 +80,9 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
 def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None:
     grid = {"optimizer.lr": [0.1], "batch_size": [2, 4], "topology": ["ring"]}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": None, "seeds": 1, "grid": grid}))
-    _, _, err = cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet", "--only", "batch_size=4")
+    _, _, err = cli("sweep", "sweep.yaml", *HERE, "--quiet", "--only", "batch_size=4")
     assert err == ""
-    _, _, err = cli("sweep", "sweep.yaml", "--jobs", "1")
+    _, _, err = cli("sweep", "sweep.yaml", *HERE)
     assert err.splitlines() == ["2/2  batch_size=2, seed 1: done"]
     # Whole names are in the plan and on record.
     plan = cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()
@@ -94,13 +95,13 @@ def test_a_report_in_a_pipe_is_as_wide_as_it_needs_to_be(cli: Cli, tmp_path: Pat
     long = "fast, under a name that takes up almost all of the eighty columns of a terminal"
     cells = {"slow": {"optimizer.lr": 0.01}, long: None}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"seeds": 1, "cells": cells}))
-    assert cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet")[0] == 0
+    assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0
     out = cli("report", "runs/tiny", "--time-to", "test_loss=1000000")[1]
     assert re.search(rf"^{long} +1/1 +0 +", out, re.MULTILINE), out
 
 
 def test_json_is_one_object(cli: Cli) -> None:
-    code, out, err = cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "fast", "--json")
+    code, out, err = cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
     assert (said["total"], said["done"], said["failed"], said["failures"]) == (2, 2, 0, [])
@@ -157,7 +158,7 @@ def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: P
     (tmp_path / "bad").touch()
     fails = {"algorithm": {"name": "sweeps:Fails", "while_there": str(tmp_path / "bad")}}
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": fails, "y": None}, "seeds": 1}))
-    code, out, err = cli("sweep", "sweep.yaml", "--jobs", "1")
+    code, out, err = cli("sweep", "sweep.yaml", *HERE)
     assert code == 1
     assert err.startswith(
         "1/2  x, seed 1: failed: node 1 failed in round 0: ValueError: the second node has had enough"
@@ -172,20 +173,19 @@ def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: P
 
 
 def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_path: Path) -> None:
-    assert (
-        cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "fast", "--quiet", "--set", "stop.rounds=1")[0]
-        == 0
-    )
+    assert cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--quiet", "--set", "stop.rounds=1")[0] == 0
     [one, two] = tmp_path.glob("runs/tiny/*/*/experiment.yaml")
     assert {yaml.safe_load(file.read_text())["stop"]["rounds"] for file in (one, two)} == {1}
-    code, out, _ = cli("sweep", "sweep.yaml", "--jobs", "1", "--only", "fast", "--json")
+    code, out, _ = cli("sweep", "sweep.yaml", *HERE, "--only", "fast", "--json")
     assert (code, json.loads(out)["skipped"]) == (0, 0)
 
 
 def test_a_stopped_sweep_is_exit_code_130(cli: Cli, tmp_path: Path) -> None:
-    asks = {"algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "parent": False}}
+    asks = {
+        "algorithm": {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
+    }
     (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"x": asks}}))
     code, out, _ = cli("sweep", "sweep.yaml", "--jobs", "1")
     assert code == 130
     assert "STOPPED  2 runs are left; the same command goes on with them" in out.splitlines()
-    assert cli("sweep", "sweep.yaml", "--jobs", "1", "--quiet")[0] == 0
+    assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 0

@@ -1,48 +1,41 @@
-"""The executors of this machine, with functions that need no torch."""
+"""What carries a sweep: processes of this machine (with functions that need no torch), Ray, Parsl."""
 
 from __future__ import annotations
 
 import operator
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
 
+import polars as pl
 import psutil
 import pytest
+from sweeps import HERE, done, sweep, workers
 
-from gossamer.errors import GossamerError
-from gossamer.sweep.executors import Processes, Serial, WorkerDied
+from command_line import Cli
+from gossamer import BadInput, Sweep, run_sweep
+from gossamer.sweep.execute import Counts
+from gossamer.sweep.pool import LocalPool, WorkerDied
+from gossamer.sweep.state import states
 
 
 @pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes(1) as executor:
+def pool() -> Iterator[LocalPool]:
+    with LocalPool(1) as executor:
         yield executor
 
 
-def test_serial_is_done_when_it_returns() -> None:
-    with Serial() as executor:
-        assert isinstance(executor, Executor)
-        assert executor.submit(pow, 2, 10).result(0) == 1024
-        assert isinstance(executor.submit(operator.truediv, 1, 0).exception(0), ZeroDivisionError)
-
-
-def test_a_worker_does_one_thing_after_another(processes: Processes) -> None:
-    pids = [processes.submit(os.getpid) for _ in range(3)]
+def test_a_worker_does_one_thing_after_another(pool: LocalPool) -> None:
+    pids = [pool.submit(os.getpid) for _ in range(3)]
     assert len({pid.result(60) for pid in pids}) == 1
     assert pids[0].result() != os.getpid()
-    assert processes.submit(operator.concat, [1, "zwölf"], [None]).result(60) == [1, "zwölf", None]
-
-
-def test_an_exception_is_told_with_its_cause(processes: Processes) -> None:
-    with pytest.raises(GossamerError, match=r"^ZeroDivisionError: division by zero"):
-        processes.submit(operator.truediv, 1, 0).result(60)
-    assert processes.submit(pow, 2, 3).result(60) == 8
+    assert pool.submit(operator.concat, [1, "zwölf"], [None]).result(60) == [1, "zwölf", None]
 
 
 @pytest.mark.parametrize(
@@ -54,48 +47,189 @@ def test_an_exception_is_told_with_its_cause(processes: Processes) -> None:
     ],
 )
 def test_a_worker_that_dies_says_how_and_another_takes_its_place(
-    processes: Processes, function: object, argument: int, said: str
+    pool: LocalPool, function: Callable[..., Any], argument: int, said: str
 ) -> None:
-    assert callable(function)
-    first = processes.submit(os.getpid).result(60)
+    first = pool.submit(os.getpid).result(60)
     with pytest.raises(WorkerDied, match=said):
-        processes.submit(function, argument).result(60)
-    second = processes.submit(os.getpid).result(60)
+        pool.submit(function, argument).result(60)
+    second = pool.submit(os.getpid).result(60)
     assert second != first
     assert not psutil.pid_exists(first)
 
 
 def test_no_worker_is_left() -> None:
-    with Processes(2) as executor:
+    with LocalPool(2) as executor:
+        assert isinstance(executor, Executor)
         pids = [executor.submit(os.getpid).result(60), executor.submit(os.getppid).result(60)]
         assert psutil.pid_exists(pids[0])
     assert pids[1] == os.getpid()
     assert not psutil.pid_exists(pids[0])
 
 
-@pytest.mark.parametrize("how", [Processes.stop, Processes.kill])
-def test_what_is_stopped_ends_and_nothing_new_begins(how: object) -> None:
-    assert callable(how)
-    with Processes(1) as executor:
-        pid = executor.submit(os.getpid).result(60)
-        endless = executor.submit(time.sleep, 1e6)
-        how(executor)
-        assert isinstance(endless.exception(60), WorkerDied)
-        assert isinstance(executor.submit(os.getpid).exception(60), WorkerDied)
+def test_a_call_is_taken_back_or_asked_to_end(pool: LocalPool) -> None:
+    pid = pool.submit(os.getpid).result(60)
+    endless, queued = pool.submit(time.sleep, 1e6), pool.submit(os.getpid)
+    while not endless.running():
+        pass
+    assert queued.cancel()
+    assert not endless.cancel()
+    assert isinstance(endless.exception(60), WorkerDied)
+    assert pool.submit(os.getpid).result(60) != pid
+
+
+def test_a_pool_that_is_not_waited_for_ends_at_once() -> None:
+    pool = LocalPool(1)
+    pid = pool.submit(os.getpid).result(60)
+    endless, queued = pool.submit(time.sleep, 1e6), pool.submit(os.getpid)
+    pool.shutdown(cancel_futures=True)
+    assert queued.cancelled()
+    assert endless.cancelled() or isinstance(endless.exception(0), WorkerDied)
     assert not psutil.pid_exists(pid)
 
 
 def test_a_worker_whose_sweep_is_gone_ends() -> None:
-    ours, theirs = socket.socketpair()
-    code = "from gossamer.sweep.executors import work; work()"
-    with theirs:
-        worker = subprocess.Popen(
-            [sys.executable, "-c", code, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
-        )
-    with ours, ours.makefile("rw") as channel:
-        channel.write('{"call": "os:getpid", "arguments": []}\n')
-        channel.flush()
-        assert channel.readline() == f'{{"value": {worker.pid}}}\n'
-        channel.write('{"call": "time:sleep", "arguments": [1e6]}\n')
-        channel.flush()
+    code = "from gossamer.sweep.pool import work; work()"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with worker.stdout, worker.stdin:
+        worker.stdin.write('{"call": "os:getpid", "args": [], "kwargs": {}}\n')
+        worker.stdin.flush()
+        assert worker.stdout.readline() == f"{worker.pid}\n"
+        worker.stdin.write('{"call": "time:sleep", "args": [1e6], "kwargs": {}}\n')
     assert worker.wait(60) == -signal.SIGTERM
+
+
+# --- Ray and Parsl
+
+CELLS = {"a": {"initial": "independent"}, "b": {"batch_size": 4}}
+
+
+def threads() -> Executor:
+    """Parsl in threads of this process."""
+    from parsl.concurrent import ParslPoolExecutor
+    from parsl.config import Config
+    from parsl.executors import ThreadPoolExecutor
+
+    return ParslPoolExecutor(Config([ThreadPoolExecutor(max_threads=2)], initialize_logging=False))
+
+
+def processes() -> Executor:
+    """Parsl in processes that it starts, as on a cluster."""
+    from parsl.concurrent import ParslPoolExecutor
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+
+    local = HighThroughputExecutor(
+        address="127.0.0.1", loopback_address="127.0.0.1", max_workers_per_node=2, poll_period=1
+    )
+    return ParslPoolExecutor(Config([local], initialize_logging=False))
+
+
+def shown(of: Sweep) -> pl.DataFrame:
+    """The results, without what each attempt has for itself."""
+    return of.results().drop("wall_s", "run")
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("parsl", "test_sweep_executors:threads"),
+        pytest.param("parsl", "test_sweep_executors:processes", marks=pytest.mark.slow),
+        pytest.param("ray", "ray", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of the packages
+@pytest.mark.usefixtures("no_process_is_left")
+def test_the_table_is_that_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    here, there = (sweep(tmp_path / each, seeds=2, cells=CELLS) for each in ("here", "there"))
+    assert done(here).counts == Counts(4, done=4)
+    assert run_sweep(there, name).counts == Counts(4, done=4)
+    assert shown(there).equals(shown(here))
+    assert run_sweep(there, name).counts == Counts(4, skipped=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "name"), [("parsl", "test_sweep_executors:processes"), ("ray", "ray")])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_worker_that_is_killed_costs_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    dies = {"algorithm": {"name": "sweeps:Dies", "once": str(tmp_path / "died")}}
+    found = sweep(tmp_path, cells={"dies": dies, **CELLS})
+    outcome = run_sweep(found, name)
+    assert outcome.counts == Counts(3, done=2, failed=1)
+    [(planned, state)] = outcome.failed
+    assert planned.cell.name == "dies"
+    assert "\n" not in str(state.cause)
+    assert run_sweep(found, name, retry_failed=True).counts == Counts(3, skipped=2, done=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_signal_stops_the_runs_of_ray_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "of": os.getpid()}
+    found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
+    outcome = run_sweep(found, "ray")
+    assert outcome.stopped
+    assert sorted(state.status for state in states(found).values())[-1] == "stopped"
+    assert not any(psutil.pid_exists(pid) for pid in workers(tmp_path / "asked"))
+    assert done(found).counts.done == 3
+
+
+class Broken(Executor):
+    """Takes one run, and loses it."""
+
+    taken = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.taken += 1
+        if self.taken > 1:
+            raise RuntimeError("no cluster answers")
+        future: Future[Any] = Future()
+        future.set_exception(ConnectionError("the node is gone"))
+        return future
+
+
+def test_an_executor_that_is_dead_says_so_in_one_line_and_the_sweep_goes_on(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path, seeds=3).to_yaml())
+    code, out, err = cli("sweep", "sweep.yaml", "--workers", "test_sweep_executors:Broken")
+    assert code == 1
+    refused, lost = err.splitlines()
+    assert refused.startswith(
+        "0/3  small, seed 2: pending: the executor takes no more runs: RuntimeError: no cluster answers"
+    )
+    assert lost == (
+        "0/3  small, seed 1: pending: the executor lost it before it began: ConnectionError: the node is gone"
+    )
+    assert "STOPPED  3 runs are left; the same command goes on with them" in out.splitlines()
+    assert '"done": 3' in cli("sweep", "sweep.yaml", *HERE, "--json")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "math:pi"], "error: --workers math:pi: TypeError: 'float' object is not callable"),
+        (["--workers", "ray", "--jobs", "2"], "error: --jobs: accepted without --workers"),
+    ],
+)
+def test_bad_input(cli: Cli, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(sweep(tmp_path).to_yaml())
+    code, _, err = cli("sweep", "sweep.yaml", *arguments)
+    assert code == 2
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    with pytest.raises(BadInput, match="--workers"):
+        run_sweep(sweep(tmp_path), "nothing:there")

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeps import sweep
+from sweeps import done, sweep
 
-from gossamer import run_sweep
 from gossamer.sweep.execute import Counts
-from gossamer.sweep.executors import Serial
 
 RING = "0 1\n1 2\n2 3\n3 0\n"
 WEIGHTS = "0.5 0.25 0 0.25\n0.25 0.5 0.25 0\n0 0.25 0.5 0.25\n0.25 0 0.25 0.5\n"
@@ -24,14 +22,14 @@ def test_a_run_is_done_again_where_its_graph_was_edited(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     cells = {"file": edge_list(graph), "none": {"topology": "ring"}}
     graph.write_text(RING)
-    assert run_sweep(sweep(tmp_path, cells=cells), Serial()).counts == Counts(2, done=2)
+    assert done(sweep(tmp_path, cells=cells)).counts == Counts(2, done=2)
     graph.write_text(RING + "0 2\n")
     edited = sweep(tmp_path, cells=cells)
-    assert run_sweep(edited, Serial()).counts == Counts(2, skipped=1, done=1)
+    assert done(edited).counts == Counts(2, skipped=1, done=1)
     messages = edited.results().filter(cell="file")["bytes_sent"].to_list()
     graph.write_text(RING)
     restored = sweep(tmp_path, cells=cells)
-    assert run_sweep(restored, Serial()).counts == Counts(2, skipped=2)
+    assert done(restored).counts == Counts(2, skipped=2)
     assert restored.results().filter(cell="file")["bytes_sent"].to_list() < messages
 
 

@@ -9,28 +9,19 @@ import pickle
 import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from sweeps import TINY, sweep, workers
+from sweeps import TINY, done, sweep, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
+from gossamer.results.folder import locked
 from gossamer.sweep.execute import Counts, SweepOutcome, jobs_for
-from gossamer.sweep.executors import Serial
-from gossamer.sweep.state import State, claimed, states
+from gossamer.sweep.state import State, states
 from gossamer.sweep.sweep import Planned
-
-
-@pytest.fixture(autouse=True)
-def _calm() -> Any:
-    """A run clears the heap before it starts: a tenth of a second among all that the tests have imported."""
-    with mock.patch("gc.collect"):
-        yield
 
 
 def statuses(of: Sweep) -> list[str]:
@@ -61,19 +52,37 @@ class Remote(Executor):
         self.calls.append((future, pickle.dumps((fn, args, kwargs))))
         self.left -= 1
         if self.left == 0:
-            for each, call in reversed(self.calls):
-                function, arguments, keywords = pickle.loads(call)  # noqa: S301 - our own
-                each.set_running_or_notify_cancel()
-                result = function(*arguments, **keywords)
-                assert json.loads(json.dumps(result)) == result
-                each.set_result(result)
+            self.carry_out()
+        return future
+
+    def carry_out(self) -> None:
+        """Do all calls, the last one first."""
+        while self.calls:
+            future, call = self.calls.pop()
+            function, arguments, keywords = pickle.loads(call)  # noqa: S301 - our own
+            future.set_running_or_notify_cancel()
+            result = function(*arguments, **keywords)
+            assert json.loads(json.dumps(result)) == result
+            future.set_result(result)
+
+
+class InTurn(Executor):
+    """Begins a run when it is submitted; the last ones may be taken back."""
+
+    first = True
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.first:
+            self.first = False
+            future.set_result(fn(*args, **kwargs))
         return future
 
 
 def test_every_run_is_done_once_and_recorded(tmp_path: Path) -> None:
     cells = {"a": {"optimizer.lr": 0.05}, "b": {}, "same": {}}
     found = sweep(tmp_path, seeds=2, cells=cells)
-    outcome = run_sweep(found, jobs=1)
+    outcome = done(found)
     assert outcome == SweepOutcome(Counts(4, done=4), (), False)
     assert statuses(found) == ["done"] * 6
     assert len(list(found.folder.glob("*/*/experiment.yaml"))) == 4
@@ -92,19 +101,19 @@ def test_every_run_is_done_once_and_recorded(tmp_path: Path) -> None:
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    run_sweep(sweep(tmp_path, seeds=2), jobs=1)
+    done(sweep(tmp_path, seeds=2))
     before = sorted(tmp_path.rglob("status.json"))
     more = sweep(tmp_path, seeds=3)
-    assert run_sweep(more, jobs=1).counts == Counts(3, skipped=2, done=1)
+    assert done(more).counts == Counts(3, skipped=2, done=1)
     after = sorted(tmp_path.rglob("status.json"))
     assert len(after) == 3
     assert set(before) < set(after)
-    assert run_sweep(more, jobs=1).counts == Counts(3, skipped=3)
+    assert done(more).counts == Counts(3, skipped=3)
 
 
 def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
     found = sweep(tmp_path)
-    run_sweep(found, jobs=1)
+    done(found)
     [run_] = {each.run for each in found.planned}
     for status in (None, "", '{"status": "do', "[]", '{"status": "stopped"}'):
         attempt = states(found)[run_].folder
@@ -114,7 +123,7 @@ def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
         else:
             (attempt / "status.json").write_text(status)
         assert statuses(found) == ["stopped" if status and "stopped" in status else "interrupted"]
-        assert run_sweep(found, jobs=1).counts.done == 1
+        assert done(found).counts.done == 1
         assert statuses(found) == ["done"]
         assert attempt.exists()  # what it recorded stays
     assert len(list((found.folder / run_).iterdir())) == 6
@@ -123,7 +132,7 @@ def test_what_was_interrupted_or_stopped_is_done_again(tmp_path: Path) -> None:
 def test_results_are_those_of_single_runs_bit_for_bit(tmp_path: Path) -> None:
     cells = {"a": {}, "adam": {"optimizer": {"name": "adam", "lr": 0.01}, "batch_size": 4}}
     found = sweep(tmp_path, seeds=[2], cells=cells)
-    run_sweep(found, jobs=1)
+    done(found)
     for each, swept in zip(found.planned, models(found), strict=True):
         said = cells[each.cell.name]
         alone = run(Experiment.of({**TINY, **said, "seed": 2}), tmp_path / "alone").parameters
@@ -135,7 +144,7 @@ def test_any_executor_gives_the_same_bits(tmp_path: Path) -> None:
     """Threads of one process take turns; what another machine is given can be pickled, and comes back as JSON."""
     fields = {"seeds": 3, "base": {"initial": "independent", "batch_size": 4}}
     serial, threads, remote = (sweep(tmp_path / name, **fields) for name in ("serial", "threads", "remote"))
-    run_sweep(serial, Serial())
+    done(serial)
     with ThreadPoolExecutor(4) as pool:
         assert run_sweep(threads, pool).counts.done == 3
         assert pool.submit(int).result() == 0  # it is the caller's to shut down
@@ -154,7 +163,7 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
         "fine": {"batch_size": 4},
     }
     found = sweep(tmp_path, cells=cells)
-    outcome = run_sweep(found, jobs=1)
+    outcome = done(found)
     assert outcome.counts == Counts(3, done=2, failed=1)
     [(planned, state)] = outcome.failed
     assert planned.cell.name == "bad"
@@ -167,10 +176,10 @@ def test_a_run_that_fails_is_named_and_begun_again_only_on_request(tmp_path: Pat
     assert written(found)[1]["cause"] == state.cause
 
     bad.unlink()
-    again = run_sweep(found, jobs=1)
+    again = done(found)
     assert again.counts == Counts(3, skipped=3)
     assert [(each.cell.name, state.cause) for each, state in again.failed] == [("bad", state.cause)]
-    retried = run_sweep(found, jobs=1, retry_failed=True)
+    retried = done(found, retry_failed=True)
     assert retried.counts == Counts(3, skipped=2, done=1)
     assert retried.failed == ()
     assert statuses(found) == ["done"] * 3
@@ -184,9 +193,9 @@ def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: P
         "other": {"batch_size": 4},
     }
     found = sweep(tmp_path, cells=cells)
-    run_sweep(found, jobs=1)
+    done(found)
     older = [states(found)[each.run].folder for each in found.planned]
-    assert run_sweep(found, jobs=1, again=True, only=["changed"]).counts == Counts(1, done=1)
+    assert done(found, again=True, only=["changed"]).counts == Counts(1, done=1)
     newer = [states(found)[each.run].folder for each in found.planned]
     assert newer[0] != older[0]
     assert newer[1] == older[1]
@@ -195,7 +204,7 @@ def test_what_is_done_is_done_again_on_request_and_the_newest_counts(tmp_path: P
     assert [found.folder / run for run in found.results()["run"]] == newer
 
     bad.touch()
-    outcome = run_sweep(found, jobs=1, again=True)
+    outcome = done(found, again=True)
     assert outcome.counts == Counts(2, done=1, failed=1)
     assert [each.cell.name for each, _ in outcome.failed] == ["changed"]
     assert statuses(found) == ["done", "done"]  # as it was before that
@@ -207,56 +216,36 @@ def test_a_failure_is_not_begun_again_with_what_is_done(tmp_path: Path) -> None:
     bad.touch()
     cells = {"good": {}, "bad": {"algorithm": {"name": "sweeps:Fails", "while_there": str(bad)}}}
     found = sweep(tmp_path, cells=cells)
-    run_sweep(found, jobs=1)
-    assert run_sweep(found, jobs=1, again=True).counts == Counts(2, skipped=1, done=1)
+    done(found)
+    assert done(found, again=True).counts == Counts(2, skipped=1, done=1)
     bad.unlink()
-    assert run_sweep(found, jobs=1, again=True, retry_failed=True).counts == Counts(2, done=2)
+    assert done(found, again=True, retry_failed=True).counts == Counts(2, done=2)
 
 
-def test_a_failure_before_there_is_a_folder_is_remembered_too(tmp_path: Path) -> None:
+def test_a_failure_before_there_is_a_folder_is_begun_again(tmp_path: Path) -> None:
     """With an executor of the caller, data is looked for where the run is done."""
     missing = {"topology": {"name": "edge-list", "path": str(tmp_path / "graph.txt")}}
     found = sweep(tmp_path, cells={"a": {}, "b": missing})
-    assert [
-        state.cause
-        for _, state in run_sweep(found, Serial()).failed
-        if state.cause and "graph.txt" in state.cause
-    ]
-    assert statuses(found) == ["done", "failed"]
-    assert run_sweep(found, Serial()).counts == Counts(2, skipped=2)
+    assert [state.cause for _, state in done(found).failed if state.cause and "graph.txt" in state.cause]
+    assert [entry["status"] for entry in written(found)] == ["done", "failed"]
+    assert done(found).counts == Counts(2, skipped=1, failed=1)
     (tmp_path / "graph.txt").write_text("0 1\n1 2\n2 3\n")
-    assert run_sweep(found, Serial(), retry_failed=True).counts.done == 1
+    assert done(found).counts.done == 1
     assert statuses(found) == ["done", "done"]
 
 
 def test_what_only_its_data_shows_is_found_before_anything_runs(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": {}, "b": {"topology": {"name": "random-regular", "degree": 5}}})
     with pytest.raises(BadInput, match=r"^cell b: .*degree"):
-        run_sweep(found, jobs=1)
+        run_sweep(found)
     assert not found.folder.exists()
 
 
 def test_only_the_chosen_cells_are_run_and_all_are_listed(tmp_path: Path) -> None:
     found = sweep(tmp_path, cells={"a": {}, "b": {"batch_size": 4}})
-    assert run_sweep(found, jobs=1, only=["b"]).counts.total == 1
+    assert done(found, only=["b"]).counts.total == 1
     assert statuses(found) == ["pending", "done"]
     assert [entry["status"] for entry in written(found)] == ["pending", "done"]
-
-
-def test_a_signal_stops_the_run_of_this_process_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "parent": False}
-    found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
-    before = signal.getsignal(signal.SIGTERM)
-    outcome = run_sweep(found, jobs=1)
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert outcome.stopped
-    assert outcome.counts == Counts(3)
-    assert statuses(found) == ["stopped", "pending", "pending"]
-    assert [entry["status"] for entry in written(found)] == ["stopped", "pending", "pending"]
-    [stopped] = [state.folder for state in states(found).values() if state.folder]
-    assert load_run(stopped).metrics.height > 0
-    assert run_sweep(found, jobs=1).counts.done == 3
-    assert statuses(found) == ["done"] * 3
 
 
 def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
@@ -265,10 +254,13 @@ def test_a_signal_between_two_runs_ends_the_sweep(tmp_path: Path) -> None:
             pass
 
         def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
+            if counts.done == 1:
+                os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.getsignal(signal.SIGINT)
     found = sweep(tmp_path, seeds=3)
-    outcome = run_sweep(found, jobs=1, observer=Asks())
+    outcome = run_sweep(found, InTurn(), observer=Asks())
+    assert signal.getsignal(signal.SIGINT) == before
     assert outcome.stopped
     assert statuses(found) == ["done", "pending", "pending"]
     assert [entry["status"] for entry in written(found)] == ["done", "pending", "pending"]
@@ -293,86 +285,85 @@ def test_processes_a_killed_one_and_the_bits(tmp_path: Path) -> None:
     [recorded] = [load_run(folder) for folder in (found.folder / found.planned[0].run).iterdir()]
     assert recorded.experiment["engine"]["workers"] == 1
     alone = sweep(tmp_path / "alone", cells={"a": {}, "b": {"batch_size": 4}})
-    run_sweep(alone, jobs=1)
+    done(alone)
     for one, two in zip(models(found), models(alone), strict=True):
         assert torch.equal(one, two)
 
 
-def test_a_signal_stops_the_runs_of_worker_processes(tmp_path: Path) -> None:
-    asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "parent": True}
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_signal_stops_the_runs_in_order_and_the_next_call_goes_on(tmp_path: Path, jobs: int) -> None:
+    asks = {
+        "name": "sweeps:AsksForTheEnd",
+        "asked": str(tmp_path / "asked"),
+        "of": os.getpid(),
+        "least": jobs,
+    }
     found = sweep(tmp_path, seeds=3, cells={"a": {"algorithm": asks}})
-    outcome = run_sweep(found, jobs=2)
+    outcome = run_sweep(found, jobs=jobs)
     assert outcome.stopped
-    assert statuses(found) == ["stopped", "stopped", "pending"]
-    assert [entry["status"] for entry in written(found)] == ["stopped", "stopped", "pending"]
+    assert outcome.counts == Counts(3)
+    assert statuses(found) == ["stopped"] * jobs + ["pending"] * (3 - jobs)
+    assert [entry["status"] for entry in written(found)] == statuses(found)
+    stopped = states(found)[found.planned[0].run].folder
+    assert stopped is not None
+    assert load_run(stopped).metrics.height > 0
     pids = workers(tmp_path / "asked")
-    assert len(pids) == 2
+    assert len(pids) == jobs
     assert os.getpid() not in pids
     assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert done(found).counts.done == 3
 
 
-def test_an_executor_that_breaks_leaves_what_was_never_begun_for_another_call(tmp_path: Path) -> None:
-    class Broken(Executor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_exception(BrokenProcessPool("a process is gone"))
-            return future
-
-    found = sweep(tmp_path, seeds=2)
-    assert run_sweep(found, Broken()) == SweepOutcome(Counts(2), (), False)
-    assert statuses(found) == ["pending", "pending"]
-
-
-def test_a_sweep_that_is_stopped_takes_back_what_its_executor_has_not_begun(tmp_path: Path) -> None:
-    class Later(Executor):
-        """Begins the first run alone, and ends it when it is asked about."""
-
-        futures: ClassVar[list[Future[Any]]] = []
-
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            future: Future[Any] = Future()
-            self.futures.append(future)
-            if len(self.futures) == 1:
-                future.set_running_or_notify_cancel()
-                self.first = lambda: future.set_result(fn(*args, **kwargs))
-            return future
-
+def test_what_an_executor_can_not_take_back_finds_that_the_sweep_was_stopped(tmp_path: Path) -> None:
     class Asks:
         def update(self, counts: Counts) -> None:
-            if counts.running and executor.futures[1].cancelled():
-                executor.first()
-            elif counts.running:
+            if counts.left == 3 and not executor.asked:
+                executor.asked = True
                 os.kill(os.getpid(), signal.SIGTERM)
+            elif (found.folder / ".stopped").exists():
+                executor.carry_out()
 
         def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-            """It is on record."""
+            raise AssertionError("none has begun")
 
-    executor = Later()
-    found = sweep(tmp_path, seeds=3)
-    outcome = run_sweep(found, executor, observer=Asks())
-    assert outcome == SweepOutcome(Counts(3, done=1), (), True)
-    assert [future.cancelled() for future in executor.futures] == [False, True, True]
-    assert statuses(found) == ["done", "pending", "pending"]
+    class Parsl(Remote):
+        """Can't cancel, and does nothing before it is told to."""
+
+        asked = False
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future = super().submit(fn, *args, **kwargs)
+            future.cancel = self.refuse  # type: ignore[method-assign]
+            return future
+
+        def refuse(self) -> bool:
+            raise NotImplementedError
+
+    found, executor = sweep(tmp_path, seeds=3), Parsl(-1)
+    assert run_sweep(found, executor, observer=Asks()) == SweepOutcome(Counts(3), (), True)
+    assert statuses(found) == ["pending"] * 3
+    assert done(found).counts.done == 3
 
 
 def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
     found = sweep(tmp_path)
-    with claimed(found.folder), pytest.raises(BadInput, match="another process is running this sweep"):
-        run_sweep(found, jobs=1)
+    found.folder.mkdir()
+    with locked(found.folder, ""), pytest.raises(BadInput, match="another process is running this sweep"):
+        done(found)
     assert statuses(found) == ["pending"]
 
 
 def test_a_place_that_can_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(BadInput, match=r"^--out: .*; accepted: a folder that can be written to"):
-        run_sweep(sweep(tmp_path / "runs"), jobs=1)
+    with pytest.raises(BadInput, match=r"^--out .*; accepted: a place that can be written to"):
+        done(sweep(tmp_path / "runs"))
 
 
 def test_the_runs_of_a_sweep_say_nothing_of_their_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "gossamer"):
-        run_sweep(sweep(tmp_path, base={"engine": "simulate"}), jobs=1)
+        done(sweep(tmp_path, base={"engine": "simulate"}))
     assert caplog.messages == []
 
 

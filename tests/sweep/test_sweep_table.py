@@ -6,12 +6,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import sweeps
 from sweeps import sweep
 
-from gossamer import BadInput, Sweep, load_run, run_sweep
+from gossamer import BadInput, Sweep, load_run
 from gossamer.results.folder import RunFolder
 from gossamer.results.tidy import ASYNCHRONY, final_summary
-from gossamer.sweep.executors import Serial
 from gossamer.sweep.state import states
 from gossamer.sweep.table import by_cell, label_columns, metric_columns, summary
 
@@ -24,7 +24,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         cells={"a": {}, "same": None},
         grid={"optimizer.lr": [0.05, 0.1]},
     )
-    run_sweep(found, Serial())
+    sweeps.done(found)
     return found
 
 
@@ -132,7 +132,7 @@ def test_a_summary_of_what_is_no_metric(done: Sweep) -> None:
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     found = sweep(tmp_path)
-    run_sweep(found, Serial())
+    sweeps.done(found)
     [row] = found.summary("test_loss").rows(named=True)
     assert (row["runs"], row["low"], row["high"]) == (1, None, None)
     assert row["mean"] > 0
@@ -140,7 +140,7 @@ def test_one_seed_has_no_interval(tmp_path: Path) -> None:
 
 def test_runs_that_are_not_done_have_rows_but_no_say_in_the_mean(tmp_path: Path) -> None:
     found = sweep(tmp_path, seeds=3)
-    run_sweep(found, Serial())
+    sweeps.done(found)
     first, second, _ = (states(found)[each.run].folder for each in found.planned)
     assert first is not None
     assert second is not None
@@ -167,7 +167,7 @@ def test_a_sweep_that_was_never_run_has_a_table_of_nothing(tmp_path: Path) -> No
 
 def test_a_run_in_pieces_has_nothing_to_tell_and_hides_no_other(tmp_path: Path) -> None:
     found = sweep(tmp_path, seeds=2)
-    run_sweep(found, Serial())
+    sweeps.done(found)
     folder = states(found)[found.planned[0].run].folder
     assert folder is not None
     (folder / "metrics.parquet").write_bytes(b"no table")

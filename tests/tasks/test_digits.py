@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.tasks import Digits, images
+from gossamer.tasks import Digits
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -68,7 +68,7 @@ def test_models_for_digits(model):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"model": "lenet5"}, r"task.model: got 'lenet5'; accepted: gn-lenet, logistic, mlp for 8x8 pixels"),
+        ({"model": "lenet5"}, r"task.model: got 'lenet5'; accepted: gn-lenet, logistic, mlp \(lenet5 is for"),
         ({"model": "logistic", "hidden": (3,)}, "accepted: hidden with the model 'mlp' only"),
         ({"samples": 0}, "greater than 0"),
         ({"hidden": (0,)}, "greater than 0"),
@@ -95,17 +95,3 @@ def test_logistic_regression_learns_the_digits():
         task.loss(model(task.train[0]), task.train[1]).backward()
         optimizer.step()
     assert task.metrics["accuracy"](model(task.test[0]), task.test[1]).item() > 0.9
-
-
-def test_the_embedded_file_is_what_scikit_learn_loads():
-    pixels, labels = load_digits(return_X_y=True)
-    read, numbers = images._embedded()
-    assert np.array_equal(read, pixels)
-    assert np.array_equal(numbers, labels)
-
-
-def test_without_the_file_scikit_learn_is_asked(monkeypatch):
-    monkeypatch.setattr(images, "find_spec", lambda name: None)
-    read, numbers = images._embedded()
-    assert read.shape == (1797, 64)
-    assert numbers.dtype == np.int64

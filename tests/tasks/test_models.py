@@ -6,7 +6,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from gossamer.errors import BadInput
 from gossamer.tasks.models import MLP, GNLeNet, LeNet5, model_factory
 
 
@@ -101,10 +100,3 @@ def test_mlp_has_a_relu_between_layers_and_none_at_the_end():
     model = MLP((3,), 2, (5, 4))
     assert [type(layer).__name__ for layer in model.layers] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
     assert [layer.out_features for layer in model.layers if isinstance(layer, nn.Linear)] == [5, 4, 2]
-
-
-def test_images_that_are_too_small_are_refused():
-    with pytest.raises(BadInput, match=r"gn-lenet: images of 7x9 pixels; accepted: at least 8x8"):
-        GNLeNet((1, 7, 9))
-    with pytest.raises(BadInput, match=r"lenet5: images of 8x8 pixels; accepted: 28x28, 32x32"):
-        LeNet5((1, 8, 8))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -114,17 +113,9 @@ def test_columns_are_found_by_their_names_and_lines_may_end_as_under_windows(tmp
     assert sorted(torch.cat([task.train[1], task.test[1]]).tolist()) == [0.5, 4.0]
 
 
-def test_other_counts_than_the_published_ones_are_said(root, caplog):
-    with caplog.at_level(logging.WARNING, logger="gossamer"):
-        MovieLens().load(root, 1)
-    assert "120 ratings, 12 users, 30 films; as published 100836, 610, 9724" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("userId,movieId,stars\n1,1,4.0\n", 1, "no column 'rating' in 'userId,movieId,stars'"),
-        ("1,1,4.0,964982703\n1,2,4.0,964982703\n", 1, "no column 'userId'"),
         (f"{HEADER}\n1,1,4.0,5\n1,2,good,5\n", 3, "'1,2,good,5'; accepted: userId, movieId, rating"),
         (f"{HEADER}\n1,1,4.0,5\n1,2\n", 3, "'1,2'; accepted: "),
         (f"{HEADER}\n1,1,4.0,5\n\n1,2,3.0,5\n", 3, "''; accepted: "),
@@ -135,8 +126,8 @@ def test_other_counts_than_the_published_ones_are_said(root, caplog):
         (f"{HEADER}\n0,1,5.0,5\n", 2, "the ids from 1"),
         (f"{HEADER}\n1,99999999999,5.0,5\n", 2, "the ids from 1"),
         (f"{HEADER}\n1,1.5,5.0,5\n", 2, "the ids from 1"),
-        (f"{HEADER}\n{'x' * 1000}\n", 2, f"'{'x' * 60}...'"),
-        (f"{HEADER}\n1,1,4.0,5\n2,1,4.0,5\n1,1,3.0,5\n", 4, "user 1 has rated film 1 in line 2"),
+        (f"{HEADER}\n{'x' * 1000}\n", 2, f"'{'x' * 60}'"),
+        (f"{HEADER}\n1,1,4.0,5\n2,1,4.0,5\n1,1,3.0,5\n", 4, "user 1 has rated film 1 before"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, line, message):
@@ -154,13 +145,12 @@ def test_a_bad_line_of_100k_is_named(tmp_path):
 
 
 def test_a_file_without_ratings_and_a_file_that_is_no_text(tmp_path):
-    for text in ("", f"{HEADER}\n"):
+    for text in ("userId,movieId,stars\n1,1,4.0\n", "1,1,4.0,964982703\n1,2,4.0,964982703\n", f"{HEADER}\n"):
         path = write(tmp_path, text)
-        assert str(path) in refused(tmp_path)
-    write(tmp_path, "", HUNDRED)
-    assert "has no ratings" in refused(tmp_path, "100k")
-    write(tmp_path, b"userId,movieId,rating\n1,1,\xff\n")
-    assert "is no text (byte 26)" in refused(tmp_path)
+        assert f"{path} has no ratings in columns userId, movieId, rating" in refused(tmp_path)
+    for text in ("", b"userId,movieId,rating\n1,1,\xff\n"):
+        path = write(tmp_path, text)
+        assert f"{path} can't be read" in refused(tmp_path)
 
 
 def test_without_the_file_the_message_says_where_to_get_it(tmp_path):

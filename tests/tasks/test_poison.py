@@ -86,7 +86,7 @@ def test_label_flips_are_symmetric_and_change_no_input():
     noisy, _ = poisoned(
         task, [np.arange(task.samples)], [LabelFlip(share=0.6, at={"rank": 0})], nx.Graph, seed=3
     )
-    assert noisy.train[0] is task.train[0]  # shared, not copied
+    assert torch.equal(noisy.train[0], task.train[0])
     flipped = (noisy.train[1] != task.train[1]).numpy()
     assert flipped.sum() == round(0.6 * task.samples)
     shift = (noisy.train[1] - task.train[1]).numpy()[flipped] % 10
@@ -166,12 +166,20 @@ def test_a_poison_of_the_user():
         ([patch(at={"degree_rank": 5})], "poison.0 'patch': at.degree_rank: 5; accepted: 0 to 4"),
         (
             [patch(at={"hops_from": {"rank": 0, "hops": 4}})],
-            "poison.0 'patch': at.hops_from: no node is 4 hops from node 0; accepted: 1 to 3 hops",
+            "poison.0 'patch': at.hops_from.hops: 4; accepted: 1 to 3",
         ),
         ([patch(target=10)], "poison.0 'patch': target: 10; accepted: 0 to 9"),
+        (
+            [{"name": "label-flip", "classes": 3, "at": {"rank": 0}}],
+            "poison.0 'label-flip': classes: 3; accepted: 10, as the task has",
+        ),
+        (
+            [{"name": "label-flip", "classes": 11, "at": {"rank": 0}}],
+            "poison.0 'label-flip': classes: 11; accepted: 10, as the task has",
+        ),
         ([patch(size=9)], "poison.0 'patch': size: 9; accepted: at most 8 pixels"),
         ([patch(), patch()], "poison.1 'patch': set_name: 'ood' is taken; accepted: another name"),
-        ([patch(set_name="train")], "poison.0 'patch': task.tests: a set named 'train'"),
+        ([patch(set_name="train")], "poison.0 'patch': task.tests: got a set named 'train'"),
         (
             [{"name": f"{__name__}:Wrong", "at": {"rank": 0}}],
             f"poison.0 '{__name__}:Wrong': transform gave targets torch.float32 of shape .*; accepted: torch.int64",

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -21,10 +22,6 @@ from gossamer.learning.trainer import GradientJob, SequentialTrainer
 from gossamer.tasks import Shakespeare, Task
 from gossamer.tasks.models import CharacterLSTM
 from gossamer.tasks.shakespeare import CHARACTERS, CLASSES, LENGTH
-
-datasets = pytest.importorskip("datasets")
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 ROOT = os.environ.get("GOSSAMER_DATA_ROOT")
 real = pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no real data sets")
@@ -48,8 +45,8 @@ def spoken(role: int, samples: int) -> list[tuple[str, str, str]]:
 def write(root: Path, rows: list[tuple[object, object, object]]) -> Path:
     folder = root / "hub" / "flwrlabs" / "shakespeare" / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    columns = zip(("character_id", "x", "y"), zip(*rows, strict=True), strict=True)
-    pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / "train-00000.parquet")
+    frame = pl.DataFrame(rows, schema=["character_id", "x", "y"], orient="row")
+    frame.write_parquet(folder / "train-00000.parquet")
     return root
 
 
@@ -112,8 +109,8 @@ def test_the_table_has_leafs_characters_and_one_number_for_all_others(tmp_path, 
     [
         (("a", "short", "x"), "column 'x', row 1: a text of 5 characters; accepted: 80"),
         (("a", WORDS[:LENGTH], ""), "column 'y', row 1: a text of 0 characters; accepted: 1"),
-        (("a", None, "x"), "column 'x', row 1: None; accepted: text"),
-        ((None, WORDS[:LENGTH], "x"), "column 'character_id', row 1: None; accepted: text"),
+        (("a", None, "x"), "column 'x': String with 1 nulls; accepted: text"),
+        ((None, WORDS[:LENGTH], "x"), "column 'character_id': String with 1 nulls; accepted: text"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, cache, row, message):
@@ -125,14 +122,14 @@ def test_a_bad_row_is_named(tmp_path, cache, row, message):
 
 def test_a_column_that_is_missing_or_holds_no_text(tmp_path, cache):
     folder = write(tmp_path, spoken(0, 2)) / "hub" / "flwrlabs" / "shakespeare" / "data"
-    pq.write_table(pa.table({"x": [1, 2], "y": ["a", "b"]}), folder / "train-00000.parquet")
-    assert "column 'character_id': no such column; found: x, y" in refused(tmp_path)
+    pl.DataFrame({"x": [1, 2], "y": ["a", "b"]}).write_parquet(folder / "train-00000.parquet")
+    assert "has the columns x, y; accepted: character_id, x, y" in refused(tmp_path)
     write(tmp_path, [("a", 1, "b")])
-    assert "column 'x', row 0: 1; accepted: text" in refused(tmp_path)
+    assert "column 'x': Int64 with 0 nulls; accepted: text" in refused(tmp_path)
 
 
 def test_a_missing_data_root_is_refused(tmp_path):
-    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "is not a folder" in refused(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="hidden"):
         build("task", {"name": "shakespeare", "hidden": 0})
 

@@ -160,6 +160,13 @@ def sweep(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Have an executor do the runs: ray, or module:factory of a concurrent.futures executor.",
+        ),
+    ] = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
     as_json: Json = False,
@@ -179,7 +186,13 @@ def sweep(
 
     with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
         outcome = run_sweep(
-            loaded, jobs=jobs, only=only or (), retry_failed=retry_failed, again=again, observer=watcher
+            loaded,
+            workers,
+            jobs=jobs,
+            only=only or (),
+            retry_failed=retry_failed,
+            again=again,
+            observer=watcher,
         )
     if as_json:
         typer.echo(json.dumps(as_data(loaded, outcome)))

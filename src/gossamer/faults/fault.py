@@ -1,16 +1,14 @@
-"""The base of faults: intervals of time, and what happens in them to nodes, computations and links."""
+"""The base of faults, and what they do to nodes, computations and links."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-import numpy as np
-from jaxtyping import Float
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from gossamer.config.registry import Component
 from gossamer.config.validation import accepting
@@ -64,69 +62,84 @@ class RoundCrash:
     start_from: StartFrom
 
 
+@dataclass(frozen=True, slots=True)
 class LinkFault:
-    """An interval in which links behave differently. A subclass overrides one or both methods.
+    """An interval in which links behave differently.
 
     Args:
         from_s: its start, seconds of the engine's clock.
         to_s: its end.
+        path: gives the path from one node to another in place of the usual one; None if there is none.
+        stopped: numbers of the links that carry nothing.
+        loses: whether messages may be lost.
     """
 
-    loses: ClassVar[bool] = True
-    """Whether messages may be lost."""
+    from_s: float
+    to_s: float
+    path: Callable[[int, int, Path], Path | None] = lambda source, to, path: path
+    stopped: tuple[int, ...] = ()
+    loses: bool = True
 
-    def __init__(self, from_s: float, to_s: float) -> None:
-        self.from_s, self.to_s = from_s, to_s
 
-    def path(self, source: int, to: int, path: Path) -> Path | None:
-        """The path from one node to another under this fault; None if there is none."""
-        return path
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """What a fault does to an experiment's nodes.
 
-    def rates(self, rates: Float[np.ndarray, " links"]) -> Float[np.ndarray, " links"]:
-        """The rates of the links under this fault; must not write to its argument."""
-        return rates
+    Args:
+        intervals: in which something is wrong, by ``from_s``; may be infinite.
+        affected: the nodes that may be away.
+        at_rounds: crashes that are given by a round instead of a time.
+        slowdowns: when computations are slower.
+        link_faults: when links behave differently.
+        endless: whether ``intervals`` is infinite.
+    """
+
+    intervals: Iterable[FaultInterval]
+    affected: tuple[int, ...] = ()
+    at_rounds: Sequence[RoundCrash] = ()
+    slowdowns: Sequence[SlowdownWindow] = ()
+    link_faults: Sequence[LinkFault] = ()
+    endless: bool = False
 
 
 class Fault(Component):
-    """Something that goes wrong in a run, the same under both engines.
-
-    A fault is a description; the methods below apply it to a number of nodes. Each takes the number of nodes, the
-    experiment's seed, and the fault's field in the experiment, which is named in errors and keys the draws.
-
-    Attributes:
-        freezes: whether its intervals are those of frozen nodes.
-    """
-
-    freezes: ClassVar[bool] = False
-
-    @property
-    def endless(self) -> bool:
-        """Whether :meth:`intervals` is infinite."""
-        return False
+    """Something that goes wrong in a run, the same under both engines."""
 
     @abstractmethod
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
-        """The intervals in which something is wrong, by ``from_s``; may be infinite.
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        """What it does.
+
+        Args:
+            nodes: number of nodes.
+            seed: the experiment's seed.
+            field: the fault's field in the experiment, which is named in errors and keys the draws.
 
         Raises:
             BadInput: for a description that does not fit the number of nodes; names the field.
         """
 
-    def at_rounds(self, nodes: int, seed: int, field: str) -> Sequence[RoundCrash]:
-        """Crashes that are given by a round instead of a time."""
-        return ()
 
-    def slowdowns(self, nodes: int, seed: int, field: str) -> Sequence[SlowdownWindow]:
-        """When computations are slower."""
-        return ()
+class TemporaryFault(Fault):
+    """A fault with a start and an end.
 
-    def link_faults(self, nodes: int, seed: int, field: str) -> Sequence[LinkFault]:
-        """When links behave differently."""
-        return ()
+    Args:
+        from_s: when it starts, seconds of the engine's clock.
+        to_s: when it ends; null is never.
+    """
 
-    def affected(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        """The nodes that may be away because of this fault, ascending."""
-        return ()
+    from_s: NonNegativeFloat = 0.0
+    to_s: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> TemporaryFault:
+        if self.to_s is not None and self.to_s <= self.from_s:
+            raise ValueError(f"to_s after from_s, {self.from_s:g}")
+        return self
+
+    @property
+    def end_s(self) -> float:
+        """When it ends; ``math.inf`` is never."""
+        return math.inf if self.to_s is None else self.to_s
 
 
 def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
@@ -152,18 +165,3 @@ def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, 
         raise BadInput(f"{field}.nodes: {count} of {nodes} nodes; accepted: 1 to {nodes}")
     drawn = generator(seed, f"{field}.nodes").choice(nodes, count, replace=False)
     return tuple(sorted(int(rank) for rank in drawn))
-
-
-def end_of(to_s: float | None) -> float:
-    """The end of an interval: null is never."""
-    return math.inf if to_s is None else to_s
-
-
-def check_order(from_s: float, to_s: float | None) -> None:
-    """Check that an interval does not end before it starts.
-
-    Raises:
-        ValueError: with what is accepted.
-    """
-    if to_s is not None and to_s <= from_s:
-        raise ValueError(f"to_s after from_s, {from_s:g}")

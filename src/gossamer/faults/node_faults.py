@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import merge
 from itertools import count
 from operator import attrgetter
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.faults.fault import Fault, FaultInterval, Nodes, RoundCrash, check_order, end_of, select_ranks
+from gossamer.faults.fault import (
+    Fault,
+    FaultInterval,
+    FaultPlan,
+    Nodes,
+    RoundCrash,
+    StartFrom,
+    TemporaryFault,
+    select_ranks,
+)
 from gossamer.network import SlowdownWindow
-from gossamer.network.tables import read_number, read_records
+from gossamer.network.tables import read_records
 from gossamer.randomness import generator
 
 
-class _Absence(Fault):
-    """A fault that takes some nodes away."""
-
-    nodes: Nodes
-
-    def affected(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        return select_ranks(self.nodes, nodes, seed, field)
+def _absence(
+    kind: str, ranks: tuple[int, ...], from_s: float, to_s: float, start_from: StartFrom = "checkpoint"
+) -> FaultPlan:
+    """Nodes are away for one interval."""
+    return FaultPlan([FaultInterval(from_s, to_s, kind, rank, start_from) for rank in ranks], ranks)
 
 
 @register("fault", "crash")
-class Crash(_Absence):
+class Crash(Fault):
     """Nodes stop without notice; what they have not sent is lost.
 
     Args:
@@ -41,6 +48,7 @@ class Crash(_Absence):
             initial model.
     """
 
+    nodes: Nodes
     at_s: NonNegativeFloat | None = None
     at_round: PositiveInt | None = None
     restart_after_s: PositiveFloat | None = None
@@ -52,23 +60,18 @@ class Crash(_Absence):
             raise ValueError("exactly one of at_s and at_round")
         return self
 
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
-        ranks = self.affected(nodes, seed, field)
-        if self.at_s is None:
-            return iter(())
-        to_s = self.at_s + end_of(self.restart_after_s)
-        return iter([FaultInterval(self.at_s, to_s, "crash", rank, self.restart_from) for rank in ranks])
-
-    def at_rounds(self, nodes: int, seed: int, field: str) -> Sequence[RoundCrash]:
-        if self.at_round is None:
-            return ()
-        after_s = end_of(self.restart_after_s)
-        ranks = self.affected(nodes, seed, field)
-        return [RoundCrash(rank, self.at_round, after_s, self.restart_from) for rank in ranks]
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        after_s = math.inf if self.restart_after_s is None else self.restart_after_s
+        if self.at_s is not None:
+            return _absence("crash", ranks, self.at_s, self.at_s + after_s, self.restart_from)
+        assert self.at_round is not None
+        crashes = [RoundCrash(rank, self.at_round, after_s, self.restart_from) for rank in ranks]
+        return FaultPlan([], ranks, at_rounds=crashes)
 
 
 @register("fault", "leave")
-class Leave(_Absence):
+class Leave(Fault):
     """Nodes complete their round, say goodbye, and are gone for good; their rows and models are complete.
 
     Args:
@@ -76,15 +79,15 @@ class Leave(_Absence):
         at_s: when they are told to leave, seconds of the engine's clock.
     """
 
+    nodes: Nodes
     at_s: NonNegativeFloat
 
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
-        ranks = self.affected(nodes, seed, field)
-        return iter([FaultInterval(self.at_s, math.inf, "leave", rank) for rank in ranks])
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        return _absence("leave", select_ranks(self.nodes, nodes, seed, field), self.at_s, math.inf)
 
 
 @register("fault", "join")
-class Join(_Absence):
+class Join(Fault):
     """Nodes join during the run.
 
     Args:
@@ -94,16 +97,17 @@ class Join(_Absence):
             which costs a message there and back.
     """
 
+    nodes: Nodes
     at_s: PositiveFloat
     start_from: Literal["initial", "neighbor"] = "initial"
 
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
-        ranks = self.affected(nodes, seed, field)
-        return iter([FaultInterval(0.0, self.at_s, "join", rank, self.start_from) for rank in ranks])
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        return _absence("join", ranks, 0.0, self.at_s, self.start_from)
 
 
 @register("fault", "churn")
-class Churn(_Absence):
+class Churn(TemporaryFault):
     """Nodes come and go.
 
     At random, each node is alternately present and away, for exponential times. Or by a schedule: a CSV file with the
@@ -125,33 +129,23 @@ class Churn(_Absence):
     mean_up_s: PositiveFloat | None = None
     mean_down_s: PositiveFloat | None = None
     by: Literal["crash", "leave"] = "crash"
-    from_s: NonNegativeFloat = 0.0
-    to_s: PositiveFloat | None = None
-    restart_from: Literal["checkpoint", "initial", "neighbor"] = "checkpoint"
+    restart_from: StartFrom = "checkpoint"
     path: FilePath | None = None
 
     @model_validator(mode="after")
     def _random_or_from_file(self) -> Churn:
-        check_order(self.from_s, self.to_s)
         means = (self.mean_up_s, self.mean_down_s)
         if None in means if self.path is None else means != (None, None):
             raise ValueError("mean_up_s and mean_down_s, or path")
         return self
 
-    @property
-    def endless(self) -> bool:
-        return self.path is None and self.to_s is None
-
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         if self.path is not None:
-            return iter(self._read(nodes, field))
-        ranks = self.affected(nodes, seed, field)
-        return merge(*(self._draw(rank, seed, field) for rank in ranks), key=attrgetter("from_s"))
-
-    def affected(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        if self.path is None:
-            return super().affected(nodes, seed, field)
-        return tuple(sorted({each.node for each in self._read(nodes, field) if each.node is not None}))
+            read = self._read(nodes, field)
+            return FaultPlan(read, tuple(sorted({each.node for each in read if each.node is not None})))
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        drawn = merge(*(self._draw(rank, seed, field) for rank in ranks), key=attrgetter("from_s"))
+        return FaultPlan(drawn, ranks, endless=self.to_s is None)
 
     def _draw(self, rank: int, seed: int, field: str) -> Iterator[FaultInterval]:
         assert self.mean_up_s is not None
@@ -160,7 +154,7 @@ class Churn(_Absence):
         for number in count():
             rng = generator(seed, f"{field}.churn", rank, number)
             gone = now + rng.exponential(self.mean_up_s)
-            if gone >= end_of(self.to_s):
+            if gone >= self.end_s:
                 return
             now = gone + rng.exponential(self.mean_down_s)
             yield FaultInterval(gone, now, self.by, rank, self.restart_from)
@@ -170,34 +164,31 @@ class Churn(_Absence):
         intervals: list[FaultInterval] = []
         away: dict[int, tuple[float, str]] = {}  # node -> since when, and by which event
         last: dict[int, float] = {}  # node -> time of its last event
-        for where, cells in read_records(self.path, f"{field}.path", ("time_s", "node", "event")):
-            time_s, rank = read_number(cells["time_s"], where), read_number(cells["node"], where)
-            node, event = int(rank), cells["event"].strip()
+        for record in read_records(self.path, f"{field}.path", ("time_s", "node", "event")):
+            rank, event, where = record.number("node"), record["event"], record.where
+            node = int(rank)
             if rank != node or node >= nodes:
-                raise BadInput(f"{where}: node {cells['node']}; accepted: ranks 0 to {nodes - 1}")
-            if time_s < last.get(node, 0.0):
-                raise BadInput(
-                    f"{where}: {time_s:g} s, after an event of node {node} at {last[node]:g} s; accepted: ascending"
-                )
-            if event not in ("crash", "leave", "join"):
-                raise BadInput(f"{where}: {event!r}; accepted: crash, join or leave")
-            if event != "join" and node in away:
-                raise BadInput(f"{where}: {event} of node {node}, which is away; accepted: join")
-            if event == "join" and node not in away and node in last:
-                raise BadInput(f"{where}: join of node {node}, which is present; accepted: crash or leave")
-            if event == "join":
-                from_s, by = away.pop(node, (0.0, "join"))
-                if time_s > from_s:
-                    intervals.append(FaultInterval(from_s, time_s, by, node, self.restart_from))
-            else:
-                away[node] = time_s, event
+                raise BadInput(f"{where}: node {record['node']}; accepted: ranks 0 to {nodes - 1}")
+            time_s = record.number("time_s", least=last.get(node, 0.0))
+            possible = ["join"] if node in away else ["crash", "leave"] if node in last else _EVENTS
+            if event not in possible:
+                raise BadInput(f"{where}: {event!r} of node {node}; accepted: {' or '.join(possible)}")
             last[node] = time_s
+            if event != "join":
+                away[node] = time_s, event
+                continue
+            from_s, by = away.pop(node, (0.0, "join"))
+            if time_s > from_s:
+                intervals.append(FaultInterval(from_s, time_s, by, node, self.restart_from))
         intervals += [FaultInterval(from_s, math.inf, by, node) for node, (from_s, by) in away.items()]
         return sorted(intervals, key=attrgetter("from_s", "node"))
 
 
+_EVENTS = ["crash", "join", "leave"]
+
+
 @register("fault", "slow")
-class Slow(Fault):
+class Slow(TemporaryFault):
     """Computations take longer.
 
     Args:
@@ -209,22 +200,16 @@ class Slow(Fault):
 
     nodes: Nodes
     factor: PositiveFloat
-    from_s: NonNegativeFloat = 0.0
-    to_s: PositiveFloat | None = None
 
-    @model_validator(mode="after")
-    def _check_order(self) -> Slow:
-        check_order(self.from_s, self.to_s)
-        return self
-
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
-        detail, to_s = f"computing takes {self.factor:g} times as long", end_of(self.to_s)
-        ranks = select_ranks(self.nodes, nodes, seed, field)
-        return iter([FaultInterval(self.from_s, to_s, "slowed", rank, detail=detail) for rank in ranks])
-
-    def slowdowns(self, nodes: int, seed: int, field: str) -> Sequence[SlowdownWindow]:
-        ranks = select_ranks(self.nodes, nodes, seed, field)
-        return [SlowdownWindow.unchecked(self.from_s, end_of(self.to_s), self.factor, ranks)]
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        detail, ranks = (
+            f"computing takes {self.factor:g} times as long",
+            select_ranks(self.nodes, nodes, seed, field),
+        )
+        return FaultPlan(
+            [FaultInterval(self.from_s, self.end_s, "slowed", rank, detail=detail) for rank in ranks],
+            slowdowns=[SlowdownWindow.unchecked(self.from_s, self.end_s, self.factor, ranks)],
+        )
 
 
 @register("fault", "freeze")
@@ -239,12 +224,10 @@ class Freeze(Fault):
         for_s: for how long.
     """
 
-    freezes: ClassVar[bool] = True
-
     nodes: Nodes
     at_s: NonNegativeFloat
     for_s: PositiveFloat
 
-    def intervals(self, nodes: int, seed: int, field: str) -> Iterator[FaultInterval]:
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         ranks = select_ranks(self.nodes, nodes, seed, field)
-        return iter([FaultInterval(self.at_s, self.at_s + self.for_s, "freeze", rank) for rank in ranks])
+        return FaultPlan([FaultInterval(self.at_s, self.at_s + self.for_s, "freeze", rank) for rank in ranks])

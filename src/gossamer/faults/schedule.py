@@ -12,8 +12,8 @@ from itertools import count
 from operator import attrgetter
 
 from gossamer.errors import BadInput
-from gossamer.faults.fault import Fault, FaultInterval, LinkFault, RoundCrash, StartFrom
-from gossamer.faults.network_faults import FaultyNetwork, FrozenLinks
+from gossamer.faults.fault import Fault, FaultInterval, FaultPlan, LinkFault, RoundCrash, StartFrom
+from gossamer.faults.network_faults import FaultyNetwork
 from gossamer.network import ComputeProfile, Network, Slowdowns, SlowdownWindow
 
 AWAY = ("crash", "leave", "join")
@@ -53,6 +53,7 @@ class FaultSchedule:
     Attributes:
         affected: the nodes that may be away at some time.
         at_rounds: by node, its crashes after a number of completed rounds.
+        freezes: whether any node ever freezes.
         asks_neighbors: whether a node may start with the model of a neighbour.
         settled_s: the end of all faults but the endless ones; ``math.inf`` if no fault is endless.
 
@@ -61,40 +62,38 @@ class FaultSchedule:
     """
 
     def __init__(self, faults: Sequence[Fault], nodes: int, seed: int) -> None:
-        self._faults = [(fault, (nodes, seed, f"faults.{number}")) for number, fault in enumerate(faults)]
-        self._nodes = nodes
-        self.affected = frozenset(rank for fault, args in self._faults for rank in fault.affected(*args))
+        self._faults, self._nodes, self._seed = faults, nodes, seed
+        plans = self._plans()
+        self.affected = frozenset(rank for plan in plans for rank in plan.affected)
         self.at_rounds: dict[int, list[RoundCrash]] = {}
-        self._slowdowns: list[SlowdownWindow] = []
-        self._freezes: list[tuple[int, float, float]] = []  # node, from_s, to_s
-        self._link_faults: list[LinkFault] = []
-        for fault, args in self._faults:
-            for crash in fault.at_rounds(*args):
-                self.at_rounds.setdefault(crash.node, []).append(crash)
-            self._slowdowns += fault.slowdowns(*args)
-            self._link_faults += fault.link_faults(*args)
-            for interval in fault.intervals(*args) if fault.freezes else ():
-                assert interval.node is not None
-                self._freezes.append((interval.node, interval.from_s, interval.to_s))
-            next(fault.intervals(*args), None)  # raises if the fault does not fit
+        for crash in (crash for plan in plans for crash in plan.at_rounds):
+            self.at_rounds.setdefault(crash.node, []).append(crash)
+        self._slowdowns = [window for plan in plans for window in plan.slowdowns]
+        self._link_faults = [fault for plan in plans for fault in plan.link_faults]
+        finite = [each for plan in plans if not plan.endless for each in plan.intervals]
+        self._freezes = [each for each in finite if each.kind == "freeze"]
+        self.freezes = bool(self._freezes)
         self.asks_neighbors = any(
             "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
-            for fault, _ in self._faults
+            for fault in faults
         )
-        self.settled_s = self._settled() if any(fault.endless for fault in faults) else math.inf
+        self.settled_s = math.inf
+        if any(plan.endless for plan in plans):
+            ends = [time_s for each in finite for time_s in (each.from_s, each.to_s) if math.isfinite(time_s)]
+            self.settled_s = max(ends, default=0.0)
 
-    def _settled(self) -> float:
-        finite = [fault.intervals(*args) for fault, args in self._faults if not fault.endless]
-        ends = [time_s for intervals in finite for each in intervals for time_s in (each.from_s, each.to_s)]
-        return max((time_s for time_s in ends if math.isfinite(time_s)), default=0.0)
+    def _plans(self) -> list[FaultPlan]:
+        return [
+            fault.plan(self._nodes, self._seed, f"faults.{number}")
+            for number, fault in enumerate(self._faults)
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._faults)
 
     def event_queue(self) -> FaultEventQueue:
         """The events from the start on."""
-        intervals = (fault.intervals(*args) for fault, args in self._faults)
-        return FaultEventQueue(merge(*intervals, key=attrgetter("from_s")))
+        return FaultEventQueue(merge(*(plan.intervals for plan in self._plans()), key=attrgetter("from_s")))
 
     def network(self, base: Network, *, frozen: bool) -> Network:
         """A network under the faults; ``base`` itself if they don't change it.
@@ -103,11 +102,15 @@ class FaultSchedule:
             base: the network.
             frozen: whether it is the network that keeps messages from frozen nodes.
         """
-        still = [FrozenLinks(rank, self._nodes, *interval) for rank, *interval in self._freezes if frozen]
-        link_faults = (*self._link_faults, *still)
+        link_faults = list(self._link_faults)
+        for each in self._freezes if frozen else ():
+            assert each.node is not None
+            # Nothing passes on its uplink and its downlink, and nothing is lost.
+            links = each.node, self._nodes + each.node
+            link_faults.append(LinkFault(each.from_s, each.to_s, stopped=links, loses=False))
         if not link_faults:
             return base
-        return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
+        return FaultyNetwork(base=base, link_faults=tuple(link_faults), sharing=base.sharing)
 
     def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
         """A settled compute profile under the faults; ``base`` itself if they don't change it.
@@ -120,11 +123,9 @@ class FaultSchedule:
             BadInput: for a profile other than ``slowdowns`` that depends on the time.
         """
         windows = tuple(self._slowdowns)
-        if frozen:
-            windows += tuple(
-                SlowdownWindow.unchecked(from_s, to_s, math.inf, (rank,))
-                for rank, from_s, to_s in self._freezes
-            )
+        for each in self._freezes if frozen else ():
+            assert each.node is not None
+            windows += (SlowdownWindow.unchecked(each.from_s, each.to_s, math.inf, (each.node,)),)
         if not windows:
             return base
         if isinstance(base, Slowdowns):
@@ -157,9 +158,8 @@ class FaultEventQueue:
 
     def __init__(self, intervals: Iterator[FaultInterval]) -> None:
         self._intervals = intervals
-        self._heap: list[
-            tuple[float, bool, int, int, FaultInterval]
-        ] = []  # the bool: whether the interval ends
+        # time_s, whether the interval ends then, node, number
+        self._heap: list[tuple[float, bool, int, int, FaultInterval]] = []
         self._latest: FaultInterval | None = None  # the last one taken from ``intervals``
         self._numbers = count()
         self._active: Counter[tuple[int, str]] = Counter()

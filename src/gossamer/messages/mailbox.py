@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.messages.tags import Message, matches
@@ -69,13 +69,16 @@ class Waiter:
         prefix: the messages' tag begins with it.
         sources: ranks it takes messages from; None is any.
         wanted: wake when this many of ``sources`` have a message here (1 for a plain receive).
+        exact: the messages' tag is the prefix, and does not go on after it.
     """
 
     __slots__ = ("_future", "expired", "length", "prefix", "seen", "sources", "wanted")
 
-    def __init__(self, prefix: Prefix, sources: set[int] | None, wanted: int = 1) -> None:
+    def __init__(
+        self, prefix: Prefix, sources: set[int] | None, wanted: int = 1, *, exact: bool = False
+    ) -> None:
         self.prefix = prefix
-        self.length = len(prefix)
+        self.length = len(prefix) + exact  # parts of a tag that are compared
         self.sources = sources
         self.wanted = wanted
         self.seen: set[int] = set()
@@ -199,36 +202,29 @@ class Mailbox:
             self._late.setdefault(source, Counter())[prefix] += 1
             self._picky = True
 
-    def reopen(self, prefix: Prefix, source: int) -> None:
-        """Messages of a source under this tag are wanted again, whatever was expected to be late."""
-        if (late := self._late.get(source)) is not None:
-            del late[prefix]  # (a Counter: no error if there is none)
-            if not late:
-                self.forget_late(source)
-
     def forget_late(self, source: int) -> None:
         """Expect no late messages of a source: it was restarted and will not send them."""
         self._late.pop(source, None)
         self._picky = self._retired or bool(self._late)
 
-    def take_first(self, prefix: Prefix, sources: set[int] | None) -> Message | None:
+    def take_first(self, prefix: Prefix, sources: set[int] | None, *, exact: bool = False) -> Message | None:
         """Take out the oldest message that fits, if there is one."""
+        length = len(prefix) + exact
         for index, message in enumerate(self._messages):
-            if (sources is None or message.source in sources) and matches(prefix, message.tag):
+            if (sources is None or message.source in sources) and message.tag[:length] == prefix:
                 self.taken += 1
                 return self._messages.pop(index)
         return None
 
     def take_all(
-        self, prefix: Prefix, sources: set[int] | None, but: Container[tuple[int, Prefix]] = ()
+        self, prefix: Prefix, sources: set[int] | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
-        """Take out every message that fits, oldest first, except those of some (source, tag)."""
+        """Take out every message that fits (and is one of ``only`` these), oldest first."""
         taken: list[Message] = []
         left: list[Message] = []
         for message in self._messages:
             fits = (sources is None or message.source in sources) and matches(prefix, message.tag)
-            fits = fits and (message.source, message.tag) not in but
-            (taken if fits else left).append(message)
+            (taken if fits and (only is None or only(message)) else left).append(message)
         self._messages = left
         self.taken += len(taken)
         return taken

@@ -5,24 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import defaultdict
 from functools import cached_property
-from heapq import merge
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from gossamer.config.registry import Component, FilePath, build, register
-from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested
-from gossamer.network.tables import read_number, read_records
+from gossamer.config.registry import Component, FilePath, register
+from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested, nested_component
+from gossamer.network.tables import read_records
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
@@ -53,9 +44,9 @@ class ComputeProfile(Component):
         """
         whole = int(work)
         total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
-        return total + (work - whole) * (
-            self.step_seconds(seed, rank, first_step + whole) if work > whole else 0.0
-        )
+        if work > whole:
+            total += (work - whole) * self.step_seconds(seed, rank, first_step + whole)
+        return total
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         """This profile for a number of nodes, with what is drawn once for a run.
@@ -119,13 +110,10 @@ class StepTrace(ComputeProfile):
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)
-        device = tuple(
-            rank % devices
-            if self.assign == "in-order"
-            else int(generator(seed, "compute.trace", rank).integers(devices))
-            for rank in range(nodes)
-        )
-        return self.model_copy(update={"_device": device})
+        device = [rank % devices for rank in range(nodes)]
+        if self.assign == "drawn":
+            device = [int(generator(seed, "compute.trace", rank).integers(devices)) for rank in range(nodes)]
+        return self.model_copy(update={"_device": tuple(device)})
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         times = self._devices[self._device[rank]]
@@ -135,9 +123,8 @@ class StepTrace(ComputeProfile):
     def _devices(self) -> list[list[float]]:
         """The times of each device; raises BadInput for a file that can't be read."""
         devices: dict[str, list[float]] = {}
-        for where, record in read_records(self.path, "compute.path", ("node", "seconds_per_step")):
-            seconds = read_number(record["seconds_per_step"], f"{where}, seconds_per_step")
-            devices.setdefault(record["node"], []).append(seconds)
+        for record in read_records(self.path, "compute.path", ("node", "seconds_per_step")):
+            devices.setdefault(record["node"], []).append(record.number("seconds_per_step"))
         return list(devices.values())
 
 
@@ -148,28 +135,18 @@ class ModifiedProfile(ComputeProfile):
         base: the other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
     """
 
-    base: ComputeProfile = Field(default_factory=Constant)
+    base: Annotated[ComputeProfile, *nested_component("compute")] = Field(default_factory=Constant)
 
-    @field_validator("base", mode="before")
+    @field_validator("base")
     @classmethod
-    def _build_base(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
-        with nested("compute"):
-            base = build("compute", value, info.context)
-        if isinstance(base, ComputeProfile) and base.depends_on_time:
+    def _check_base(cls, base: ComputeProfile) -> ComputeProfile:
+        if base.depends_on_time:
             raise ValueError("a profile that does not depend on the time (slowdowns have to be outermost)")
         return base
 
-    @field_serializer("base")
-    def _base_spec(self, base: ComputeProfile) -> dict[str, Any]:
-        return base.spec()
-
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        return self.model_copy(update={"base": self.settled_base(nodes, seed)})
-
-    def settled_base(self, nodes: int, seed: int) -> ComputeProfile:
-        """The base, settled for a number of nodes."""
         with nested("compute"):
-            return self.base.settled(nodes, seed)
+            return self.model_copy(update={"base": self.base.settled(nodes, seed)})
 
 
 class _ScaledProfile(ModifiedProfile):
@@ -242,8 +219,8 @@ class SlowNodes(_ScaledProfile, SomeNodes):
     factor: PositiveFloat = 5.0
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        chosen, base = self.chosen(nodes, seed, "compute"), self.settled_base(nodes, seed)
-        return self.model_copy(update={"base": base, "ranks": chosen, "count": None, "fraction": None})
+        chosen = {"ranks": self.chosen(nodes, seed, "compute"), "count": None, "fraction": None}
+        return super().settled(nodes, seed).model_copy(update=chosen)
 
     def _factor(self, rank: int) -> float:
         assert self.ranks is not None, "settled() selects them"
@@ -291,12 +268,6 @@ class RandomSlowdowns(Component):
     factor: PositiveFloat
 
 
-class _Slowdown(NamedTuple):
-    from_s: float
-    to_s: float
-    factor: float
-
-
 @register("compute", "slowdowns")
 class Slowdowns(ModifiedProfile):
     """Nodes slow down for a while and recover; a step may begin before a slowdown and end in or after it.
@@ -331,56 +302,34 @@ class Slowdowns(ModifiedProfile):
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed
-        elapsed = 0.0
-        for duration, factor in self._pieces(seed, rank, start_s):
-            if remaining * factor <= duration:
-                break
-            remaining -= duration / factor
-            elapsed += duration
-        return elapsed + remaining * factor
-
-    def _pieces(self, seed: int, rank: int, start_s: float) -> Iterator[tuple[float, float]]:
-        """Successive durations with constant factors, from a start on; the last one is infinite."""
-        coming = merge(self._at_given_times(rank, start_s), self._drawn(seed, rank, start_s))
-        following = next(coming, None)
-        now, active = start_s, list[_Slowdown]()
-        while active or following is not None:
-            while following is not None and following.from_s <= now:
-                active.append(following)
-                following = next(coming, None)
-            active = [slow for slow in active if slow.to_s > now]
-            until = min(slow.to_s for slow in active) if active else math.inf
-            if following is not None:
-                until = min(until, following.from_s)
-            yield until - now, math.prod(slow.factor for slow in active)
-            now = until
-        yield math.inf, 1.0
-
-    def _at_given_times(self, rank: int, start_s: float) -> list[_Slowdown]:
-        return sorted(
-            _Slowdown(window.from_s, window.to_s, window.factor)
-            for window in self.windows
-            if window.to_s > start_s and (window.ranks is None or rank in window.ranks)
-        )
-
-    def _drawn(self, seed: int, rank: int, start_s: float) -> Iterator[_Slowdown]:
-        """The random slowdowns of a node that end after ``start_s``; each starts after the end of the one before."""
-        if self.random is None:
-            return
-        known = self._known.setdefault((seed, rank), [])
-        number = bisect_right(known, start_s, key=lambda slow: slow.to_s)
+        given = [each for each in self.windows if each.ranks is None or rank in each.ranks]
+        now, elapsed = start_s, 0.0
         while True:
-            if number == len(known):
-                rng = generator(seed, "compute.slowdown", rank, number)
-                from_s = known[-1].to_s if known else 0.0
-                from_s += rng.exponential(SECONDS_PER_HOUR / self.random.per_hour)
-                to_s = from_s + rng.exponential(self.random.mean_s)
-                known.append(_Slowdown(from_s, to_s, self.random.factor))
-            if known[number].to_s > start_s:
-                yield known[number]
-            number += 1
+            slow = [*given, *self._drawn(seed, rank, now)]
+            factor = math.prod(each.factor for each in slow if each.from_s <= now < each.to_s)
+            edges = (edge for each in slow for edge in (each.from_s, each.to_s) if edge > now)
+            until = min(edges, default=math.inf)
+            if remaining * factor <= until - now:
+                return elapsed + remaining * factor
+            remaining -= (until - now) / factor
+            elapsed += until - now
+            now = until
+
+    def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
+        """The first random slowdown of a node that ends after an instant, if any are drawn; each starts after the end of
+        the one before."""
+        if self.random is None:
+            return []
+        known = self._known[seed, rank]
+        while not known or known[-1].to_s <= now_s:
+            rng = generator(seed, "compute.slowdown", rank, len(known))
+            from_s = known[-1].to_s if known else 0.0
+            from_s += rng.exponential(SECONDS_PER_HOUR / self.random.per_hour)
+            to_s = from_s + rng.exponential(self.random.mean_s)
+            known.append(SlowdownWindow.unchecked(from_s, to_s, self.random.factor, (rank,)))
+        return [known[bisect_right(known, now_s, key=lambda each: each.to_s)]]
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int], list[_Slowdown]]:
+    def _known(self) -> defaultdict[tuple[int, int], list[SlowdownWindow]]:
         """The random slowdowns drawn so far, by seed and rank."""
-        return {}
+        return defaultdict(list)

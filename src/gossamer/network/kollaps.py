@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby, product
-from operator import attrgetter, itemgetter
+from itertools import groupby, product
+from operator import attrgetter
 from typing import Any
 
 import networkx as nx
@@ -46,51 +47,37 @@ class Kollaps(Changing):
         return any(conditions.loses(nodes) for _, conditions in self._states(nodes, seed))
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
-        file = read_kollaps(self.path, "network.path")
-        state = _State(file, seed)
-        state.graph.number_links(self._select(file, state.graph, nodes))
-        at_start = [event for event in file.events if event.time == 0]
-        for event in at_start:
-            state.apply(event)
-        yield 0.0, state.conditions()
-        for time_s, simultaneous in groupby(file.events[len(at_start) :], key=attrgetter("time")):
-            for event in simultaneous:
-                state.apply(event)
-            yield time_s, state.conditions()
-
-    def _select(self, file: KollapsFile, graph: _KollapsGraph, nodes: int) -> list[int]:
-        """The vertex of each node."""
+        file, where = read_kollaps(self.path, "network.path"), f"network.path: {self.path}"
         able = [name for name, service in file.services.items() if service.supervisor == "false"]
-        selected = able
-        if self.services is not None:
-            matching = [_matching(pattern, able) for pattern in self.services]
-            selected = list(dict.fromkeys(name for names in matching for name in names))
-        for name in selected:
-            if not any(name in (link.origin, link.dest) for link in file.links):
-                raise file.services[name].refuse(
-                    f"{name!r} has no link; accepted: one, or network.services without it"
-                )
-        vertices = [vertex for name in selected for vertex in graph.vertices[name]]
-        if len(vertices) != nodes:
-            counts = ", ".join(f"{len(graph.vertices[name])} of {name}" for name in selected[:5])
-            more = f", and of {len(selected) - 5} more" if len(selected) > 5 else ""
+        schedule = _Schedule(file, able if self.services is None else self._selected(able), seed, where)
+        if len(schedule.nodes) != nodes:
             raise BadInput(
-                f"network.path: {self.path}: {len(vertices)} replicas ({counts}{more}) for {nodes} nodes; accepted:"
-                f" nodes: {len(vertices)}, or network.services that select {nodes}"
+                f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: nodes: {len(schedule.nodes)},"
+                f" or network.services that select {nodes}"
             )
-        return vertices
+        at_start = [event for event in file.events if event.time == 0]
+        schedule.apply(at_start)
+        yield 0.0, schedule.conditions()
+        for time_s, simultaneous in groupby(file.events[len(at_start) :], key=attrgetter("time")):
+            schedule.apply(simultaneous)
+            yield time_s, schedule.conditions()
 
-
-def _matching(pattern: str, names: list[str]) -> list[str]:
-    try:
-        found = [name for name in names if re.fullmatch(pattern, name)]
-    except re.error as error:
-        raise BadInput(f"network.services: {pattern!r}: {error}; accepted: regular expressions") from None
-    if not found:
-        raise BadInput(
-            f"network.services: {pattern!r} matches no service; accepted: a match for some of {', '.join(names)}"
-        )
-    return found
+    def _selected(self, names: list[str]) -> list[str]:
+        selected: dict[str, None] = {}
+        for pattern in self.services or ():
+            try:
+                matching = [name for name in names if re.fullmatch(pattern, name)]
+            except re.error as error:
+                raise BadInput(
+                    f"network.services: {pattern!r}: {error}; accepted: regular expressions"
+                ) from None
+            if not matching:
+                raise BadInput(
+                    f"network.services: {pattern!r} matches no service; accepted: a match for some of"
+                    f" {', '.join(names)}"
+                )
+            selected |= dict.fromkeys(matching)
+        return list(selected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,130 +94,15 @@ class _Arc:
     drop: float
 
 
-def _arcs(file: KollapsFile) -> list[_Arc]:
-    """The directions of all links in the file, and of those that join by the schedule."""
-    found = []
-    links: list[KollapsLink | LinkEvent] = [*file.links, *_new_links(file)]
-    for number, link in enumerate(links):
-        latency_s, jitter_s, drop = link.latency or 0.0, link.jitter or 0.0, link.drop or 0.0
-        ends = ((link.origin, link.dest, link.upload), (link.dest, link.origin, link.download))
-        for origin, dest, rate in ends:
-            if rate is not None:
-                present = number < len(file.links)
-                found.append(_Arc(origin, dest, number, present, rate, latency_s, jitter_s, drop))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """An edge between two vertices: a replica of a service, a bridge, or a meeting point. The edge between a replica and a
+    meeting point (``own``) has the rate of its arc, but neither latency, jitter nor loss."""
 
-
-def _new_links(file: KollapsFile) -> list[LinkEvent]:
-    """The links that join by the schedule and are not in the file otherwise."""
-    known: set[tuple[str, str]] = set()
-    found = []
-
-    def add(link: KollapsLink | LinkEvent) -> None:
-        known.add((link.origin, link.dest))
-        if link.download is not None:
-            known.add((link.dest, link.origin))
-
-    for link in file.links:
-        add(link)
-    for event in file.events:
-        if (
-            isinstance(event, LinkEvent)
-            and event.action == "join"
-            and (event.origin, event.dest) not in known
-        ):
-            if event.upload is None or event.latency is None:
-                raise event.refuse("is a new link; accepted: with upload and latency")
-            found.append(event)
-            add(event)
-    return found
-
-
-def _replicas(file: KollapsFile, name: str) -> int:
-    """The number of replicas of a service: if they join by the schedule, the most at any one time (in total, if none is
-    used again); else as the service says."""
-    service = file.services[name]
-    events = [event for event in file.events if isinstance(event, NodeEvent) and event.name == name]
-    joined = sum(event.amount for event in events if event.action == "join")
-    if not joined:
-        return service.replicas
-    if service.reuse == "false":
-        return joined
-    now = most = 0
-    for event in events:
-        now += {"join": event.amount, "leave": -event.amount, "crash": -event.amount}.get(event.action, 0)
-        most = max(most, now)
-    return most
-
-
-class _KollapsGraph:
-    """The graph of everything that is present at any time.
-
-    A vertex is a replica of a service, a bridge, or a meeting point: if a service shares its link, its replicas are
-    connected to a meeting point, and the link starts there. An edge belongs to an arc (its attribute ``arc``). The edge
-    between a replica and a meeting point (``own``) has the arc's rate, but neither latency, jitter nor loss.
-
-    Args:
-        file: the Kollaps file.
-        arcs: of all its links.
-
-    Attributes:
-        vertices: the vertices of each service and bridge.
-        nodes: the vertex of each node.
-        links: number of links of the network.
-    """
-
-    def __init__(self, file: KollapsFile, arcs: list[_Arc]) -> None:
-        self.edges: nx.MultiDiGraph[int] = nx.MultiDiGraph()
-        self._keys = count()
-        self.vertices = {name: self._add(_replicas(file, name)) for name in file.services}
-        self.vertices |= {name: self._add(1) for name in file.bridges}
-        shared = {name for name, service in file.services.items() if service.share == "true"}
-        meeting: dict[tuple[int, str], range] = {}
-        for number, arc in enumerate(arcs):
-            for name in (arc.origin, arc.dest):
-                if name in shared and (arc.link, name) not in meeting:
-                    meeting[arc.link, name] = self._add(1)
-            tails = meeting.get((arc.link, arc.origin), self.vertices[arc.origin])
-            heads = meeting.get((arc.link, arc.dest), self.vertices[arc.dest])
-            if arc.origin in shared:
-                self._connect(self.vertices[arc.origin], tails, number, own=True)
-            self._connect(tails, heads, number, own=False)
-            if arc.dest in shared:
-                self._connect(heads, self.vertices[arc.dest], number, own=True)
-
-    def _add(self, vertices: int) -> range:
-        first = len(self.edges)
-        self.edges.add_nodes_from(range(first, first + vertices))
-        return range(first, first + vertices)
-
-    def _connect(self, tails: range, heads: range, arc: int, *, own: bool) -> None:
-        for tail, head in product(tails, heads):
-            self.edges.add_edge(tail, head, key=next(self._keys), arc=arc, own=own)
-
-    def number_links(self, nodes: list[int]) -> None:
-        """Number the edges as links of the network (attribute ``link``).
-
-        A node that is connected to one other vertex, by at most one edge each way, has these edges as its uplink and its
-        downlink, unless they belong to another such node. All other edges are inner links.
-
-        Args:
-            nodes: the vertex of each node.
-        """
-        self.nodes = nodes
-        for rank, vertex in enumerate(nodes):
-            out, into = self.edges.out_edges(vertex, data=True), self.edges.in_edges(vertex, data=True)
-            around = {head for _, head, _ in out} | {tail for tail, _, _ in into}
-            if len(around) == 1 and len(out) <= 1 and len(into) <= 1:
-                for _, _, edge in out:
-                    edge.setdefault("link", rank)
-                for _, _, edge in into:
-                    edge.setdefault("link", len(nodes) + rank)
-        self.links = 2 * len(nodes)
-        for tail, head, key in sorted(self.edges.edges(keys=True), key=itemgetter(2)):
-            if "link" not in self.edges[tail][head][key]:
-                self.edges[tail][head][key]["link"] = self.links
-                self.links += 1
+    tail: int
+    head: int
+    arc: int
+    own: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,114 +111,195 @@ class _Routes(Conditions):
 
     Args:
         rates: bytes per second of all links.
-        graph: vertices and edges.
-        arcs: as they are now.
-        gone: the vertices that are not there.
-        by_latency: whether shortest paths are those with the least latency; else with the fewest hops.
+        nodes: the vertex of each node.
+        graph: the vertices and edges that are present, with ``cost``, ``link`` and ``arc`` (None for own edges).
     """
 
     rates: Float[np.ndarray, " links"]
-    graph: _KollapsGraph
-    arcs: list[_Arc]
-    gone: frozenset[int]
-    by_latency: bool
+    nodes: list[int]
+    graph: nx.DiGraph[int]
     _trees: dict[int, dict[int, list[int]]] = field(default_factory=dict)
 
     def path(self, source: int, to: int) -> Path | None:
-        nodes = self.graph.nodes
-        root, vertex = nodes[source], nodes[to]
+        root, vertex = self.nodes[source], self.nodes[to]
+        if root not in self.graph or vertex not in self.graph:
+            return None
+        # The vertices before each one on shortest paths. networkx lists those first that it finds first, and follows edges
+        # in the order of the file.
         if root not in self._trees:
-            self._trees[root] = self._tree(root)
-        tree = self._trees[root]
-        if vertex not in tree or vertex == root:
+            self._trees[root] = nx.dijkstra_predecessor_and_distance(self.graph, root, weight="cost")[0]
+        before = self._trees[root]
+        if vertex not in before or vertex == root:
             return None
         edges: list[dict[str, Any]] = []
         while vertex != root:
-            before = tree[vertex][0]
-            edges.append(min(self._present(self.graph.edges[before][vertex]), key=self._cost))
-            vertex = before
-        edges.reverse()
-        arcs = [self.arcs[edge["arc"]] for edge in edges if not edge["own"]]
+            edges.insert(0, self.graph[before[vertex][0]][vertex])
+            vertex = before[vertex][0]
+        arcs = [edge["arc"] for edge in edges if edge["arc"] is not None]
         loss = 1 - math.prod(1 - arc.drop for arc in arcs)
         if loss >= 1:
             return None
-        inner = (edge["link"] for edge in edges if edge["link"] >= 2 * len(nodes))
+        inner = (edge["link"] for edge in edges if edge["link"] >= 2 * len(self.nodes))
         return Path(
-            (source, *inner, len(nodes) + to),
+            (source, *inner, len(self.nodes) + to),
             sum(arc.latency_s for arc in arcs),
             math.hypot(*(arc.jitter_s for arc in arcs)),
             loss,
         )
 
-    def _tree(self, root: int) -> dict[int, list[int]]:
-        """The vertices that can be reached, and for each the vertices before it on shortest paths.
 
-        Of paths of equal length the first one is used. networkx lists those first that it finds first, and follows edges
-        in the order in which they were added, which is that of the file.
-        """
-        if root in self.gone:
-            return {}
-
-        def cost(tail: int, head: int, edges: dict[Any, dict[str, Any]]) -> int | None:
-            present = [] if head in self.gone else self._present(edges)
-            return min(map(self._cost, present), default=None)
-
-        tree: dict[int, list[int]] = nx.dijkstra_predecessor_and_distance(
-            self.graph.edges, root, weight=cost
-        )[0]
-        return tree
-
-    def _present(self, edges: Mapping[Any, dict[str, Any]]) -> list[dict[str, Any]]:
-        return [edge for edge in edges.values() if self.arcs[edge["arc"]].present]
-
-    def _cost(self, edge: dict[str, Any]) -> int:
-        """The latency in nanoseconds, then the number of hops, in one integer that adds up exactly."""
-        ns = round(1e9 * self.arcs[edge["arc"]].latency_s) if self.by_latency and not edge["own"] else 0
-        return (ns << 32) + 1
-
-
-class _State:
+class _Schedule:
     """The state of a network in the course of its schedule.
+
+    If a service shares its link, its replicas are connected to a meeting point, and the link starts there.
 
     Args:
         file: the Kollaps file.
+        selected: the services whose replicas are nodes.
         seed: the experiment's seed, by which the replicas that join and leave are drawn.
+        where: the file, for errors.
+
+    Attributes:
+        nodes: the vertex of each node.
     """
 
-    def __init__(self, file: KollapsFile, seed: int) -> None:
-        self._file, self._seed = file, seed
-        self._arcs = _arcs(file)
-        self.graph = _KollapsGraph(file, self._arcs)
+    def __init__(self, file: KollapsFile, selected: list[str], seed: int, where: str) -> None:
+        self._file, self._seed, self._where = file, seed, where
+        self._size = 0
+        self._vertices = {name: self._add(self._replicas(name)) for name in file.services}
+        self._vertices |= {name: self._add(1) for name in file.bridges}
+        self._arcs = self._all_arcs()
+        self._edges = list(self._all_edges())
+        for name in selected:
+            if not any(name in (link.origin, link.dest) for link in file.links):
+                raise self._refused(f"{name!r} has no link; accepted: one, or network.services without it")
+        self.nodes = [vertex for name in selected for vertex in self._vertices[name]]
+        self._links = self._number_links()
         joining = {each.name for each in file.events if isinstance(each, NodeEvent) and each.action == "join"}
-        self._absent = {
-            vertex for name in joining & set(file.services) for vertex in self.graph.vertices[name]
-        }
+        self._absent = {vertex for name in joining & {*file.services} for vertex in self._vertices[name]}
         self._disconnected: set[int] = set()
         self._used: set[int] = set()
         self._draws = 0
 
+    def _refused(self, problem: str) -> BadInput:
+        return BadInput(f"{self._where}: {problem}")
+
+    # --- the graph of everything that is present at any time
+
+    def _add(self, vertices: int) -> range:
+        self._size += vertices
+        return range(self._size - vertices, self._size)
+
+    def _replicas(self, name: str) -> int:
+        """The number of replicas of a service: if they join by the schedule, the most at any one time (in total, if none is
+        used again); else as the service says."""
+        service, now, most = self._file.services[name], 0, 0
+        change = {"join": 1} if service.reuse == "false" else {"join": 1, "leave": -1, "crash": -1}
+        for event in self._file.events:
+            if isinstance(event, NodeEvent) and event.name == name:
+                now += event.amount * change.get(event.action, 0)
+                most = max(most, now)
+        return most or service.replicas
+
+    def _all_arcs(self) -> list[_Arc]:
+        """The directions of all links in the file, and of those that join by the schedule."""
+        arcs: list[_Arc] = []
+
+        def add(link: KollapsLink | LinkEvent, number: int, present: bool) -> None:
+            values = link.latency or 0.0, link.jitter or 0.0, link.drop or 0.0
+            ends = ((link.origin, link.dest, link.upload), (link.dest, link.origin, link.download))
+            for origin, dest, rate in ends:
+                if rate is not None:
+                    arcs.append(_Arc(origin, dest, number, present, rate, *values))
+
+        for number, link in enumerate(self._file.links):
+            add(link, number, True)
+        events = [event for event in self._file.events if isinstance(event, LinkEvent)]
+        for number, event in enumerate(events, len(self._file.links)):
+            known = any((arc.origin, arc.dest) == (event.origin, event.dest) for arc in arcs)
+            if not known and event.action == "join":
+                if event.upload is None or event.latency is None:
+                    raise self._refused(
+                        f"a new link from {event.origin!r} to {event.dest!r}; accepted: with upload and latency"
+                    )
+                add(event, number, False)
+        return arcs
+
+    def _all_edges(self) -> Iterator[_Edge]:
+        shared = {name for name, service in self._file.services.items() if service.share == "true"}
+        meeting: dict[tuple[int, str], range] = {}
+        for number, arc in enumerate(self._arcs):
+            for name in {arc.origin: None, arc.dest: None}:
+                if name in shared and (arc.link, name) not in meeting:
+                    meeting[arc.link, name] = self._add(1)
+            origin, dest = self._vertices[arc.origin], self._vertices[arc.dest]
+            tails, heads = (
+                meeting.get((arc.link, arc.origin), origin),
+                meeting.get((arc.link, arc.dest), dest),
+            )
+            steps = [(tails, heads, False)]
+            if arc.origin in shared:
+                steps.insert(0, (origin, tails, True))
+            if arc.dest in shared:
+                steps.append((heads, dest, True))
+            for starts, ends, own in steps:
+                for tail, head in product(starts, ends):
+                    yield _Edge(tail, head, number, own)
+
+    def _number_links(self) -> list[int]:
+        """The link of each edge.
+
+        A node that is connected to one other vertex, by at most one edge each way, has these edges as its uplink and its
+        downlink, unless they belong to another such node. All other edges are inner links.
+        """
+        out, into = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for number, edge in enumerate(self._edges):
+            out[edge.tail].append(number)
+            into[edge.head].append(number)
+        links: dict[int, int] = {}
+        for rank, vertex in enumerate(self.nodes):
+            up, down = out[vertex], into[vertex]
+            around = {self._edges[k].head for k in up} | {self._edges[k].tail for k in down}
+            if len(around) == 1 and len(up) <= 1 and len(down) <= 1:
+                links = dict.fromkeys(up, rank) | dict.fromkeys(down, len(self.nodes) + rank) | links
+        inner = [number for number in range(len(self._edges)) if number not in links]
+        links |= {number: link for link, number in enumerate(inner, 2 * len(self.nodes))}
+        return [links[number] for number in range(len(self._edges))]
+
+    # --- its state
+
     def conditions(self) -> Conditions:
         """The network as it is now."""
-        rates = np.full(self.graph.links, np.inf)
-        for _, _, edge in self.graph.edges.edges(data=True):
-            rates[edge["link"]] = self._arcs[edge["arc"]].rate
-        gone = frozenset(self._absent | self._disconnected)
-        return _Routes(rates, self.graph, list(self._arcs), gone, self._file.metric == "latency")
+        rates = np.full(max(2 * len(self.nodes) - 1, *self._links) + 1, np.inf)
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from(set(range(self._size)) - self._absent - self._disconnected)
+        for edge, link in zip(self._edges, self._links, strict=True):
+            arc = self._arcs[edge.arc]
+            rates[link] = arc.rate
+            if not arc.present or edge.tail not in graph or edge.head not in graph:
+                continue
+            # The latency in nanoseconds, then the number of hops, in one integer that adds up exactly.
+            by_latency = self._file.metric == "latency" and not edge.own
+            cost = (round(1e9 * arc.latency_s) << 32 if by_latency else 0) + 1
+            if not graph.has_edge(edge.tail, edge.head) or cost < graph[edge.tail][edge.head]["cost"]:
+                graph.add_edge(edge.tail, edge.head, cost=cost, link=link, arc=None if edge.own else arc)
+        return _Routes(rates, self.nodes, graph)
 
-    def apply(self, event: NodeEvent | LinkEvent) -> None:
-        """Apply an event.
+    def apply(self, events: Iterable[NodeEvent | LinkEvent]) -> None:
+        """Apply events.
 
         Raises:
             BadInput: for an impossible event: a replica, bridge or link that joins although it is there, or leaves although
                 it is not.
         """
-        if isinstance(event, LinkEvent):
-            self._apply_to_link(event)
-        else:
-            self._apply_to_replicas(event)
+        for event in events:
+            if isinstance(event, LinkEvent):
+                self._apply_to_link(event)
+            else:
+                self._apply_to_replicas(event)
 
     def _apply_to_replicas(self, event: NodeEvent) -> None:
-        vertices = set(self.graph.vertices[event.name])
+        vertices = set(self._vertices[event.name])
         there = vertices - self._absent
         service = self._file.services.get(event.name)
         used = self._used if service and service.reuse == "false" else set()
@@ -358,7 +311,7 @@ class _State:
             "reconnect": there & self._disconnected,
         }[event.action]
         if len(candidates) < event.amount:
-            raise event.refuse(
+            raise self._refused(
                 f"{event.action} of {event.amount} of {event.name!r} at {event.time:g} s; accepted: up to {len(candidates)}"
             )
         self._draws += 1
@@ -379,19 +332,18 @@ class _State:
     def _apply_to_link(self, event: LinkEvent) -> None:
         there = event.action != "join"
         ahead = [n for n in self._between(event.origin, event.dest) if self._arcs[n].present == there]
-        if not ahead:
-            state = "there" if there else "away"
-            raise event.refuse(
-                f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s; accepted: one that is {state}"
-            )
         back = self._between(event.dest, event.origin)
+        if not ahead:
+            raise self._refused(
+                f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s; accepted: one that is"
+                f" {'there' if there else 'away'}"
+            )
+        if event.download is not None and not back:
+            raise self._refused("download: the link has no such direction; accepted: upload")
         links = {self._arcs[n].link for n in ahead}
         both = [*ahead, *(n for n in back if self._arcs[n].link in links)]
-        if event.download is not None and not back:
-            raise event.refuse("download: the link has no such direction; accepted: upload")
-        if event.action is not None:
-            self._change(both, present=event.action == "join")
-        self._change(both, latency_s=event.latency, jitter_s=event.jitter, drop=event.drop)
+        present = None if event.action is None else not there
+        self._change(both, present=present, latency_s=event.latency, jitter_s=event.jitter, drop=event.drop)
         self._change(ahead, rate=event.upload)
         self._change(back, rate=event.download)
 

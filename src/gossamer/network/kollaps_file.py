@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from xml.sax import SAXParseException
-from xml.sax.handler import ContentHandler
-from xml.sax.xmlreader import AttributesImpl
+from xml.etree.ElementTree import ParseError
 
 from defusedxml import DefusedXmlException
-from defusedxml.sax import parseString
+from defusedxml.ElementTree import fromstring
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,87 +19,27 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveInt,
-    PrivateAttr,
     ValidationError,
 )
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
 
-_CHILDREN = {
-    "experiment": ("config", "services", "bridges", "links", "dynamic"),
-    "services": ("service",),
-    "bridges": ("bridge",),
-    "links": ("link",),
-    "dynamic": ("schedule",),
+_PARTS = {
+    "config": "",
+    "services": "service",
+    "bridges": "bridge",
+    "links": "link",
+    "dynamic": "schedule",
 }
+"""The parts of a file, and the elements in each."""
 _EMULATION = {
     *("boot", "pool_period", "max_age", "image", "command", "port", "tags", "ip", "machinename"),
     *("topology_file", "controller_ip", "script", "activepaths"),
 }
 """Attributes that start containers and machines, and are ignored."""
+_UNCHANGING = {"time", "origin", "dest", "network"}
 _BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
-
-
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """An XML element without text: Kollaps uses attributes only. ``where`` is its location, for errors."""
-
-    tag: str
-    attributes: dict[str, str]
-    where: str
-    children: list[_Element] = field(default_factory=list)
-
-    def refuse(self, problem: str) -> BadInput:
-        return BadInput(f"{self.where} {problem}")
-
-
-class _Builder(ContentHandler):
-    """Builds a tree of elements; ``where`` is the file and its field in the experiment."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self._file = where
-        self._locator: Any = None
-        self._open = [_Element("", {}, where)]
-
-    @property
-    def where(self) -> str:
-        """The current location in the file."""
-        return f"{self._file}, line {self._locator.getLineNumber()}:"
-
-    @property
-    def root(self) -> _Element:
-        return self._open[0].children[0]
-
-    def setDocumentLocator(self, locator: Any) -> None:  # noqa: N802
-        self._locator = locator
-
-    def startElement(self, name: str, attrs: AttributesImpl) -> None:  # noqa: N802
-        element = _Element(name, dict(attrs.items()), f"{self.where} <{name}>")
-        self._open[-1].children.append(element)
-        self._open.append(element)
-
-    def endElement(self, name: str) -> None:  # noqa: N802
-        self._open.pop()
-
-    def characters(self, content: str) -> None:
-        if content.strip():
-            raise BadInput(f"{self.where} {content.strip()!r}; accepted: elements and comments, without text")
-
-
-def _read_xml(path: Path, field: str) -> _Element:
-    builder = _Builder(f"{field}: {path}")
-    try:
-        # A document type is refused, because its entities could stand for anything.
-        parseString(path.read_bytes(), builder, forbid_dtd=True)
-    except OSError as error:
-        raise BadInput(f"{field}: {path}: {error.strerror}; accepted: an XML file") from None
-    except SAXParseException as error:
-        raise BadInput(f"{builder.where} {error.getMessage()}; accepted: well-formed XML") from None
-    except DefusedXmlException:
-        raise BadInput(f"{builder.where} a document type; accepted: XML without one") from None
-    return builder.root
 
 
 def _bytes_per_second(text: Any) -> float:
@@ -126,31 +65,24 @@ class _Attributes(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    _where: str = PrivateAttr(default="")
-
-    def refuse(self, problem: str) -> BadInput:
-        """An error with the location of the element."""
-        return BadInput(f"{self._where} {problem}")
-
 
 class _Config(_Attributes):
     shortest_path: Literal["hop", "latency"] = "hop"
-
-
-class Service(_Attributes):
-    """A service. ``replicas`` counts unless replicas join by the schedule."""
-
-    name: Name
-    replicas: PositiveInt = 1
-    share: Flag = "false"
-    reuse: Flag = "true"
-    supervisor: Flag = "false"
 
 
 class Bridge(_Attributes):
     """A bridge between links."""
 
     name: Name
+
+
+class Service(Bridge):
+    """A service. ``replicas`` counts unless replicas join by the schedule."""
+
+    replicas: PositiveInt = 1
+    share: Flag = "false"
+    reuse: Flag = "true"
+    supervisor: Flag = "false"
 
 
 class _Ends(_Attributes):
@@ -201,6 +133,9 @@ class KollapsFile:
     metric: Literal["hop", "latency"]
 
 
+A = TypeVar("A", bound=_Attributes)
+
+
 def read_kollaps(path: Path, field: str) -> KollapsFile:
     """Read a topology file.
 
@@ -209,86 +144,95 @@ def read_kollaps(path: Path, field: str) -> KollapsFile:
         field: the experiment's field that names it, for errors.
 
     Raises:
-        BadInput: for anything that is not Kollaps, or is not supported; names line and element.
+        BadInput: for anything that is not Kollaps, or is not supported; names the element.
     """
-    root = _read_xml(path, field)
-    if root.tag != "experiment":
-        raise root.refuse("is the root; accepted: <experiment>")
-    _check_children(root)
-    _parse(_Attributes, root)
-    parts = {part.tag: part for part in root.children}
-    if len(parts) < len(root.children):
-        raise root.refuse(f"has a part twice; accepted: each of {listed(list(parts))} once")
+    file = f"{field}: {path}"
+    parts = _read_parts(path, file)
+
+    def parsed(model: type[A], tag: str, number: int, attributes: dict[str, str]) -> A:
+        given = {name: text for name, text in attributes.items() if name not in _EMULATION}
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            raise bad_input(error, model, f"{file}: <{tag}> {number}") from None
+
+    def parse(model: type[A], tag: str) -> list[A]:
+        return [parsed(model, tag, *each) for each in enumerate(parts.get(f"{tag}s", ()), 1)]
+
+    services, bridges = parse(Service, "service"), parse(Bridge, "bridge")
+    owners = {owner.name: owner for owner in (*services, *bridges)}
+    if len(owners) < len(services) + len(bridges):
+        raise BadInput(f"{file}: a name twice; accepted: a name for each service and bridge")
+    links = parse(KollapsLink, "link")
+    events: list[NodeEvent | LinkEvent] = []
+    for number, each in enumerate(parts.get("dynamic", ()), 1):
+        kind: type[NodeEvent | LinkEvent] = NodeEvent if "name" in each else LinkEvent
+        events.append(parsed(kind, "schedule", number, each))
+    for element in (*links, *events):
+        _check_names(element, owners, file)
+    networks = {each.network for each in (*links, *events) if isinstance(each, _Ends)} - {None}
+    if len(networks) > 1:
+        raise BadInput(
+            f"{file}: the networks {listed(map(str, networks))}; accepted: one network for all links"
+        )
+    [config] = [parsed(_Config, "config", 1, each) for each in parts.get("config", [{}])]
+    return KollapsFile(
+        {service.name: service for service in services},
+        {bridge.name: bridge for bridge in bridges},
+        links,
+        sorted(events, key=lambda event: event.time),
+        config.shortest_path,
+    )
+
+
+def _read_parts(path: Path, file: str) -> dict[str, list[dict[str, str]]]:
+    """The attributes of the elements in each part of a file. Kollaps uses attributes only, and no text."""
+    try:
+        # A document type is refused, because its entities could stand for anything.
+        root = fromstring(path.read_bytes(), forbid_dtd=True)
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}; accepted: an XML file") from None
+    except ParseError as error:
+        raise BadInput(f"{file}: {error}; accepted: well-formed XML") from None
+    except DefusedXmlException:
+        raise BadInput(f"{file}: a document type; accepted: XML without one") from None
+    if root.tag != "experiment" or root.attrib.keys() - _EMULATION:
+        raise BadInput(f"{file}: the root is <{root.tag}>; accepted: <experiment>")
+    if text := "".join(root.itertext()).strip():
+        raise BadInput(f"{file}: {text!r}; accepted: elements and comments, without text")
+    parts: dict[str, list[dict[str, str]]] = {}
+    for part in root:
+        if part.tag not in _PARTS or part.tag in parts:
+            raise BadInput(f"{file}: <{part.tag}> in <experiment>; accepted: each of {listed(_PARTS)} once")
+        for child in part:
+            if child.tag != _PARTS[part.tag] or len(child):
+                raise BadInput(
+                    f"{file}: <{child.tag}> in <{part.tag}>; accepted: <{_PARTS[part.tag]}>, empty"
+                )
+        parts[part.tag] = [part.attrib] if part.tag == "config" else [child.attrib for child in part]
     for tag in ("services", "links"):
         if tag not in parts:
-            raise root.refuse(f"has no <{tag}>; accepted: one")
-    elements = {tag: parts[tag].children if tag in parts else [] for tag in _CHILDREN["experiment"]}
-    services: dict[str, Service] = {}
-    bridges: dict[str, Bridge] = {}
-    for element in (*elements["services"], *elements["bridges"]):
-        owner = _parse(Service, element) if element.tag == "service" else _parse(Bridge, element)
-        if owner.name in services or owner.name in bridges:
-            raise owner.refuse(f"name: {owner.name!r} again; accepted: a name for each service and bridge")
-        if isinstance(owner, Service):
-            services[owner.name] = owner
-        else:
-            bridges[owner.name] = owner
-    names = {*services, *bridges}
-    links = [_check_ends(_parse(KollapsLink, element), names) for element in elements["links"]]
-    events = [_event(element, names, bridges) for element in elements["dynamic"]]
-    networks = {each.network for each in (*links, *events) if not isinstance(each, NodeEvent)} - {None}
-    if len(networks) > 1:
-        raise root.refuse(
-            f"has the networks {listed(sorted(map(str, networks)))}; accepted: one for all links"
+            raise BadInput(f"{file}: no <{tag}> in <experiment>; accepted: one")
+    return parts
+
+
+def _check_names(
+    element: KollapsLink | LinkEvent | NodeEvent, owners: Mapping[str, Bridge], file: str
+) -> None:
+    """Check that a link or an event is about services and bridges of the file, and says something."""
+    named = [element.name] if isinstance(element, NodeEvent) else [element.origin, element.dest]
+    for name in named:
+        if name not in owners:
+            raise BadInput(f"{file}: {name!r}{suggest(name, owners)}; accepted: a service or a bridge")
+    if isinstance(element, NodeEvent):
+        if element.action not in ("join", "leave") and not isinstance(owners[element.name], Service):
+            raise BadInput(
+                f"{file}: {element.action!r} of the bridge {element.name!r}; accepted: join, leave"
+            )
+    elif element.origin == element.dest:
+        raise BadInput(f"{file}: a link from {element.origin!r} to itself; accepted: two ends")
+    elif isinstance(element, LinkEvent) and element.model_fields_set <= _UNCHANGING:
+        raise BadInput(
+            f"{file}: an event at {element.time:g} s that changes nothing; accepted: some of upload, download,"
+            " latency, jitter, drop"
         )
-    metric = _parse(_Config, parts["config"]).shortest_path if "config" in parts else "hop"
-    return KollapsFile(services, bridges, links, sorted(events, key=lambda event: event.time), metric)
-
-
-A = TypeVar("A", bound=_Attributes)
-E = TypeVar("E", bound=_Ends)
-
-
-def _parse(model: type[A], element: _Element) -> A:
-    """The checked attributes of an element, without those that only matter to emulation."""
-    given = {name: text for name, text in element.attributes.items() if name not in _EMULATION}
-    try:
-        attributes = model.model_validate(given)
-    except ValidationError as error:
-        raise bad_input(error, model, element.where) from None
-    attributes._where = element.where
-    return attributes
-
-
-def _check_ends(link: E, names: set[str]) -> E:
-    """The same link, if it leads from one service or bridge to another."""
-    for end, name in (("origin", link.origin), ("dest", link.dest)):
-        if name not in names:
-            raise link.refuse(f"{end}: {name!r}{suggest(name, names)}; accepted: a service or a bridge")
-    if link.origin == link.dest:
-        raise link.refuse(f"from {link.origin!r} to itself; accepted: two ends")
-    return link
-
-
-def _check_children(element: _Element) -> None:
-    accepted = _CHILDREN.get(element.tag, ())
-    for child in element.children:
-        if child.tag not in accepted:
-            raise child.refuse(f"in <{element.tag}>; accepted: {listed(accepted) or 'nothing'}")
-        _check_children(child)
-
-
-def _event(element: _Element, names: set[str], bridges: dict[str, Bridge]) -> NodeEvent | LinkEvent:
-    if "name" not in element.attributes:
-        change = _check_ends(_parse(LinkEvent, element), names)
-        if change.model_fields_set <= {"time", "origin", "dest", "network"}:
-            raise change.refuse("changes nothing; accepted: some of upload, download, latency, jitter, drop")
-        return change
-    event = _parse(NodeEvent, element)
-    if event.name not in names:
-        raise event.refuse(
-            f"name: {event.name!r}{suggest(event.name, names)}; accepted: a service or a bridge"
-        )
-    if event.name in bridges and event.action not in ("join", "leave"):
-        raise event.refuse(f"action: {event.action!r} of a bridge; accepted: join, leave")
-    return event

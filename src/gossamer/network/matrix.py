@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path as FileSystemPath
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
 from gossamer.network.nodes import for_each
-from gossamer.network.tables import read_square
+from gossamer.network.tables import as_number, read_rows
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
 """Matrices that come with the package, by name."""
+_Square = Float[np.ndarray, "sites sites"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +37,8 @@ class _SiteConditions(Conditions):
 
     rates: Float[np.ndarray, " links"]
     site: Int[np.ndarray, " nodes"]
-    latency_s: Float[np.ndarray, "sites sites"]
-    limit: Float[np.ndarray, "sites sites"]
+    latency_s: _Square
+    limit: _Square
     shared: bool
     jitter_s: float
     loss: float
@@ -117,35 +119,45 @@ class Matrix(Network):
             loss=self.loss,
         )
 
-    def _between_sites(self) -> tuple[Float[np.ndarray, "sites sites"], Float[np.ndarray, "sites sites"]]:
+    def _between_sites(self) -> tuple[_Square, _Square]:
         """Seconds and bytes per second between the sites that are used."""
-        latency = None if self.latency_ms is None else _Table(self.latency_ms, "network.latency_ms")
-        bandwidth = None
+        tables: dict[str, tuple[list[str], _Square]] = {}
+        if self.latency_ms is not None:
+            tables["latency_ms"] = _read_square(self.latency_ms, "network.latency_ms")
         if self.bandwidth_mbps is not None:
             file = SHIPPED.get(str(self.bandwidth_mbps), FileSystemPath(self.bandwidth_mbps))
-            bandwidth = _Table(file, "network.bandwidth_mbps")
-            bandwidth.values[bandwidth.values == 0] = math.nan
-        tables = [table for table in (latency, bandwidth) if table is not None]
-        _check_same_sites(tables)
-        kept = self._measured_sites(tables)
+            tables["bandwidth_mbps"] = names, mbps = _read_square(file, "network.bandwidth_mbps")
+            mbps[mbps == 0] = math.nan
+        (names, first), *more = tables.values()
+        if any(len(last) != len(first) or (names and others and names != others) for others, last in more):
+            raise BadInput(
+                f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: the {len(first)} sites of"
+                " network.latency_ms, in the same order"
+            )
+        kept = self._measured_sites({field: values for field, (_, values) in tables.items()})
+        chosen = {field: values[np.ix_(kept, kept)] for field, (_, values) in tables.items()}
         within = np.eye(len(kept), dtype=bool)
-        if latency is not None:
-            latency_s = latency.values[np.ix_(kept, kept)] / 1000
-        else:
-            latency_s = np.where(within, math.nan, self.latency_s)
-        if bandwidth is not None:
-            limit = bandwidth.values[np.ix_(kept, kept)] * BYTES_PER_MEGABIT
-        else:
-            limit = np.where(within, math.nan, math.inf)
+        latency_s, limit = np.where(within, math.nan, self.latency_s), np.where(within, math.nan, math.inf)
+        if "latency_ms" in chosen:
+            latency_s = chosen["latency_ms"] / 1000
+        if "bandwidth_mbps" in chosen:
+            limit = chosen["bandwidth_mbps"] * BYTES_PER_MEGABIT
         latency_s[within & np.isnan(latency_s)] = self.within_latency_s
         limit[within & np.isnan(limit)] = bytes_per_second(self.within_bandwidth_mbps)
         return latency_s, limit
 
-    def _measured_sites(self, tables: list[_Table]) -> Int[np.ndarray, " sites"]:
-        if self.unmeasured == "error":
-            for table in tables:
-                table.check_complete()
-        missing = tables[0].missing | tables[-1].missing
+    def _measured_sites(self, tables: Mapping[str, _Square]) -> Int[np.ndarray, " kept"]:
+        """The sites that are used: without those that have no value, or none if that is an error."""
+        missing = np.zeros_like(next(iter(tables.values())), dtype=bool)
+        for field, values in tables.items():
+            missing |= np.isnan(values) & ~np.eye(len(values), dtype=bool)
+            if self.unmeasured == "error" and missing.any():
+                row, column = np.argwhere(missing)[0].tolist()
+                raise BadInput(
+                    f"network.{field}: {getattr(self, field)}: row {row + 1}, column {column + 1} of the numbers, the first"
+                    f" of {missing.sum()}: blank or below 0; accepted: a number for each two sites, or"
+                    " network.unmeasured: drop-sites"
+                )
         kept = np.arange(len(missing))
         while missing.any():
             pairs = missing.sum(0) + missing.sum(1)
@@ -155,42 +167,35 @@ class Matrix(Network):
         return kept
 
 
-class _Table:
-    """The numbers of a file; NaN for pairs that were not measured.
+def _read_square(path: FileSystemPath, field: str) -> tuple[list[str], _Square]:
+    """The names of the sites, if the file has any in its first row or column, and the numbers between them; NaN for those
+    that are blank, "nan" or below 0.
 
-    Args:
-        path: the file.
-        field: the experiment's field that names it.
+    Raises:
+        BadInput: for a file that can't be read, a cell that is not a number, a matrix that is not square, or different
+            names in the first column and the first row.
     """
-
-    def __init__(self, path: FileSystemPath, field: str) -> None:
-        self._where = f"{field}: {path}"
-        self.names, self.values = read_square(path, field)
-        self.values[self.values < 0] = math.nan
-
-    @property
-    def missing(self) -> Bool[np.ndarray, "sites sites"]:
-        """The pairs of different sites without a value."""
-        missing: Bool[np.ndarray, "sites sites"] = np.isnan(self.values)
-        np.fill_diagonal(missing, False)
-        return missing
-
-    def check_complete(self) -> None:
-        """Raise BadInput if a pair of different sites has no value."""
-        pairs = np.argwhere(self.missing)
-        if len(pairs):
-            row, column = pairs[0].tolist()
-            named = f" (from {self.names[row]} to {self.names[column]})" if self.names else ""
-            raise BadInput(
-                f"{self._where}: row {row + 1}, column {column + 1} of the numbers{named}, the first of {len(pairs)}:"
-                " blank or below 0; accepted: a number for each two sites, or network.unmeasured: drop-sites"
-            )
-
-
-def _check_same_sites(tables: list[_Table]) -> None:
-    first, last = tables[0], tables[-1]
-    if len(first.values) != len(last.values) or (first.names and last.names and first.names != last.names):
+    rows = read_rows(path, field)
+    header: list[str] = []
+    if any(as_number(cell) is None for cell in rows[0][1][1:]):
+        header = rows.pop(0)[1]
+    names: list[str] = []
+    if any(as_number(row[0]) is None for _, row in rows):
+        names = [row[0] for _, row in rows]
+        rows = [(line, row[1:]) for line, row in rows]
+        header = header[len(header) > len(rows) :]  # without the corner cell
+    if header and names and header != names:
         raise BadInput(
-            f"network.bandwidth_mbps: {len(last.values)} sites; accepted: the {len(first.values)} sites of"
-            " network.latency_ms, in the same order"
+            f"{field}: {path}: rows and columns have different names; accepted: the same, in the same order"
         )
+    matrix = np.empty((len(rows), len(rows)))
+    for i, (line, row) in enumerate(rows):
+        where = f"{field}: {path}, line {line}"
+        if len(row) != len(rows):
+            raise BadInput(f"{where}: {len(row)} numbers, in {len(rows)} rows; accepted: a square matrix")
+        for j, cell in enumerate(row):
+            value = as_number(cell)
+            if value is None or math.isinf(value):
+                raise BadInput(f"{where}, number {j + 1}: {cell!r}; accepted: a finite number, or none")
+            matrix[i, j] = value if value >= 0 else math.nan
+    return header or names, matrix

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -138,6 +141,19 @@ class Changing(Network):
     @abstractmethod
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         """The network at the start, and after each change; seconds ascend from 0."""
+
+
+def states_of(
+    base: Network, nodes: int, seed: int, times_s: Iterable[float]
+) -> Iterator[tuple[float, Conditions]]:
+    """The states of a network, by time from 0, with its state at some more times: for a network that changes another."""
+    state = base.conditions(nodes, seed)
+    more: list[tuple[float, Conditions | None]] = [(time_s, None) for time_s in sorted({0.0, *times_s})]
+    changes = merge(more, base.changes(nodes, seed), key=itemgetter(0))
+    for time_s, simultaneous in groupby(changes, key=itemgetter(0)):
+        for _, changed in simultaneous:
+            state = changed or state
+        yield time_s, state
 
 
 def bytes_per_second(mbps: float | None) -> float:

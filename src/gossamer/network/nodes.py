@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PlainSerializer, model_validator
 
-from gossamer.config.registry import Component
+from gossamer.config.registry import Component, build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 
@@ -96,6 +96,16 @@ def for_each(
             )
         return np.array(value, dtype=np.float64)
     return np.full(nodes, none if value is None else value, dtype=np.float64)
+
+
+def nested_component(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
+    """The pydantic annotations of a field ``base`` that holds another component of a kind."""
+
+    def validate(value: Any, info: Any) -> Any:  # info is a ValidationInfo
+        with nested(kind):
+            return build(kind, value, info.context)
+
+    return BeforeValidator(validate), PlainSerializer(lambda base: base.spec())
 
 
 @contextmanager

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import merge
 from itertools import count, groupby
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +16,6 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    field_serializer,
     field_validator,
     model_validator,
 )
@@ -25,12 +23,12 @@ from pydantic import (
 from gossamer.config.registry import Component, FilePath, build, register
 from gossamer.errors import BadInput
 from gossamer.network.access import Access, Uniform
-from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path
-from gossamer.network.nodes import check_ranks, nested
-from gossamer.network.tables import read_number, read_records
+from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path, states_of
+from gossamer.network.nodes import check_ranks, nested, nested_component
+from gossamer.network.tables import read_records
 
 
-class _Record(NamedTuple):
+class _Line(NamedTuple):
     """A line of a trace about the link of one node or (rank None) of all; None leaves a value unchanged."""
 
     time_s: float
@@ -73,12 +71,12 @@ class Trace(Changing, Uniform):
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        records = self._records
-        check_ranks((record.rank or 0 for record in records), nodes, f"network.path: {self.path}, rank")
-        if self.repeat_s is not None and self.repeat_s <= records[-1].time_s:
+        lines = self._lines
+        check_ranks((line.rank or 0 for line in lines), nodes, f"network.path: {self.path}, rank")
+        if self.repeat_s is not None and self.repeat_s <= lines[-1].time_s:
             raise BadInput(
                 f"network.repeat_s: {self.repeat_s:g}; accepted: more than the trace's last time, "
-                f"{records[-1].time_s:g}"
+                f"{lines[-1].time_s:g}"
             )
         return super().conditions(nodes, seed)
 
@@ -90,13 +88,11 @@ class Trace(Changing, Uniform):
         for repetition in [0] if self.repeat_s is None else count():
             rates, delays_s = first_rates, np.zeros(nodes)
             start_s = repetition * (self.repeat_s or 0.0)
-            for time_s, simultaneous in groupby([_Record(0.0), *self._records], key=attrgetter("time_s")):
+            for time_s, simultaneous in groupby([_Line(0.0), *self._lines], key=attrgetter("time_s")):
                 rates, delays_s = rates.copy(), delays_s.copy()
-                for record in simultaneous:
-                    ranks = slice(None) if record.rank is None else record.rank
-                    for values, value in zip(
-                        (rates[:nodes], rates[nodes:], delays_s), record[2:], strict=True
-                    ):
+                for line in simultaneous:
+                    ranks = slice(None) if line.rank is None else line.rank
+                    for values, value in zip((rates[:nodes], rates[nodes:], delays_s), line[2:], strict=True):
                         if value is not None:
                             values[ranks] = value
                 yield (
@@ -105,32 +101,21 @@ class Trace(Changing, Uniform):
                 )
 
     @cached_property
-    def _records(self) -> list[_Record]:
-        records: list[_Record] = []
+    def _lines(self) -> list[_Line]:
+        found: list[_Line] = []
         columns = ("time_s", "rank", "uplink_mbps", "downlink_mbps")
-        for where, cells in read_records(self.path, "network.path", columns, ["latency_ms"]):
-            last_s = records[-1].time_s if records else 0.0
-            rank = cells["rank"]
+        for record in read_records(self.path, "network.path", columns, ["latency_ms"]):
+            rank = record["rank"]
             if rank != "*" and not rank.isdecimal():
-                raise BadInput(f"{where}, rank: {rank!r}; accepted: a rank, or * for all")
-            records.append(
-                _Record(
-                    read_number(cells["time_s"], f"{where}, time_s", least=last_s),
-                    None if rank == "*" else int(rank),
-                    _rate(cells["uplink_mbps"], f"{where}, uplink_mbps"),
-                    _rate(cells["downlink_mbps"], f"{where}, downlink_mbps"),
-                    _delay(cells.get("latency_ms", ""), f"{where}, latency_ms"),
-                )
+                raise BadInput(f"{record.where}, rank: {rank!r}; accepted: a rank, or * for all")
+            up, down = (
+                BYTES_PER_MEGABIT * record.number(column, above=0) if record[column] else None
+                for column in columns[2:]
             )
-        return records
-
-
-def _rate(mbps: str, where: str) -> float | None:
-    return BYTES_PER_MEGABIT * read_number(mbps, where, above=0) if mbps else None
-
-
-def _delay(milliseconds: str, where: str) -> float | None:
-    return read_number(milliseconds, where) / 1000 if milliseconds else None
+            delay_s = record.number("latency_ms") / 1000 if record["latency_ms"] else None
+            time_s = record.number("time_s", least=found[-1].time_s if found else 0.0)
+            found.append(_Line(time_s, None if rank == "*" else int(rank), up, down, delay_s))
+        return found
 
 
 class RateChange(Component):
@@ -145,9 +130,6 @@ class RateChange(Component):
     at_s: NonNegativeFloat
     factor: PositiveFloat
     ranks: tuple[NonNegativeInt, ...] | None = None
-
-
-_Change = tuple[float, Conditions | RateChange]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +162,7 @@ class Varying(Changing):
         rate_changes: the changes, in any order.
     """
 
-    base: Network
+    base: Annotated[Network, *nested_component("network")]
     rate_changes: tuple[RateChange, ...]
 
     @model_validator(mode="before")
@@ -190,25 +172,19 @@ class Varying(Changing):
             return value
         with nested("network"):
             base = build("network", value["base"], info.context)
-        if not isinstance(base, Network):
-            raise BadInput(f"network.base: {base.name_of()}; accepted: a network")
-        if value.get("sharing", base.sharing) != base.sharing:
+        sharing = getattr(base, "sharing", None)
+        if value.get("sharing", sharing) != sharing:
             raise BadInput(
-                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {base.sharing!r}; accepted: the same"
+                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {sharing!r}; accepted: the same"
             )
-        return {**value, "base": base, "sharing": base.sharing}
+        return {**value, "base": base, "sharing": sharing}
 
     @field_validator("rate_changes")
     @classmethod
-    def _not_empty(cls, value: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
-        # Not by a minimal length, which does not count changes that are themselves invalid.
-        if not value:
+    def _check_changes(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
+        if not changes:
             raise ValueError("at least one change")
-        return value
-
-    @field_serializer("base")
-    def _base_spec(self, base: Network) -> dict[str, Any]:
-        return base.spec()
+        return changes
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         for number, change in enumerate(self.rate_changes):
@@ -223,19 +199,13 @@ class Varying(Changing):
         return self.base.loses(nodes, seed)
 
     def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        changes = sorted(self.rate_changes, key=attrgetter("at_s"))
         with nested("network"):
-            base = self.base.conditions(nodes, seed)
-        factors = np.ones(nodes)
-        start: list[_Change] = [(0.0, base)]
-        own: list[_Change] = sorted(((each.at_s, each) for each in self.rate_changes), key=itemgetter(0))
-        changes = merge(start, self.base.changes(nodes, seed), own, key=itemgetter(0))
-        for at_s, simultaneous in groupby(changes, key=itemgetter(0)):
-            for _, change in simultaneous:
-                if isinstance(change, Conditions):
-                    base = change
-                else:
-                    factors = factors.copy()
-                    factors[slice(None) if change.ranks is None else list(change.ranks)] = change.factor
-            rates = base.rates.copy()
-            rates[: 2 * nodes] *= np.tile(factors, 2)
-            yield at_s, _ScaledConditions(rates, base, factors)
+            for time_s, base in states_of(self.base, nodes, seed, [change.at_s for change in changes]):
+                factors = np.ones(nodes)
+                for change in changes:
+                    if change.at_s <= time_s:
+                        factors[slice(None) if change.ranks is None else list(change.ranks)] = change.factor
+                rates = base.rates.copy()
+                rates[: 2 * nodes] *= np.tile(factors, 2)
+                yield time_s, _ScaledConditions(rates, base, factors)

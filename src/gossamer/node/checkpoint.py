@@ -10,48 +10,29 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer.errors import BadInput
-from gossamer.messages import BufferSpec, FrameError, decode, describe, encode, raw
+from gossamer.messages import decode, describe, encode, raw
 from gossamer.messages.tags import Message, Model, Payload
 
 VERSION = "2"
 """Of the file format; a file of another version is refused."""
 
 _FORMAT = "gossamer-checkpoint"
-_LENGTH = struct.Struct("<Q")
-_MOST_HEADER = 2**30
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-"""safetensors' names; what it has none for is written as bytes."""
+_BYTES = frozenset({torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
+"""Dtypes that safetensors has no name for; they are written as bytes."""
 
 Place = Callable[[Tensor], Tensor]
-"""Puts a tensor that was read where its node keeps such ones."""
+"""Moves a tensor that was read to where its node keeps such tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +148,6 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
     """
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
-    buffers = {f"{name}.{k}": b for name, each in encoded.items() for k, b in enumerate(each.buffers)}
-    specs = {name: BufferSpec(buffer.dtype, tuple(buffer.shape)) for name, buffer in buffers.items()}
     metadata = {
         "format": _FORMAT,
         "version": VERSION,
@@ -177,16 +156,16 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
         "round": str(checkpoint.round),
         "structures": json.dumps(structures),
     }
-    table = _table(specs)
-    crc = _crc(metadata)
-    for name in table:
-        crc = zlib.crc32(raw(buffers[name]), crc)
-    header = json.dumps({"__metadata__": {**metadata, "crc32": f"{crc:08x}"}, **table}).encode()
-    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
-    with path.open("wb") as file:
-        file.write(_LENGTH.pack(len(header)) + header)
-        for name in table:
-            file.write(raw(buffers[name]))
+    crc, tensors = _crc(metadata), {}
+    for name, each in encoded.items():
+        for k, buffer in enumerate(each.buffers):
+            crc = zlib.crc32(raw(buffer), crc)
+            copy = buffer.clone()  # safetensors refuses tensors that share memory
+            tensors[f"{name}.{k}"] = copy.reshape(-1).view(torch.uint8) if copy.dtype in _BYTES else copy
+    try:
+        save_file(tensors, path, {**metadata, "crc32": f"{crc:08x}"})
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def read(path: Path, experiment: str | None = None, place: Place | None = None) -> Checkpoint:
@@ -201,74 +180,39 @@ def read(path: Path, experiment: str | None = None, place: Place | None = None) 
         BadInput: for a file that is missing, damaged, or of another experiment.
     """
     try:
-        with path.open("rb") as file:
-            return _read(file, path.stat().st_size, experiment, place)
+        return _read(path, experiment, place)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; accepted: a checkpoint") from None
-    except (
-        FrameError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (SafetensorError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
 
-def _read(file: BinaryIO, size: int, experiment: str | None, place: Place | None) -> Checkpoint:
-    start = _LENGTH.size
-    length = _LENGTH.unpack(file.read(start))[0] if size >= start else size
-    if length > min(size - start, _MOST_HEADER):
-        raise ValueError("it is no safetensors file, or not whole")
-    header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__")
-    crc = int(metadata.pop("crc32"), 16)
-    if metadata["format"] != _FORMAT or metadata["version"] != VERSION:
-        raise ValueError(
-            f"it is {metadata['format']}, version {metadata['version']}, not {_FORMAT}, version {VERSION}"
-        )
-    if experiment is not None and metadata["experiment"] != experiment:
-        raise ValueError("it is of another experiment")
-    structures = {
-        name: base64.b64decode(text, validate=True)
-        for name, text in json.loads(metadata["structures"]).items()
-    }
-    described = {name: describe(structure) for name, structure in structures.items()}
-    specs = {f"{name}.{k}": spec for name, each in described.items() for k, spec in enumerate(each)}
-    table = _table(specs)
-    end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
-    if header != table or size != start + length + end:
-        raise ValueError("it is not whole, or its tensors are others than its structures say")
-    found, tensors = _crc(metadata), {}
-    for name in table:
-        tensor = torch.empty(specs[name].shape, dtype=specs[name].dtype)
-        if (memory := raw(tensor)).nbytes and file.readinto(memory) != memory.nbytes:  # type: ignore[attr-defined]
-            raise ValueError("it is not whole")
-        found = zlib.crc32(memory, found)
-        tensors[name] = tensor if place is None else place(tensor)
+def _read(path: Path, experiment: str | None, place: Place | None) -> Checkpoint:
+    path.stat()  # whose error is the system's
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
+        crc = int(metadata.pop("crc32"), 16)
+        if metadata["format"] != _FORMAT or metadata["version"] != VERSION:
+            raise ValueError(
+                f"it is {metadata['format']}, version {metadata['version']}, not {_FORMAT}, version {VERSION}"
+            )
+        if experiment is not None and metadata["experiment"] != experiment:
+            raise ValueError("it is of another experiment")
+        found, sections = _crc(metadata), {}
+        for name, text in json.loads(metadata["structures"]).items():
+            structure = base64.b64decode(text, validate=True)
+            buffers = []
+            for k, spec in enumerate(describe(structure)):
+                tensor = file.get_tensor(f"{name}.{k}")
+                found = zlib.crc32(raw(tensor), found)
+                if spec.dtype in _BYTES:
+                    tensor = tensor.view(spec.dtype).reshape(spec.shape)
+                buffers.append(tensor if place is None else place(tensor))
+            sections[name] = decode(structure, buffers)
     if found != crc:
         raise ValueError("its checksum does not fit: it is damaged")
-    sections = {
-        name: decode(structure, [tensors[f"{name}.{k}"] for k in range(len(described[name]))])
-        for name, structure in structures.items()
-    }
     return Checkpoint.of(sections)
-
-
-def _table(specs: Mapping[str, BufferSpec]) -> dict[str, Any]:
-    """safetensors' table: one tensor after the other, the widest numbers first, so that all are aligned."""
-    table: dict[str, Any] = {}
-    start = 0
-    for name, spec in sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize):
-        known = _DTYPES.get(spec.dtype)
-        shape = list(spec.shape) if known else [spec.nbytes]
-        stop = start + math.prod(spec.shape) * spec.dtype.itemsize
-        table[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [start, stop]}
-        start = stop
-    return table
 
 
 def _crc(metadata: Mapping[str, str]) -> int:

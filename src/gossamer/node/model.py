@@ -1,4 +1,4 @@
-"""A node's model: snapshots that nobody writes into, and the computations whose results are committed to it."""
+"""A node's own model: snapshots that nobody writes into, and the computations whose results are committed to it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from torch import Tensor
 
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, EvaluateJob
-from gossamer.learning.optimizer import Optimizer, State
+from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
 from gossamer.node.host import Host
 from gossamer.node.setup import NodeSetup
 from gossamer.randomness import torch_seed
 
-Writes = tuple[int, int]
-"""How often the parameters and the buffers were written."""
-
 
 class Snapshot:
-    """One vector of the model, which is replaced and never modified. Torch counts what is written in place, so that it is
-    noticed if somebody does.
+    """One vector of the model, which is replaced and never modified. Torch counts writes in place, so they are noticed.
 
     Args:
         rank: the node.
@@ -33,7 +29,7 @@ class Snapshot:
         vector: the first one.
 
     Attributes:
-        vector: the newest one, to be told from others; :meth:`read` gives it to be used.
+        vector: the newest one, for comparisons; :meth:`read` gives it for use.
         writes: how often it was replaced.
     """
 
@@ -63,98 +59,44 @@ class Snapshot:
 
 
 class OwnModel:
-    """The model of one node, with the optimizer's state that goes with it.
+    """One node's model, the optimizer's state, and what the node computes with them; the engine carries it out.
 
     Args:
-        rank: the node.
-        initial: the model that it starts with.
-        optimizer: makes its own state.
-        host: stores parameters.
+        setup: the node.
+        host: the engine.
 
     Attributes:
         parameters: the flat parameter vector.
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
+        losses: mean losses of the committed steps since the last row.
     """
 
-    def __init__(self, rank: int, initial: Model, optimizer: Optimizer, host: Host) -> None:
-        self._optimizer, self._host = optimizer, host
-        self.parameters = Snapshot(rank, "parameters", host.store(initial.parameters))
-        self.buffers = Snapshot(rank, "buffers", initial.buffers.clone())
+    def __init__(self, setup: NodeSetup, host: Host) -> None:
+        self._setup, self._host = setup, host
+        self.parameters = Snapshot(setup.rank, "parameters", host.store(setup.initial.parameters))
+        self.buffers = Snapshot(setup.rank, "buffers", setup.initial.buffers.clone())
         self.state: State | None = None
         self.reset = False
+        self.losses: list[float] = []
+        self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
 
     def snapshot(self) -> Model:
         """The model for a reader that settles it first: its values may not be written yet."""
         return Model(self.parameters.read(), self.buffers.read())
 
-    @property
-    def writes(self) -> Writes:
-        """How often it was written by now, which :meth:`commit` asks for."""
-        return self.parameters.writes, self.buffers.writes
-
-    def take_reset(self) -> bool:
-        """Whether the step that is asked for now starts with a fresh state; the one after it doesn't."""
-        reset, self.reset = self.reset, False
-        return reset
-
-    def state_for(self, start: Model, reset: bool) -> State:
-        """The optimizer's state for steps from some model on."""
-        if reset or self.state is None:
-            return self._optimizer.init(start.parameters)
-        return self.state
-
-    def commit(self, result: TrainResult, start: Model, before: Writes) -> None:
-        """Assign a result if nothing was written since it was asked for; otherwise add it as an update.
-
-        Args:
-            result: of the steps.
-            start: the model that they began with.
-            before: :attr:`writes` at that time.
-        """
-        new, (writes, buffer_writes) = result.model, before
-        self.parameters.read()  # which is refused if it was modified in place
-        if self.parameters.writes == writes:
-            self.parameters.write(new.parameters)
-        else:
-            self._host.settle(self.parameters.vector)
-            moved: Tensor = self.parameters.vector + (new.parameters - start.parameters)
-            self.parameters.write(self._host.store(moved))
-        if self.buffers.writes == buffer_writes:
-            self.buffers.write(new.buffers)
-        else:
-            self.buffers.write(self.buffers.read() + (new.buffers - start.buffers))
-        self.state = result.state
-
-
-class Learner:
-    """One node's computations; the engine carries them out.
-
-    Args:
-        setup: the node.
-        host: the engine.
-        own: the model that steps are taken with.
-        learned: told of the mean loss of steps that are committed, if they have one.
-    """
-
-    def __init__(self, setup: NodeSetup, host: Host, own: OwnModel, learned: Callable[[float], None]) -> None:
-        self._setup, self._host, self._own, self._learned = setup, host, own, learned
-        self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
-
     async def train(self, first: int, steps: int, lr: float) -> float:
         """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
-        start = self._own.snapshot()
+        start, seed = self.snapshot(), self._seed(first)
         batches = [self._batches.batch(first + k) for k in range(steps)]
-        seed = self._seed(first)
-        loss = await self._step(
+        return await self._step(
             ComputationKind.TRAIN,
             start,
             lambda state: TrainJob(start, batches, lr, state, seed),
             first,
             steps,
         )
-        return float(loss)
 
     async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
         """Take one step from the current model with a gradient [P]."""
@@ -163,33 +105,42 @@ class Learner:
         )
 
     async def _step(
-        self, kind: ComputationKind, start: Model, job: Callable[[Any], Any], first: int, work: float
+        self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float
     ) -> float:
-        """Have steps taken; gives their loss.
+        """Take steps from the current model by a job that is made of the optimizer's state; gives their loss."""
+        before = self.parameters.writes, self.buffers.writes
+        reset, self.reset = self.reset, False
 
-        Args:
-            kind: of computation.
-            start: the current model.
-            job: makes the job, given the optimizer's state, which earlier steps may still change.
-            first: the number of the first step.
-            work: equivalent number of steps.
-        """
-        own, before, reset = self._own, self._own.writes, self._own.take_reset()
+        def prepare() -> Any:  # earlier steps may still change the state until then
+            fresh = reset or self.state is None
+            return job(self._setup.optimizer.init(start.parameters) if fresh else self.state)  # type: ignore[arg-type]
 
         def commit(result: TrainResult) -> float:
-            own.commit(result, start, before)
+            self._commit(result, start, before)
             if result.loss == result.loss:
-                self._learned(result.loss)
+                self.losses.append(result.loss)
             return result.loss
 
         try:
-            loss: float = await self._compute(
-                kind, lambda: job(own.state_for(start, reset)), commit, first, work
-            )
+            return float(await self._compute(kind, prepare, commit, first, work))
         except asyncio.CancelledError:
-            own.reset |= reset  # the next step that is asked for starts with a fresh state instead
+            self.reset |= reset  # the next step that is asked for starts with a fresh state instead
             raise
-        return loss
+
+    def _commit(self, result: TrainResult, start: Model, before: tuple[int, int]) -> None:
+        """Assign a result if nothing was written since it was asked for; otherwise add it as an update."""
+        new, (writes, buffer_writes) = result.model, before
+        own = self.parameters.read()
+        if self.parameters.writes != writes:
+            self._host.settle(own)
+            self.parameters.write(self._host.store(own + (new.parameters - start.parameters)))
+        else:
+            self.parameters.write(new.parameters)
+        if self.buffers.writes != buffer_writes:
+            self.buffers.write(self.buffers.read() + (new.buffers - start.buffers))
+        else:
+            self.buffers.write(new.buffers)
+        self.state = result.state
 
     def indices(self, batch: int | Sequence[int] | Literal["full"]) -> Int[Tensor, " batch"]:
         """The samples of a batch of the stream, all of the node's samples, or some of them by position."""
@@ -200,25 +151,22 @@ class Learner:
 
     async def gradient(self, step: int, model: Model, indices: Int[Tensor, " batch"]) -> Tensor:
         """The mean gradient [P] over some samples."""
-        seed = self._seed(step)
-        gradient: Tensor = await self._compute(
-            ComputationKind.GRADIENT, lambda: GradientJob(model, indices, seed), lambda found: found, step, 1
-        )
+        job = GradientJob(model, indices, self._seed(step))
+        gradient: Tensor = await self._compute(ComputationKind.GRADIENT, lambda: job, _same, step, 1)
         return gradient
 
     async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
         """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
-        job = EvaluateJob(model, on, self._setup.samples)
         known = {**self._setup.test_samples, "train": len(self._setup.samples)}
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
-        samples = known[on]
+        job = EvaluateJob(model, on, self._setup.samples)
         # A forward pass is about a third of a step's work.
-        work = samples / max(self._batches.batch_size, 1) / 3
-        result: dict[str, float] = await self._compute(
-            ComputationKind.EVALUATE, lambda: job, lambda found: found, step, work
+        work = known[on] / max(self._batches.batch_size, 1) / 3
+        found: dict[str, float] = await self._compute(
+            ComputationKind.EVALUATE, lambda: job, _same, step, work
         )
-        return result
+        return found
 
     def _seed(self, step: int) -> int:
         return torch_seed(self._setup.seed, "train", self._setup.rank, step)
@@ -232,3 +180,7 @@ class Learner:
         work: float,
     ) -> Any:
         return await self._host.compute(Computation(kind, self._setup.rank, first, work, prepare, commit))
+
+
+def _same(found: Any) -> Any:
+    return found

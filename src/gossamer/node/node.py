@@ -17,7 +17,7 @@ from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
 from gossamer.messages.mailbox import Inbox
 from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
-from gossamer.node.questions import Questions
+from gossamer.node.reception import Questions
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
 from gossamer.topology.sampler import TAG as SAMPLER
@@ -59,7 +59,7 @@ class Node:
         self.round = 0
         self.step = 0
         self._runtime, self._setup, self._host = runtime, setup, runtime.host
-        self._own, self._learner, self._reception = runtime.own, runtime.learner, runtime.reception
+        self._own, self._reception = runtime.own, runtime.reception
         self._has_buffers = setup.layout.buffer_size > 0
         self._questions = Questions(self, self._reception)
         self._sampler = setup.topology.sampler(self, self._host)
@@ -128,7 +128,7 @@ class Node:
         """
         first = self.step
         self.step += steps
-        return await self._learner.train(first, steps, self.lr)
+        return await self._own.train(first, steps, self.lr)
 
     async def gradient(
         self,
@@ -147,16 +147,16 @@ class Node:
             A vector float32 [P].
         """
         model, step = self._as_model(at), self.step
-        indices = self._learner.indices(step if batch is None else batch)
+        indices = self._own.indices(step if batch is None else batch)
         if batch is None:
             self.step += 1
-        return await self._learner.gradient(step, model, indices)
+        return await self._own.gradient(step, model, indices)
 
     async def apply(self, v: Float[Tensor, " params"]) -> None:
         """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed
         as in ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
-        await self._learner.apply(self.step, self.model, v.detach().clone(), self.lr)
+        await self._own.apply(self.step, self.model, v.detach().clone(), self.lr)
 
     async def combine(
         self,
@@ -232,7 +232,7 @@ class Node:
         Raises:
             ValueError: for a name that is no evaluation set.
         """
-        return await self._learner.evaluate(self.step, self._as_model(v), on)
+        return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:
         """Forget the optimizer's state (momentum) before the next step that is asked for."""
@@ -400,15 +400,16 @@ class Node:
         """Send a question to a peer that answers such questions (:meth:`answer`), and wait for its answer.
 
         The answer to a question (tag, ...) has the tag ("answer", ...): what follows the question's first part, such as
-        the round, tells apart the questions that are open between two nodes.
+        the round, tells apart the questions that are open between two nodes. An answer that belongs to no question is
+        counted as late and dropped.
 
         Args:
             peer: the rank that is asked.
             payload: the question.
             tag: what it is about.
             timeout: seconds to wait at most; None is for ever.
-            keep_s: how long after the question its answer is still wanted. One that comes after ``timeout`` is kept
-                for :meth:`drain_answers` and :meth:`next_answer`. None: it is counted as late and dropped.
+            keep_s: how long after the question :meth:`next_answer` waits for its answer. One that comes after ``timeout``
+                is kept for it and for :meth:`drain_answers`. None: it is counted as late and dropped.
             exact: as for :meth:`send`.
 
         Returns:
@@ -575,7 +576,7 @@ class Node:
         every node has returned, tasks that are still there are cancelled. An exception in it, awaited or
         not, fails the node.
         """
-        return self._runtime.tasks.spawn(coroutine)
+        return self._runtime.spawn(coroutine)
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:

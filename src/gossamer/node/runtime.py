@@ -12,7 +12,7 @@ from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.host import Host
-from gossamer.node.model import Learner, OwnModel
+from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.reception import Reception
 from gossamer.node.setup import NodeSetup
@@ -31,10 +31,9 @@ class NodeRuntime:
 
     Attributes:
         node: the node as its algorithm sees it.
+        own: its model, and what it computes.
+        reception: its mailbox.
         columns: values for the node's next recorded row.
-        losses: mean losses of the steps since the last row.
-        ages: how old messages were when the node took them.
-        tasks: the node's tasks.
         companion: takes the engine's own messages, if anything does.
         deliver: called with each message that has arrived. An exception in a wrapper is the node's failure.
     """
@@ -42,12 +41,8 @@ class NodeRuntime:
     def __init__(self, setup: NodeSetup, host: Host) -> None:
         self.setup, self.host = setup, host
         self.columns: dict[str, Any] = {}
-        self.losses: list[float] = []
-        self.own = OwnModel(setup.rank, setup.initial, setup.optimizer, host)
-        self.learner = Learner(setup, host, self.own, lambda loss: self.losses.append(loss))
-        self.reception = Reception(setup.rank, host, lambda: self.node.round, setup.lost_peer)
-        self.ages = self.reception.ages
-        self.tasks = Tasks(self.reception.mailbox.retire)
+        self.own = OwnModel(setup, host)
+        self.reception = Reception(setup, host, lambda: self.node.round)
         self.outgoing = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "outgoing")]
         self.before_round = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "before_round")]
         self._incoming = [wrapper for wrapper in reversed(setup.wrappers) if _overrides(wrapper, "incoming")]
@@ -59,6 +54,11 @@ class NodeRuntime:
         self.companion = None if setup.companion is None else setup.companion(self, host)
         plain = self._sampler is None and self.companion is None
         self.deliver = self._receive_own if plain else self._deliver_sorted
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
+        self._failure: asyncio.Future[BaseException] | None = None
+        self._failed: BaseException | None = None
+        self._over = False  # whether the protocol has returned
 
     @property
     def rank(self) -> int:
@@ -121,17 +121,19 @@ class NodeRuntime:
             first: the first round in which it takes part; in earlier ones nobody waits for it.
             anew: whether it was restarted, so that nothing that it owed will come.
         """
-        self.reception.found(rank, first, anew=anew)
+        self.reception.first[rank] = first
+        if anew:
+            self.reception.mailbox.forget_late(rank)
+        self.reception.mailbox.wake_all()
 
     def rejoin(self, first: int) -> None:
         """The node itself was away, or its peers thought so; it takes part again from a round on. In earlier rounds it
         waits for nobody, since what the others sent meanwhile is lost."""
-        self.reception.rejoin(first)
+        self.reception.first[self.rank] = first
+        self.reception.mailbox.wake_all()
 
     def catch_up(self) -> None:
         """Continue with the first round in which this node takes part again, if it is in an earlier one."""
-        if not self.reception.first:
-            return
         node, first = self.node, self.reception.first.get(self.rank, 0)
         if first > node.round:
             node.round = first
@@ -142,31 +144,66 @@ class NodeRuntime:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task of this node."""
-        return self.tasks.spawn(coroutine)
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._retire_if_over()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a task is one of this node's."""
-        return self.tasks.owns(task)
+        return task in self._tasks
 
     def fail(self, error: BaseException) -> None:
         """Something of this node has failed; only the first failure counts."""
-        self.tasks.fail(error)
+        if self._failed is None:
+            self._failed = error
+            if self._failure is not None and not self._failure.done():
+                self._failure.set_result(error)
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
         """Run the node's protocol until it returns; the first failure in any of its tasks is raised.
 
         Tasks that the protocol spawned go on until :meth:`end`.
         """
-        background = () if self._sampler is None else (self._sampler.run(),)
-        await self.tasks.run(protocol, *background)
+        self._failure = asyncio.get_running_loop().create_future()
+        if self._failed is not None:  # by a message that came before the start
+            self._failure.set_result(self._failed)
+        if self._sampler is not None:
+            self._background.add(self.spawn(self._sampler.run()))
+        main = self.spawn(protocol)
+        await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            raise self._failure.result()
+        if main.cancelled():
+            raise GossamerError("CancelledError: it awaited a task that was cancelled")
+        main.result()
+        self._over = True
+        self._retire_if_over()
+
+    def _retire_if_over(self) -> None:
+        if self._over and self._tasks <= self._background:
+            self.reception.mailbox.retire()
 
     async def failure(self) -> BaseException:
         """Wait for a task of this node to fail, after its protocol has returned."""
-        return await self.tasks.failure()
+        assert self._failure is not None, "live() comes first"
+        return await self._failure
 
     async def end(self) -> None:
         """Cancel every task of this node and wait until it has ended."""
-        await self.tasks.end()
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            # Done callbacks run after wait() returns; a task is forgotten here in any case.
+            self._tasks.difference_update(tasks)
 
     # --- checkpoints
 
@@ -190,7 +227,7 @@ class NodeRuntime:
             "lr": node.lr,
             "reset": self.own.reset,
             "columns": dict(self.columns),
-            "losses": list(self.losses),
+            "losses": list(self.own.losses),
             **self.reception.saved(),
         }
         return Checkpoint(
@@ -224,91 +261,10 @@ class NodeRuntime:
         self.own.state = None if saved.optimizer is None else dict(saved.optimizer)
         self.own.reset = saved.node["reset"]
         node.state = freeze(dict(saved.state), lambda tensor: True)
-        self.columns, self.losses = dict(saved.node["columns"]), list(saved.node["losses"])
+        self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
         self.reception.restore(saved.unread, saved.node)
 
 
 def _overrides(wrapper: NodeWrapper, method: str) -> bool:
-    """Whether a wrapper has a method of its own, which has to be called."""
+    """Whether a wrapper's class defines this method."""
     return getattr(type(wrapper), method) is not getattr(NodeWrapper, method)
-
-
-class Tasks:
-    """The tasks of one node, from the start of its protocol until the last of them has ended. The first failure in any of
-    them is the node's.
-
-    Args:
-        retire: called when the protocol has returned and none of its tasks is left; perhaps more than once.
-    """
-
-    def __init__(self, retire: Any) -> None:
-        self._retire = retire
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
-        self._failure: asyncio.Future[BaseException] | None = None
-        self._failed: BaseException | None = None
-        self._over = False
-
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task of the node."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._retire_if_over()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
-    def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task is one of the node's."""
-        return task in self._tasks
-
-    def fail(self, error: BaseException) -> None:
-        """Something of this node has failed; only the first failure counts."""
-        if self._failed is None:
-            self._failed = error
-            if self._failure is not None and not self._failure.done():
-                self._failure.set_result(error)
-
-    async def run(self, protocol: Coroutine[Any, Any, None], *background: Coroutine[Any, Any, None]) -> None:
-        """Run the node's protocol until it returns; the node's first failure is raised.
-
-        Args:
-            protocol: what the node does.
-            background: what runs as long as the node exists, whatever its protocol does.
-        """
-        self._failure = asyncio.get_running_loop().create_future()
-        if self._failed is not None:  # by a message that came before the start
-            self._failure.set_result(self._failed)
-        self._background.update(map(self.spawn, background))
-        main = self.spawn(protocol)
-        await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
-            raise self._failure.result()
-        if main.cancelled():
-            raise GossamerError("CancelledError: it awaited a task that was cancelled")
-        main.result()
-        self._over = True
-        self._retire_if_over()
-
-    def _retire_if_over(self) -> None:
-        if self._over and self._tasks <= self._background:
-            self._retire()
-
-    async def failure(self) -> BaseException:
-        """Wait for a task of this node to fail, after its protocol has returned."""
-        assert self._failure is not None, "run() comes first"
-        return await self._failure
-
-    async def end(self) -> None:
-        """Cancel every task and wait until it has ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            # Done callbacks run after wait() returns; a task is forgotten here in any case.
-            self._tasks.difference_update(tasks)

@@ -28,7 +28,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -48,8 +48,6 @@ Status = Literal["done", "failed", "stopped"]
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
-_ATTEMPTS = 16
-_FIGURES = ("wall_s", "profile", "peak_vectors", "private_bytes", "link_shares", "execution")
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,12 @@ class RunFolder:
                 f"name: got {name!r}; accepted: letters, digits, '.', '_', '+', '-' and single spaces,"
                 " with a letter or digit first (it names the run's folder)"
             )
-        try:
-            folder = cls(_fresh_folder(Path(out) / name))
-            folder.segments.mkdir()
+        with writing(f"--out {out}"):
+            # The suffix is not keyed by the seed: two runs of one seed need two folders.
+            folder = cls(Path(out) / name / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}")
+            folder.segments.mkdir(parents=True)
             write_text(folder.path / "experiment.yaml", experiment)
             write_json(folder.path / "environment.json", environment)
-        except OSError as error:
-            raise BadInput(
-                f"--out {out}: {_reason(error)}; accepted: a folder that can be written to"
-            ) from error
         return folder
 
     @classmethod
@@ -128,22 +123,9 @@ class RunFolder:
         """
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the folder for this process; the system releases it when the process ends.
-
-        Raises:
-            BadInput: while another process has it.
-        """
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(f"{self.path}: the run is going on; accepted: one that has ended") from None
-            yield
-        finally:
-            os.close(descriptor)
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder, as :func:`locked` does."""
+        return locked(self.path, "the run is going on; accepted: one that has ended")
 
     def write_setup(self, setup: Mapping[str, Any]) -> None:
         """Write ``setup.json``: ``nodes`` (int), ``directed`` (bool), ``samples`` ([nodes] training samples), ``labels``
@@ -174,8 +156,7 @@ class RunFolder:
             error: the cause, in one line or as a traceback.
             figures: ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows.
         """
-        known = {name: figures.get(name) for name in _FIGURES}
-        write_json(self.path / "status.json", {"status": status, "error": error, **known, **figures})
+        write_json(self.path / "status.json", {"status": status, "error": error, **figures})
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
@@ -200,6 +181,34 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
         "numerics": numerics.describe(computes_here=computes_here),
         "packages": _versions(),
     }
+
+
+@contextmanager
+def locked(folder: Path, said: str) -> Iterator[None]:
+    """Lock a folder for this process; the system releases it when the process ends.
+
+    Raises:
+        BadInput: while another process has it, with these words.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{folder}: {said}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turn files that can't be written into bad input; ``what`` names the option and its value."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{(error.strerror or str(error)).lower()} ({error.filename})"
+        raise BadInput(f"{what}: {reason}; accepted: a place that can be written to") from error
 
 
 @contextmanager
@@ -234,24 +243,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _fresh_folder(parent: Path) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(_ATTEMPTS):
-        # Not keyed by the seed: two runs of one seed need two folders.
-        path = parent / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(2)}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(f"no free run id after {_ATTEMPTS} attempts")
-
-
-def _reason(error: OSError) -> str:
-    text = error.strerror or str(error)
-    return f"{text.lower()} ({error.filename})" if error.filename else text.lower()
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Recording: append-only segments while a run goes on, Parquet tables at its end.
+"""The record of a run: append-only segments while it goes on, Parquet tables at its end.
 
 ``metrics`` has a row per node and evaluation. ``moment`` is its occasion: ``round`` (``evaluation.every_rounds``), ``tick K``
 (instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a run that ended before its rounds were done); a row
@@ -23,20 +23,28 @@ the experiment asks for.
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import torch
 from jaxtyping import Float
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
 from torch import Tensor
 
-from gossamer.errors import BadInput
-from gossamer.results.folder import RunFolder, atomic, write_json
+from gossamer.errors import BadInput, cause
+from gossamer.results.folder import RunFolder, Status, atomic, write_json
 from gossamer.results.segment import read_segment
+
+if TYPE_CHECKING:
+    from gossamer.results.checkpoints import Cut
+
+log = logging.getLogger("gossamer")
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
@@ -89,21 +97,24 @@ TIMELINE: dict[str, Any] = {
     "bytes": pl.Int64,
 }
 
-_EVALUATION = ["node", "round", "step", "time_s"]
-_CHUNK = 50_000
 MOMENTS = ", "
 """Separates the moments of one row."""
+
+_EVALUATION = ["node", "round", "step", "time_s"]
+_CHUNK = 50_000
+
+
+# --- reading
 
 
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
-    Rows of one (node, round, step, time_s) are one evaluation and become one row, in which the later value
-    counts; it is of all their moments. So a crash between writing the table and removing the segments, or a resumed
-    run, leaves nothing twice.
+    Rows of one (node, round, step, time_s) are one evaluation and become one row, in which the later value counts; it is of
+    all their moments. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing
+    twice.
     """
-    parts = _parts(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
-    table = pl.concat(parts, how="diagonal_relaxed")
+    table = _read(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
     if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
         rest = [name for name in table.columns if name not in (*_EVALUATION, "moment")]
         moments = pl.col("moment").drop_nulls().str.split(MOMENTS).explode().unique(maintain_order=True)
@@ -113,16 +124,14 @@ def read_metrics(folder: Path) -> pl.DataFrame:
             .with_columns(pl.when(pl.col("moment").list.len() > 0).then(pl.col("moment").list.join(MOMENTS)))
         )
     metrics = sorted(name for name in table.columns if name.startswith("test_") and name not in METRICS)
-    return _ordered(table, [*METRICS, *metrics, *TRAFFIC]).sort(
-        "round", "node", "time_s", maintain_order=True
-    )
+    table = _ordered(table, [*METRICS, *metrics, *TRAFFIC])
+    return table.sort("round", "node", "time_s", maintain_order=True)
 
 
 def read_events(folder: Path) -> pl.DataFrame:
     """All events of a run folder, from ``events.parquet`` and segments, sorted by time."""
-    parts = _parts(folder, "events", EVENTS, required=("event",))
-    table = pl.concat(parts, how="diagonal_relaxed")
-    if (folder / "events.parquet").exists() and len(parts) > 2:
+    table = _read(folder, "events", EVENTS, required=("event",))
+    if (folder / "events.parquet").exists() and segments(folder, "events"):
         # A crash between compacting and removing the segments leaves rows in both.
         table = table.unique(maintain_order=True)
     return _ordered(table, list(EVENTS)).sort("time_s", maintain_order=True, nulls_last=True)
@@ -130,19 +139,15 @@ def read_events(folder: Path) -> pl.DataFrame:
 
 def read_timeline(folder: Path) -> pl.DataFrame:
     """The timeline of a run folder, sorted by (node, start); empty without one."""
-    parts = _parts(folder, "timeline", TIMELINE, required=tuple(TIMELINE)[:4])
-    table = pl.concat(parts, how="diagonal_relaxed").select(list(TIMELINE))
-    # A crash between compacting and removing the segments leaves rows in both.
+    table = _read(folder, "timeline", TIMELINE, required=tuple(TIMELINE)[:4]).select(list(TIMELINE))
     return table.unique().sort("node", "start_s", "end_s", "kind", "to")
 
 
 def read_graphs(folder: Path) -> dict[str, list[list[int]]]:
     """The graphs that were appended after the start: round as text -> [[i, j], ...]."""
-    graphs: dict[str, list[list[int]]] = {}
-    for path in segments(folder, "graphs"):
-        for row in read_segment(path):
-            graphs[str(row["round"])] = row["edges"]
-    return graphs
+    return {
+        str(row["round"]): row["edges"] for path in segments(folder, "graphs") for row in read_segment(path)
+    }
 
 
 def segments(folder: Path, kind: str) -> list[Path]:
@@ -151,70 +156,18 @@ def segments(folder: Path, kind: str) -> list[Path]:
     return sorted(found, key=lambda path: (len(path.stem), path.stem))
 
 
-def frames_of(path: Path, schema: Mapping[str, Any], required: Sequence[str]) -> Iterator[pl.DataFrame]:
-    """The rows of a segment as tables; a value that does not fit its column's type becomes null.
-
-    Args:
-        path: the segment.
-        schema: types of columns; others are inferred.
-        required: columns that every row has.
-
-    Raises:
-        BadInput: for a line that can't be read or lacks a required column.
-    """
-    rows = _checked(path, required)
-    while chunk := list(islice(rows, _CHUNK)):
-        yield _frame(chunk, schema)
-
-
-def compact(folder: RunFolder) -> None:
-    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is
-    one), and graphs into ``setup.json``.
-
-    A kill at any time loses nothing: a segment is removed only when its rows are on disk elsewhere.
-    """
-    path = folder.path
-    for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
-        if kind == "timeline" and not segments(path, kind):
-            continue
-        table = read(path)
-        with atomic(path / f"{kind}.parquet") as temporary:
-            table.write_parquet(temporary)
-        _remove(segments(path, kind))
-    if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
-        setup = json.loads((path / "setup.json").read_text(encoding="utf-8"))
-        setup["graphs"] = {**setup.get("graphs", {}), **read_graphs(path)}
-        write_json(path / "setup.json", setup)
-        _remove(graphs)
-    if folder.segments.exists() and not any(folder.segments.iterdir()):
-        folder.segments.rmdir()
-
-
-def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of vectors in float64, one after the other, since they may fill half of the memory."""
-    total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
-    for vector in vectors:
-        total += vector
-    return total / len(vectors)
-
-
-def consensus_distance(
-    parameters: Sequence[Float[Tensor, " params"]], mean: Float[Tensor, " params"] | None = None
-) -> float:
-    """The distance of n models from consensus: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section 3),
-    summed in float64; ``mean`` is their :func:`average` if it is known already."""
-    mean = average(parameters) if mean is None else mean
-    total = math.fsum(float((vector - mean).square().sum()) for vector in parameters)
-    return math.sqrt(total / len(parameters))
-
-
-def _parts(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> list[pl.DataFrame]:
+def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence[str]) -> pl.DataFrame:
+    """The rows of a kind; a value that does not fit its column's type becomes null."""
     parts = [pl.DataFrame(schema=schema)]
     if (table := folder / f"{kind}.parquet").exists():
         parts.append(pl.read_parquet(table))
     for path in segments(folder, kind):
-        parts += frames_of(path, schema, required)
-    return parts
+        rows = _checked(path, required)
+        while chunk := list(islice(rows, _CHUNK)):
+            names = dict.fromkeys(name for row in chunk for name in row)
+            columns = [_column(name, [row.get(name) for row in chunk], schema.get(name)) for name in names]
+            parts.append(pl.DataFrame(columns))
+    return pl.concat(parts, how="diagonal_relaxed")
 
 
 def _checked(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -225,11 +178,6 @@ def _checked(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
                     f"{path}, line {number}: no {name!r}; accepted: rows with {', '.join(required)}"
                 )
         yield row
-
-
-def _frame(rows: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> pl.DataFrame:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pl.DataFrame([_column(name, [row.get(name) for row in rows], schema.get(name)) for name in names])
 
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
@@ -255,6 +203,145 @@ def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
     return table.select(*first, *sorted(name for name in table.columns if name not in first))
 
 
+# --- compacting and rewinding
+
+
+def compact(folder: RunFolder) -> None:
+    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is
+    one), and graphs into ``setup.json``.
+
+    A kill at any time loses nothing: a segment is removed only when its rows are on disk elsewhere.
+    """
+    path = folder.path
+    for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
+        if kind == "timeline" and not segments(path, kind):
+            continue
+        _write(read(path), path / f"{kind}.parquet")
+        _remove(segments(path, kind))
+    if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
+        setup = json.loads((path / "setup.json").read_text(encoding="utf-8"))
+        setup["graphs"] = {**setup.get("graphs", {}), **read_graphs(path)}
+        write_json(path / "setup.json", setup)
+        _remove(graphs)
+    if folder.segments.exists() and not any(folder.segments.iterdir()):
+        folder.segments.rmdir()
+
+
+def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
+    """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
+    record that can be rewound again.
+
+    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint;
+    the network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped: there will be
+    another end.
+    """
+    for name in ("status.json", "models.safetensors", "report.html"):
+        (folder.path / name).unlink(missing_ok=True)
+    compact(folder)
+    last_round, last_s = max(cut.rounds.values()), max(cut.times_s.values())
+    there = [rank for rank in evaluated if rank in cut.rounds]
+    # If all evaluated nodes are lost, the network's rows are complete.
+    common = min((cut.rounds[rank] for rank in there), default=last_round)
+    common_s = min((cut.times_s[rank] for rank in there), default=last_s)
+    node, time_s = pl.col("node"), pl.col("time_s")
+    rounds = node.replace_strict({**cut.rounds, NETWORK: common}, default=last_round)
+    times_s = node.replace_strict({**cut.times_s, NETWORK: common_s}, default=last_s)
+    moments = pl.col("moment").fill_null("round")
+    kept = {
+        "metrics": pl.when(moments.str.split(MOMENTS).list.contains("round"))
+        .then(pl.col("round") <= rounds)
+        .otherwise((moments != "end") & (time_s < times_s)),
+        # A node that was lost later was alive then, and will be again.
+        "events": ~((pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(False))
+        & (time_s.fill_null(0.0) <= times_s),
+        "timeline": pl.col("end_s") <= times_s,
+    }
+    for kind, keep in kept.items():
+        path = folder.path / f"{kind}.parquet"
+        if path.exists():
+            _write(pl.read_parquet(path).filter(keep), path)
+    if (folder.path / "setup.json").exists():
+        setup = json.loads((folder.path / "setup.json").read_text(encoding="utf-8"))
+        graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
+        write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
+
+
+def _write(table: pl.DataFrame, path: Path) -> None:
+    with atomic(path) as temporary:
+        table.write_parquet(temporary)
+
+
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         path.unlink()
+
+
+# --- closing
+
+
+def status_of(reason: str) -> Status:
+    """The status for the reason of an :class:`~gossamer.runtime.outcome.Outcome`."""
+    return {"failed": "failed", "stopped": "stopped"}.get(reason, "done")  # type: ignore[return-value]
+
+
+def close_record(
+    folder: RunFolder,
+    status: Status,
+    error: str | None,
+    write_outcome: Callable[[], None] | None = None,
+    **figures: Any,
+) -> str | None:
+    """Write models, tables, and at last the status, also where the rest can't be written (a full disk, ...): rows then stay
+    in their segments, and the run has failed.
+
+    Args:
+        folder: the record, to which nothing else writes any more.
+        status: how the run ended.
+        error: why it failed.
+        write_outcome: writes everything but rows; None if there is nothing.
+        figures: see :meth:`~gossamer.results.folder.RunFolder.write_status`.
+
+    Returns:
+        The first error in one line; None if everything was written.
+    """
+    unwritten = None
+    try:
+        if write_outcome is not None:
+            write_outcome()
+        compact(folder)
+    except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # each library has its own
+        unwritten = f"the record can't be written: {trouble}"
+        status, error = "failed", error or unwritten
+    try:
+        folder.write_status(status, error=error, **figures)
+    except OSError as trouble:
+        unwritten = unwritten or f"the record can't be written: {trouble}"
+    return unwritten
+
+
+def close_after(error: BaseException, folder: RunFolder, **figures: Any) -> None:
+    """Close the record of a run that an error ends. A failure to write it is only logged, since the error is raised."""
+    status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+    if (unwritten := close_record(folder, status, cause(error), **figures)) is not None:
+        log.warning(unwritten)
+
+
+# --- consensus
+
+
+def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
+    """The mean of vectors in float64, one after the other, since they may fill half of the memory."""
+    total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
+    for vector in vectors:
+        total += vector
+    return total / len(vectors)
+
+
+def consensus_distance(
+    parameters: Sequence[Float[Tensor, " params"]], mean: Float[Tensor, " params"] | None = None
+) -> float:
+    """The distance of n models from consensus: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section 3),
+    summed in float64; ``mean`` is their :func:`average` if it is known already."""
+    mean = average(parameters) if mean is None else mean
+    total = math.fsum(float((vector - mean).square().sum()) for vector in parameters)
+    return math.sqrt(total / len(parameters))

@@ -1,17 +1,14 @@
-"""Segments: files of JSON lines that are only ever appended to.
+"""Segments: files of JSON lines that are only ever appended to, one for each process that writes.
 
 Each row is handed to the operating system at once, so a process that is killed loses at most the line it was writing.
-Every process writes its own segment.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gossamer.errors import BadInput
@@ -41,8 +38,9 @@ class Segment:
         self.path = path
         try:
             path.parent.mkdir(exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-            _mend(path)
+            self._file = path.open("a+b", buffering=0)
+            self._file.seek(0)
+            self._file.truncate(self._file.read().rfind(b"\n") + 1)
         except OSError as error:
             raise RecordError.of(error, path) from error
 
@@ -71,9 +69,7 @@ class Segment:
     def __enter__(self) -> Segment:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -85,14 +81,14 @@ def read_segment(path: Path) -> Iterator[dict[str, Any]]:
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                log.warning("%s: line %d is torn (its writer was killed) and left out", path, number)
+                return
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError("not a JSON object")
             except ValueError as error:
-                if not line.endswith(b"\n"):
-                    log.warning("%s: line %d is torn (its writer was killed) and left out", path, number)
-                    return
                 raise BadInput(f"{path}, line {number}: {error}; accepted: one JSON object a line") from None
             yield row
 
@@ -102,26 +98,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"can't record a {type(value).__name__}; accepted: numbers, text, None, lists, mappings")
-
-
-def _mend(path: Path) -> None:
-    """Make the file end with a whole line."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        start, tail = size, b""
-        while start > 0 and b"\n" not in tail:
-            step = min(start, 1 << 16)
-            start -= step
-            file.seek(start)
-            tail = file.read(step) + tail
-        torn = tail.rpartition(b"\n")[2]
-        if not torn:
-            return
-        try:
-            json.loads(torn)
-        except ValueError:
-            log.warning("%s: its last line is torn (its writer was killed) and cut off", path)
-            file.truncate(size - len(torn))
-        else:  # only the line's end was missing
-            file.seek(0, os.SEEK_END)
-            file.write(b"\n")

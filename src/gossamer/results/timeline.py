@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ MOST_DRAWN = 6000
 MOST_EDGED = 60
 """Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
 _DIGITS = 9
-_SUFFIXES = (".svg", ".png", ".pdf")
-_MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def window(run: Run) -> Window | None:
     return Window(float(asked["from_s"]), float(max(to_s, asked["from_s"])), tuple(ranks))
 
 
-def recorded(run: Run) -> Window:
+def _recorded(run: Run) -> Window:
     """As :func:`window`; a run without a timeline is bad input."""
     found = window(run)
     if found is None or run.timeline.is_empty():
@@ -76,7 +73,7 @@ def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window |
     if len(runs) != 1:
         option = "--window" if nodes is None else "--nodes"
         raise BadInput(f"{option}: got {len(runs)} runs; accepted: one, whose timeline it is of")
-    whole = recorded(runs[0])
+    whole = _recorded(runs[0])
     from_s, to_s = (whole.from_s, whole.to_s) if span is None else _span(span, whole)
     return Window(from_s, to_s, whole.nodes if nodes is None else _ranks(nodes, whole))
 
@@ -95,43 +92,16 @@ def _span(text: str, whole: Window) -> tuple[float, float]:
 
 
 def _ranks(text: str, whole: Window) -> tuple[int, ...]:
-    known, ranks = set(whole.nodes), set[int]()
+    ranks: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip(), re.ASCII)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        found = {rank for rank in known if first <= rank <= last}
-        if not found or len(found) != last - first + 1:
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip(), re.ASCII)
+        chosen = set(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else set[int]()
+        if not chosen or not chosen <= set(whole.nodes):
             raise BadInput(
-                f"--nodes {text}: accepted: ranks and ranges of them, such as 0,3,8-12; the timeline is recorded of"
-                f" {_named(whole.nodes)}"
+                f"--nodes {text}: accepted: ranks and ranges of them, such as 0,3,8-12, whose timeline was recorded"
             )
-        ranks |= found
+        ranks |= chosen
     return tuple(sorted(ranks))
-
-
-def _named(ranks: Sequence[int]) -> str:
-    """Ascending ranks, consecutive ones as ranges."""
-    starts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(ranks)) if b != a + 1), len(ranks)]
-    runs = [(ranks[i], ranks[j - 1]) for i, j in pairwise(starts)]
-    said = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_NAMED]]
-    more = len(runs) - _MOST_NAMED
-    return ",".join(said) + (f" and {more} more ranges" if more > 0 else "")
-
-
-def waits(run: Run) -> pl.DataFrame:
-    """The intervals of a window in which nodes neither computed nor sent: columns ``node``, ``start_s``, ``end_s``."""
-    within, gaps = window(run) or Window(0.0, 0.0, ()), []
-    for node in within.nodes:
-        at = within.from_s
-        busy = run.timeline.filter(pl.col("node") == node).select("start_s", "end_s").rows()
-        for start_s, end_s in (*busy, (within.to_s, within.to_s)):  # sorted by their start
-            gaps.append((node, at, min(start_s, within.to_s)))
-            at = max(at, end_s)
-    return pl.DataFrame(
-        [gap for gap in gaps if gap[1] < gap[2]],
-        schema={"node": pl.Int32, "start_s": pl.Float64, "end_s": pl.Float64},
-        orient="row",
-    )
 
 
 def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
@@ -139,7 +109,7 @@ def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | No
     within = within or window(run)
     if within is None or run.timeline.is_empty():
         return None
-    first = _lying(run, within).sort("start_s").head(MOST_DRAWN + 1)
+    first = _overlapping(run, within).sort("start_s").head(MOST_DRAWN + 1)
     to_s = within.to_s if first.height <= MOST_DRAWN else float(first["start_s"][-1])
     shown = first.head(MOST_DRAWN).with_columns(
         pl.col("start_s").clip(within.from_s, to_s).round(_DIGITS),
@@ -173,10 +143,8 @@ def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None
     """
     if len(runs) != 1:
         raise BadInput(f"--timeline: got {len(runs)} runs; accepted: one")
-    if path.suffix not in _SUFFIXES:
-        raise BadInput(
-            f"--timeline {path}: accepted: a file {', '.join(f'*{suffix}' for suffix in _SUFFIXES)}"
-        )
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise BadInput(f"--timeline {path}: accepted: a file *.svg, *.png, *.pdf")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         timeline_figure(runs[0], within).savefig(path)
@@ -192,12 +160,12 @@ def timeline_figure(run: Run, within: Window | None = None) -> Any:
     Raises:
         BadInput: for a run without a timeline, or without matplotlib.
     """
-    within = within or recorded(run)
-    table = _lying(run, within)
+    within = within or _recorded(run)
+    table = _overlapping(run, within)
     height = 1.2 + 0.32 * len(within.nodes)
     figure = matplotlib_module().Figure(figsize=(9.6, height), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind in set(table["kind"])):
         rows = table.filter(pl.col("kind") == kind)
         edge = 0.4 if rows.height < MOST_EDGED * len(within.nodes) else 0.0
         for lane, node in enumerate(within.nodes):
@@ -214,20 +182,12 @@ def timeline_figure(run: Run, within: Window | None = None) -> Any:
     axes.set_xlabel(axis_title("time_s", [run]))
     axes.set_ylabel("node")
     axes.spines[["top", "right"]].set_visible(False)
-    present = [kind for kind in KINDS if kind in set(table["kind"])]
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        [handles[kind] for kind in present],
-        present,
-        loc="outside upper right",
-        ncols=len(present),
-        frameon=False,
-    )
+    if not table.is_empty():
+        figure.legend(loc="outside upper right", ncols=len(KINDS), frameon=False)
     return figure
 
 
-def _lying(run: Run, within: Window) -> pl.DataFrame:
-    """The intervals of a timeline that overlap a window."""
+def _overlapping(run: Run, within: Window) -> pl.DataFrame:
     return run.timeline.filter(
         pl.col("node").is_in(within.nodes),
         pl.col("start_s") < within.to_s,

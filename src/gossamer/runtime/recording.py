@@ -165,9 +165,9 @@ def node_row(
 ) -> dict[str, Any]:
     """One node's row; takes the losses, the ages of messages and the recorded values that have gathered since the
     last one."""
-    losses, columns = node.losses, node.columns
-    node.losses, node.columns = [], {}
-    staleness, largest = node.ages.take()
+    losses, columns = node.own.losses, node.columns
+    node.own.losses, node.columns = [], {}
+    staleness, largest = node.reception.ages.take()
     return {
         "node": node.rank,
         "round": node.round,

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from gossamer.api import Silent
+from gossamer.api import run as run_experiment
 from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
-from gossamer.errors import BadInput, cause
-from gossamer.results.folder import RunFolder, write_text
+from gossamer.errors import BadInput, GossamerError, RunFailed, cause
+from gossamer.results.folder import RunFolder, locked, write_text, writing
+from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.setup import prepare
 from gossamer.runtime.signals import ending_signals
-from gossamer.sweep.executors import Processes, Serial, WorkerDied
-from gossamer.sweep.job import Ended, Job, carry_out
-from gossamer.sweep.state import State, claimed, states, write_state
+from gossamer.sweep.pool import LocalPool
+from gossamer.sweep.state import State, state_of, states, write_state
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import write_results
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether the user wants it to stop."""
+_turn = threading.Lock()
+"""Runs in one process take turns, since they share torch's generator and number of threads."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class SweepObserver(Protocol):
         """Show the progress; called several times a second."""
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-        """Show that a run has ended."""
+        """Show that a run has ended, or that the executor lost it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class SweepOutcome:
 
 def run_sweep(
     sweep: Sweep,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     *,
     jobs: int | None = None,
     only: Sequence[str] = (),
@@ -93,15 +98,15 @@ def run_sweep(
 ) -> SweepOutcome:
     """Do the runs of a sweep that are not done, and collect the results of all.
 
-    Runs that were interrupted or stopped start again. The results depend neither on the executor nor on the number of
-    jobs.
+    Runs that were interrupted or stopped, or that an executor lost before they began, start again. The results depend
+    neither on the executor nor on the number of jobs.
 
     Args:
         sweep: what to run; it is recorded in its folder.
-        executor: any ``concurrent.futures.Executor``, which the caller shuts down. It gets a function of this package and
-            plain data, and returns plain data; its workers must see the sweep's folder under the same path. Runs in
-            threads of one process take turns. None: this process for one job, worker processes for several.
-        jobs: runs at a time, without an executor; None is as many as the cores carry (one for the engine ``processes``,
+        executor: any ``concurrent.futures.Executor``, which the caller shuts down; or the name of one, as for
+            ``gossamer sweep --workers``. It gets a function of this package and plain data, and returns plain data; its
+            workers must see the sweep's folder under the same path. None: processes of this machine.
+        jobs: the number of those processes; None is as many as the cores carry (one for the engine ``processes``,
             whose time is real, and for a GPU).
         only: names of the cells to run; empty is all.
         retry_failed: whether failed runs start again.
@@ -110,27 +115,34 @@ def run_sweep(
         command: the command line to record; None is this process's.
 
     Raises:
-        BadInput: before any work starts, naming the cell. With the caller's executor, data is first read where a run is
-            done: missing data then fails the run.
+        BadInput: before any work starts, naming the cell. With an executor, data is first read where a run is done:
+            missing data then fails the run.
     """
+    if executor is not None and jobs is not None:
+        raise BadInput("--jobs: accepted without --workers, whose executor knows how many runs it takes")
     chosen: dict[str, Planned] = {}
     for each in sweep.chosen(only):
         chosen.setdefault(each.run, each)
+    kept = {"done": not again, "failed": not retry_failed}
 
     def left(at: Mapping[str, State]) -> list[Planned]:
-        kept = {"done": not again, "failed": not retry_failed}
         return [each for run, each in chosen.items() if not kept.get(at[run].status, False)]
 
     if executor is None:
         _check(left(states(sweep)))
-    with claimed(sweep.folder):
+    with writing(f"--out {sweep.folder}"):
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+    with locked(sweep.folder, "another process is running this sweep; accepted: one at a time"):
         write_text(sweep.folder / "sweep.yaml", sweep.to_yaml())
         before = states(sweep)
         todo = left(before)
+        if executor is None and jobs is None:
+            jobs = jobs_for([each.experiment for each in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
         campaign = _Campaign(sweep, before, counts, observer, list(sys.argv if command is None else command))
-        with _executor(executor, jobs, todo) as workers:
-            campaign.run(todo, workers)
+        if todo:
+            with _executor(executor, min(jobs or 1, len(todo))) as workers:
+                campaign.run(todo, workers, alone=jobs == 1)
         write_results(sweep)
     at = campaign.states
     failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status == "failed")
@@ -148,11 +160,43 @@ def jobs_for(experiments: Sequence[Experiment]) -> int:
     return max(min(cores() // max(widths, default=1), len(experiments)), 1)
 
 
+def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one run, on an executor's worker; errors are returned, not raised.
+
+    Args:
+        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the name of the run's folder
+            in it), ``command`` (to record), ``stop`` (a file: if it exists, the sweep was stopped) and ``path`` (where
+            the sweep's process finds modules).
+
+    Returns:
+        ``status``, ``cause`` (of a failure, in one line) and ``folder`` (the attempt's, if it was created).
+    """
+    sys.path += [path for path in job["path"] if path not in sys.path]
+    with _turn:
+        if Path(job["stop"]).exists():
+            return asdict(State())
+        try:
+            experiment = Experiment.parse(job["experiment"])
+            done = run_experiment(
+                experiment, job["out"], name=job["run"], observer=_Mute(), command=job["command"]
+            )
+        except GossamerError as error:
+            folder = error.folder if isinstance(error, RunFailed) else None
+            said = " ".join(str(error).split())
+            return {"status": "failed", "cause": said, "folder": folder and str(folder)}
+        except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
+            return {"status": "failed", "cause": cause(error), "folder": None}
+    return {"status": done.status, "cause": None, "folder": str(done.path)}
+
+
+class _Mute(Silent):
+    def say(self, text: str) -> None:
+        """Print and log nothing: there may be hundreds of runs."""
+
+
 def _check(todo: Sequence[Planned]) -> None:
     """Find bad input before work starts, by loading the data once for each cell."""
-    first: dict[str, Planned] = {}
-    for each in todo:
-        first.setdefault(each.cell.name, each)
+    first = {each.cell.name: each for each in reversed(todo)}
     for name, each in first.items():
         try:
             prepare(each.experiment)
@@ -161,20 +205,17 @@ def _check(todo: Sequence[Planned]) -> None:
 
 
 @contextmanager
-def _executor(given: Executor | None, jobs: int | None, todo: Sequence[Planned]) -> Iterator[Executor]:
-    if given is not None:
+def _executor(given: Executor | str | None, jobs: int) -> Iterator[Executor]:
+    if isinstance(given, Executor):
         yield given
         return
-    wanted = jobs_for([each.experiment for each in todo]) if jobs is None else jobs
-    if min(wanted, len(todo)) <= 1:
-        yield Serial()
-        return
-    with Processes(min(wanted, len(todo))) as processes:
-        try:
-            yield processes
-        except BaseException:
-            processes.kill()  # interrupted a second time
-            raise
+    executor = LocalPool(jobs) if given is None else executor_of(given)
+    try:
+        yield executor
+    except BaseException:  # interrupted a second time
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
 
 
 class _Campaign:
@@ -191,89 +232,78 @@ class _Campaign:
         self.states, self.counts = before, counts
         self.stopping = False
         self._sweep, self._observer, self._command = sweep, observer, command
+        self._stop_file = sweep.folder.resolve() / ".stopped"
         self._pending: dict[Future[Any], Planned] = {}
 
-    def run(self, todo: Sequence[Planned], executor: Executor) -> None:
-        """Do all runs, or until the user stops the sweep."""
-        serial, told = isinstance(executor, Serial), False
+    def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
+        """Do all runs, or until the user stops the sweep; ``alone`` says that no two run at the same time."""
+        self._stop_file.unlink(missing_ok=True)
         for each in todo:
             self.states[each.run] = State()
         write_state(self._sweep, self.states)
+        asked = False
         try:
-            with ending_signals(self._interrupt if serial else self._stop):
-                for each in todo:
-                    if self.stopping:
-                        break
-                    self._update(running=int(serial))
-                    self._submit(each, executor)
-                    # Only the user stops a run in this process.
-                    self.stopping |= serial and self.states[each.run].status == "stopped"
+            with ending_signals(self._stop):
+                self._submit(todo, executor, alone)
                 while self._pending:
-                    if self.stopping and not told:
-                        told = True
-                        self._pending = {
-                            future: each for future, each in self._pending.items() if not future.cancel()
-                        }
-                        if isinstance(executor, Processes):
-                            executor.stop()
-                    self._collect(_LOOK_S)
+                    if self.stopping and not asked:
+                        asked = True
+                        self._ask_for_the_end()
+                    for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
+                        self._collect(future, self._pending.pop(future))
                     self._update(running=sum(future.running() for future in self._pending))
-        except KeyboardInterrupt:
-            if not serial:
-                raise
-            self.stopping = True
         finally:
             self.counts = replace(self.counts, running=0)
-            write_state(self._sweep, states(self._sweep))
+            recorded = states(self._sweep)
+            unrecorded = {run: state for run, state in self.states.items() if recorded[run].folder is None}
+            write_state(self._sweep, recorded | unrecorded)
 
     def _stop(self) -> None:
         self.stopping = True
 
-    def _interrupt(self) -> None:
-        """Stop between two runs in this process, or while one loads its data."""
-        raise KeyboardInterrupt
-
-    def _submit(self, planned: Planned, executor: Executor) -> None:
-        experiment = planned.experiment
-        if not isinstance(executor, Serial):
-            experiment = _narrow(experiment)
-        job: Job = {
-            "experiment": experiment.to_yaml(),
-            "out": str(self._sweep.folder.resolve()),
-            "run": planned.run,
-            "command": self._command,
-        }
-        try:
-            future = executor.submit(carry_out, job)
-        except BrokenExecutor:  # the runs that were begun say why; this one is left for another call
-            return
-        self._pending[future] = planned
-        if future.done():
-            self._collect(0)
-
-    def _collect(self, timeout_s: float) -> None:
-        for future in wait(self._pending, timeout_s, FIRST_COMPLETED).done:
-            planned = self._pending.pop(future)
+    def _submit(self, todo: Sequence[Planned], executor: Executor, alone: bool) -> None:
+        for each in todo:
+            if self.stopping:
+                break
+            experiment = each.experiment if alone else _narrow(each.experiment)
+            job = {
+                "experiment": experiment.to_yaml(),
+                "out": str(self._sweep.folder.resolve()),
+                "run": each.run,
+                "command": self._command,
+                "stop": str(self._stop_file),
+                "path": [path for path in sys.path if path],
+            }
             try:
-                self._ended(planned, self._state(planned, future.result()))
-            except CancelledError:  # by its executor
-                continue
-            except Exception as error:  # noqa: BLE001 - of the executor or its worker: this run's failure
-                self._broke(planned, error)
+                self._pending[executor.submit(carry_out, job)] = each
+            except Exception as error:  # noqa: BLE001 - the executor's, of any kind: it takes no more runs
+                self._ended(each, State("pending", f"the executor takes no more runs: {cause(error)}"))
+                break
 
-    def _state(self, planned: Planned, said: Ended) -> State:
-        folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
-        return State(said["status"], said["cause"], folder or None)
+    def _ask_for_the_end(self) -> None:
+        """Take back what has not begun, and ask for the end of the rest, as far as the executor can."""
+        self._stop_file.touch()
+        for future in self._pending:
+            with suppress(NotImplementedError):  # Parsl's; what it has not begun will find the file
+                future.cancel()
 
-    def _broke(self, planned: Planned, error: Exception) -> None:
-        """A run that was begun is lost; or it was never begun, because a process had died before."""
-        state = states(self._sweep)[planned.run]
-        if self.stopping or (state.folder is None and isinstance(error, BrokenExecutor)):
+    def _collect(self, future: Future[Any], planned: Planned) -> None:
+        if future.cancelled():
             return
-        said = " ".join(str(error).split()) if isinstance(error, WorkerDied) else cause(error)
+        if (error := future.exception()) is None:
+            said = future.result()
+            folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
+            self._ended(planned, State(said["status"], said["cause"], folder))
+            return
+        state = state_of(self._sweep.folder / planned.run)
+        if self.stopping:
+            return
         if state.status == "interrupted" and state.folder is not None:
-            RunFolder.open(state.folder).write_status("failed", error=said)
-        self._ended(planned, replace(state, status="failed", cause=said))
+            RunFolder.open(state.folder).write_status("failed", error=cause(error))
+            state = State("failed", cause(error), state.folder)
+        else:
+            state = State("pending", f"the executor lost it before it began: {cause(error)}")
+        self._ended(planned, state)
 
     def _ended(self, planned: Planned, state: State) -> None:
         self.states[planned.run] = state
@@ -281,7 +311,7 @@ class _Campaign:
             counts = self.counts
             self.counts = replace(counts, **{state.status: getattr(counts, state.status) + 1})
         write_state(self._sweep, self.states)
-        if self._observer is not None:
+        if self._observer is not None and (state.status != "pending" or state.cause is not None):
             self._observer.ended(planned, state, self.counts)
 
     def _update(self, running: int) -> None:

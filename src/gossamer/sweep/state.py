@@ -12,20 +12,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from gossamer.errors import BadInput
 from gossamer.results.folder import write_json
-from gossamer.sweep.job import Status
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 
-_ENDS = ("done", "failed", "stopped")
+Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
+"""``stopped``: by the user, in order; ``interrupted``: begun, with no record of its end; ``pending``: never begun."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,8 @@ class State:
     """The state of one run.
 
     Args:
-        status: see :data:`gossamer.sweep.job.Status`.
-        cause: why it failed, in one line.
+        status: see :data:`Status`.
+        cause: why it failed, or has not begun, in one line.
         folder: the attempt that counts, if there is one.
     """
 
@@ -45,91 +42,39 @@ class State:
 
 def states(sweep: Sweep) -> dict[str, State]:
     """The state of every run of a sweep, by the name of its folder."""
-    runs = dict.fromkeys(each.run for each in sweep.planned)
-    return {run: _attempted(sweep.folder / run) for run in runs} | {
-        # Only here is it recorded that a run failed before it had a folder (its data could not be read).
-        run: State("failed", cause)
-        for run, cause in _failures(sweep.folder).items()
-        if run in runs and not any((sweep.folder / run).glob("*/experiment.yaml"))
-    }
+    return {run: state_of(sweep.folder / run) for run in dict.fromkeys(each.run for each in sweep.planned)}
 
 
-def _attempted(folder: Path) -> State:
-    """The attempt that is done, or else the last one (ids sort by time)."""
+def state_of(folder: Path) -> State:
+    """The state of a run: of the attempt that is done, or else of the last one (ids sort by time)."""
     attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
     found = [_ended(attempt) for attempt in attempts]
     return next((state for state in found if state.status == "done"), found[0] if found else State())
 
 
 def _ended(attempt: Path) -> State:
-    said = _read(attempt / "status.json")
-    if said.get("status") not in _ENDS:
-        return State("interrupted", None, attempt)
-    failed = said["status"] == "failed"
-    return State(said["status"], _line(said.get("error")) if failed else None, attempt)
-
-
-def _line(text: Any) -> str:
-    return " ".join(str(text or "no cause was recorded").split())
-
-
-def _failures(folder: Path) -> dict[str, str]:
-    runs = _read(folder / "sweep.json").get("runs")
-    entries = [entry for entry in runs if isinstance(entry, Mapping)] if isinstance(runs, list) else []
-    return {
-        str(entry["run"]): _line(entry.get("cause"))
-        for entry in entries
-        if entry.get("status") == "failed" and "run" in entry
-    }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty for a file that is missing or was truncated by a crash."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        said = json.loads((attempt / "status.json").read_text(encoding="utf-8"))
+        status = said["status"]
+    except (OSError, ValueError, TypeError, KeyError):  # missing, or truncated by a crash
+        return State("interrupted", None, attempt)
+    cause = " ".join(str(said.get("error") or "no cause was recorded").split())
+    return State(status, cause if status == "failed" else None, attempt)
 
 
 def write_state(sweep: Sweep, at: Mapping[str, State]) -> None:
     """Write ``sweep.json``."""
-    runs = [_entry(each, at[each.run], sweep.folder) for each in sweep.planned]
+    runs = [
+        {
+            "cell": each.cell.name,
+            "labels": dict(each.cell.labels),
+            "seed": each.experiment.seed,
+            "run": each.run,
+            "folder": folder and str(folder.relative_to(sweep.folder)),
+            "status": at[each.run].status,
+            "cause": at[each.run].cause,
+        }
+        for each in sweep.planned
+        for folder in [at[each.run].folder]
+    ]
     write_json(sweep.folder / "sweep.json", {"name": sweep.name, "runs": runs})
-
-
-def _entry(planned: Planned, state: State, folder: Path) -> dict[str, Any]:
-    return {
-        "cell": planned.cell.name,
-        "labels": dict(planned.cell.labels),
-        "seed": planned.experiment.seed,
-        "run": planned.run,
-        "folder": None if state.folder is None else str(state.folder.relative_to(folder)),
-        "status": state.status,
-        "cause": state.cause,
-    }
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Lock a sweep's folder: two sweeps in one folder would do each run twice.
-
-    Raises:
-        BadInput: if another process has locked it, or nothing can be written there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BadInput(
-            f"--out: {reason} ({error.filename}); accepted: a folder that can be written to"
-        ) from None
-    with lock:  # the system releases it when the process ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(
-                f"{folder}: another process is running this sweep; accepted: one at a time"
-            ) from None
-        yield

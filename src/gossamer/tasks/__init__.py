@@ -5,7 +5,7 @@ from __future__ import annotations
 from gossamer.tasks.images import CIFAR10, MNIST, Digits, FashionMNIST
 from gossamer.tasks.least_squares import LeastSquares
 from gossamer.tasks.movielens import MovieLens
-from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts, left_out
+from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
 from gossamer.tasks.poison import LabelFlip, Patch, Poison, poisoned
 from gossamer.tasks.shakespeare import Shakespeare
 from gossamer.tasks.task import RootMean, Task, TaskSource, accuracy, load_task
@@ -32,7 +32,6 @@ __all__ = [
     "TaskSource",
     "accuracy",
     "label_counts",
-    "left_out",
     "load_task",
     "poisoned",
 ]

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
@@ -64,15 +64,14 @@ class LeastSquares(TaskSource):
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; ``data_root`` is not used."""
         owners = self.groups or 1
-        scale = 1 / np.sqrt(self.features)
         common = generator(seed, "least-squares-weights").standard_normal((self.targets, self.features))
         own = generator(seed, "least-squares-owners").standard_normal((owners, self.targets, self.features))
-        weights = scale * (common + self.heterogeneity * own)
+        weights = 1 / np.sqrt(self.features) * (common + self.heterogeneity * own)
 
         def draw(purpose: str, samples: int) -> tuple[Tensor, Tensor]:
             rng = generator(seed, purpose)
             x = rng.standard_normal((samples, self.features))
-            y = np.einsum("sf,stf->st", x, weights[_owner(samples, owners)])
+            y = np.einsum("sf,stf->st", x, weights[np.arange(samples) % owners])
             y += self.noise * rng.standard_normal(y.shape)
             return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
 
@@ -81,9 +80,5 @@ class LeastSquares(TaskSource):
             train=draw("least-squares-train", self.samples),
             test=draw("least-squares-test", self.test_samples),
             loss=half_mean_square,
-            groups=None if self.groups is None else torch.from_numpy(_owner(self.samples, owners)),
+            groups=None if self.groups is None else torch.arange(self.samples) % owners,
         )
-
-
-def _owner(samples: int, owners: int) -> Int[np.ndarray, " samples"]:
-    return np.arange(samples, dtype=np.int64) % owners

@@ -1,4 +1,4 @@
-"""The models of the built-in tasks. Each makes fresh initial parameters from torch's global generator."""
+"""The models of the built-in tasks. Each draws its initial parameters from torch's global generator."""
 
 from __future__ import annotations
 
@@ -13,16 +13,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from gossamer.errors import BadInput
-
 ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]
 """The models that an image task accepts."""
-SMALLEST = 8
-"""Least height and width for GN-LeNet: three poolings by two must leave one pixel."""
-SIDES = {28: 2, 32: 0}
-"""Side of LeNet-5's images -> padding of the first convolution. The paper pads MNIST's 28 pixels to 32."""
-SPREAD = 0.05
-"""Initial factors of matrix factorization are uniform on [-0.05, 0.05]."""
 
 
 def model_factory(
@@ -36,22 +28,15 @@ def model_factory(
         classes: number of outputs.
         hidden: widths of the hidden layers; used by ``mlp`` only.
     """
-    match name:
-        case "gn-lenet":
-            return partial(GNLeNet, shape, classes)
-        case "lenet5":
-            return partial(LeNet5, shape, classes)
-        case "mlp":
-            return partial(MLP, shape, classes, tuple(hidden))
-        case "logistic":
-            return partial(MLP, shape, classes)
+    if name == "mlp":
+        return partial(MLP, shape, classes, tuple(hidden))
+    return partial({"gn-lenet": GNLeNet, "lenet5": LeNet5, "logistic": MLP}[name], shape, classes)
 
 
 class MLP(nn.Module):
     """A multi-layer perceptron with ReLU between its linear layers.
 
-    Without hidden layers it is multinomial logistic regression: one linear layer, whose softmax is part of the
-    cross-entropy loss.
+    Without hidden layers it is multinomial logistic regression (softmax is part of the loss).
 
     Args:
         shape: shape of one sample; flattened.
@@ -76,31 +61,19 @@ class MLP(nn.Module):
 class GNLeNet(nn.Module):
     """LeNet with group normalisation: 89,834 parameters for 3×32×32 inputs and 10 classes.
 
-    Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020) name the network and show
-    that batch normalisation fails on skewed data where group normalisation does not. The widths (32, 32, 64), the kernels
-    (5, same padding) and the two groups are those of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023), so that
-    accuracies can be compared with papers that used it. Each of its three blocks computes::
-
-        pool(relu(norm(conv(x))))           5×5 convolution, GroupNorm(2), ReLU, 2×2 max pooling
-
-    and one linear layer follows. The code applies the ReLU after the pooling: the maximum and a monotone function
-    commute, so outputs and gradients have the same bits, for a quarter of the ReLU's work.
+    Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
+    groups of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023). Three blocks of 5×5 convolution, GroupNorm(2),
+    ReLU and 2×2 max pooling, and a linear layer. The ReLU comes after the pooling here: the same bits, for a quarter of
+    its work.
 
     Args:
         shape: (channels, height, width) of one image; height and width of at least 8.
         classes: number of outputs.
-
-    Raises:
-        BadInput: for images smaller than 8×8.
     """
 
     def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < SMALLEST:
-            raise BadInput(
-                f"gn-lenet: images of {height}x{width} pixels; accepted: at least {SMALLEST}x{SMALLEST}"
-            )
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.norm1 = nn.GroupNorm(2, 32)
         self.conv2 = nn.Conv2d(32, 32, kernel_size=5, padding=2)
@@ -123,26 +96,21 @@ class GNLeNet(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5: 61,706 parameters for 1×28×28 inputs and 10 classes.
 
-    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2 and Section
-    II-B, in today's usual form: plain average pooling, every feature map of the second convolution connected to all of
-    the first, and a linear output layer in place of radial basis functions. The activation is tanh, as in the paper::
-
-        conv 5×5 (6), tanh, pool 2×2 - conv 5×5 (16), tanh, pool 2×2 - 400-120-84-classes
+    LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
+    usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
+    functions. The activation is tanh, as in the paper.
 
     Args:
         shape: (channels, height, width) of one image; 28×28 or 32×32 pixels.
         classes: number of outputs.
-
-    Raises:
-        BadInput: for images of another size.
     """
 
     def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
-        channels, height, width = shape
-        if height != width or height not in SIDES:
-            raise BadInput(f"lenet5: images of {height}x{width} pixels; accepted: 28x28, 32x32")
-        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=SIDES[height])
+        channels, height, _ = shape
+        self.conv1 = nn.Conv2d(
+            channels, 6, kernel_size=5, padding=(32 - height) // 2
+        )  # the paper pads 28 to 32
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
         self.fc1 = nn.Linear(400, 120)
         self.fc2 = nn.Linear(120, 84)
@@ -163,10 +131,9 @@ class CharacterLSTM(nn.Module):
     """An LSTM that predicts the next character: an embedding, stacked LSTM layers, and a linear layer over the last
     output; by default 820,185 parameters for 81 characters.
 
-    Widths and shape are those of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated
-    Settings", 2018; ``stacked_lstm.py``). The layers are torch's: each has two bias vectors where TensorFlow's has one,
-    and the initial values are torch's. decentralizepy's model reads the outputs at all 80 characters instead of the last
-    one, by a linear layer of two million parameters.
+    The shape of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018;
+    ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
+    the outputs at all 80 characters, by a linear layer of two million parameters.
 
     Args:
         characters: size of the vocabulary, and number of outputs.
@@ -211,7 +178,7 @@ class MatrixFactorization(nn.Module):
         self.user_factors = nn.Embedding(users, dimensions)
         self.item_factors = nn.Embedding(items, dimensions)
         for factors in (self.user_factors, self.item_factors):
-            nn.init.uniform_(factors.weight, -SPREAD, SPREAD)
+            nn.init.uniform_(factors.weight, -0.05, 0.05)
         self.mean = mean
         if mean is not None:
             self.user_bias = nn.Embedding(users, 1)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
+import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
@@ -21,96 +21,52 @@ from gossamer.tasks.data import split_by_owner
 from gossamer.tasks.models import MatrixFactorization
 from gossamer.tasks.task import RootMean, Task, TaskSource
 
-log = logging.getLogger("gossamer")
-
 SITE = "https://files.grouplens.org/datasets/movielens"
+COLUMNS = ("userId", "movieId", "rating")
+"""The fields that are read, by GroupLens's names; without a header they are the first three."""
 
-
-@dataclass(frozen=True)
-class Stars:
-    """The scale of the ratings, and how predictions on it are evaluated.
-
-    Args:
-        least: the lowest rating.
-        most: the highest one.
-        step: from one rating to the next.
-    """
-
-    least: float
-    most: float
-    step: float
-
-    def has(self, rating: float) -> bool:
-        """Whether a user can give this rating."""
-        return self.least <= rating <= self.most and (rating / self.step).is_integer()
-
-    def clip(self, ratings: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]:
-        """Ratings, clipped to the scale."""
-        return ratings.clamp(self.least, self.most)
-
-    def squared_error(
-        self, outputs: Float[Tensor, " samples"], targets: Float[Tensor, " samples"]
-    ) -> Float[Tensor, ""]:
-        """Mean of (clip(output) - target)^2."""
-        return squared_error(self.clip(outputs), targets)
-
-    def absolute_error(
-        self, outputs: Float[Tensor, " samples"], targets: Float[Tensor, " samples"]
-    ) -> Float[Tensor, ""]:
-        """Mean of |clip(output) - target|."""
-        return (self.clip(outputs) - targets).abs().mean()
-
-    def accuracy(
-        self, outputs: Float[Tensor, " samples"], targets: Float[Tensor, " samples"]
-    ) -> Float[Tensor, ""]:
-        """Share of the samples whose clipped output, rounded to the next rating of the scale, is the target."""
-        rounded = (self.clip(outputs) / self.step).round() * self.step
-        return (rounded == targets).to(torch.float32).mean()
-
-
-def squared_error(
-    outputs: Float[Tensor, " samples"], targets: Float[Tensor, " samples"]
-) -> Float[Tensor, ""]:
-    """Mean of (output - target)^2."""
-    return F.mse_loss(outputs, targets)
+Ratings = Float[Tensor, " samples"]
+Mean = Float[Tensor, ""]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One of the published sets of ratings.
+    """One of the published sets of ratings, and how predictions on its scale are evaluated.
 
     Args:
         file: the file of ratings, below the data root.
         delimiter: between the fields of a line.
         header: whether the first line names the columns.
-        stars: the scale of the ratings.
-        counts: how many ratings, users and rated films there are.
+        least: the lowest rating.
+        most: the highest one.
+        step: from one rating to the next.
     """
 
     file: str
     delimiter: str
     header: bool
-    stars: Stars
-    counts: tuple[int, int, int]
+    least: float
+    most: float
+    step: float
 
+    def squared_error(self, outputs: Ratings, targets: Ratings) -> Mean:
+        """Mean of (clip(output) - target)^2."""
+        return F.mse_loss(outputs.clamp(self.least, self.most), targets)
 
-COLUMNS = ("userId", "movieId", "rating")
-"""The fields that are read, by GroupLens's names; without a header they are the first three."""
+    def absolute_error(self, outputs: Ratings, targets: Ratings) -> Mean:
+        """Mean of abs(clip(output) - target)."""
+        return (outputs.clamp(self.least, self.most) - targets).abs().mean()
+
+    def accuracy(self, outputs: Ratings, targets: Ratings) -> Mean:
+        """Share of the samples whose clipped output, rounded to the next rating of the scale, is the target."""
+        rounded = (outputs.clamp(self.least, self.most) / self.step).round() * self.step
+        return (rounded == targets).to(torch.float32).mean()
+
 
 RELEASES = {
-    "latest-small": Release(
-        "movielens/ml-latest-small/ratings.csv", ",", True, Stars(0.5, 5, 0.5), (100_836, 610, 9724)
-    ),
-    "100k": Release("movielens/ml-100k/u.data", "\t", False, Stars(1, 5, 1), (100_000, 943, 1682)),
+    "latest-small": Release("movielens/ml-latest-small/ratings.csv", ",", True, 0.5, 5, 0.5),
+    "100k": Release("movielens/ml-100k/u.data", "\t", False, 1, 5, 1),
 }
-
-
-class Ratings(NamedTuple):
-    """Ratings in the order of their file, users and films by GroupLens's ids."""
-
-    users: Int[np.ndarray, " ratings"]
-    films: Int[np.ndarray, " ratings"]
-    stars: Float[np.ndarray, " ratings"]
 
 
 @register("task", "movielens")
@@ -152,117 +108,82 @@ class MovieLens(TaskSource):
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
         release = RELEASES[self.release]
-        ratings = read_ratings(_file(data_root, self.release), release)
-        users, user = np.unique(ratings.users, return_inverse=True)
-        films, film = np.unique(ratings.films, return_inverse=True)
-        found = len(ratings.stars), len(users), len(films)
-        if found != release.counts:
-            log.warning(
-                "movielens %s: %d ratings, %d users, %d films; as published %d, %d, %d",
-                *(self.release, *found, *release.counts),
+        path = (data_root or Path()) / release.file
+        if data_root is None or not path.is_file():
+            raise BadInput(
+                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: a folder that has it"
+                f" (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
             )
-
+        ratings = read_ratings(path, release)
+        owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
+        users, user = np.unique(owners, return_inverse=True)
+        films, film = np.unique(ratings["movieId"].to_numpy(), return_inverse=True)
         pairs = torch.from_numpy(np.stack([user, film], axis=1))
-        stars = torch.from_numpy(ratings.stars)
         train, test = map(torch.from_numpy, split_by_owner(user, self.train_fraction, "movielens-split"))
         mean = stars[train].mean(dtype=torch.float64).item() if self.biased else None
-        scale = release.stars
         return Task(
             model=partial(MatrixFactorization, len(users), len(films), self.dimensions, mean),
             train=(pairs[train], stars[train]),
             test=(pairs[test], stars[test]),
-            loss=squared_error,
+            loss=F.mse_loss,
             metrics={
-                "rmse": RootMean(scale.squared_error),
-                "mae": scale.absolute_error,
-                "rmse_unclipped": RootMean(squared_error),
-                "accuracy": scale.accuracy,
+                "rmse": RootMean(release.squared_error),
+                "mae": release.absolute_error,
+                "rmse_unclipped": RootMean(F.mse_loss),
+                "accuracy": release.accuracy,
             },
-            groups=torch.from_numpy(ratings.users)[train],
+            groups=torch.from_numpy(owners)[train],
         )
 
 
-def _file(data_root: Path | None, release: str) -> Path:
-    file = RELEASES[release].file
-    archive = f"{SITE}/ml-{release}.zip"
-    if data_root is None:
-        raise BadInput(
-            f"data_root: null, but movielens is not fetched; accepted: a folder with {file}"
-            f" (unpack {archive} in its folder movielens)"
-        )
-    if not (data_root / file).is_file():
-        raise BadInput(
-            f"data_root: {data_root} has no file {file}; accepted: a folder that has it"
-            f" (unpack {archive} in {data_root / 'movielens'})"
-        )
-    return data_root / file
-
-
-def read_ratings(path: Path, release: Release) -> Ratings:
-    """The ratings in a file of GroupLens.
+def read_ratings(path: Path, release: Release) -> pl.DataFrame:
+    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars.
 
     Raises:
         BadInput: naming file and line, for a file that can't be read or has no ratings, a missing column, a line without
             a rating, or a second rating of a film by a user.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadInput(
-            f"data_root: {path} can't be read ({error.strerror}); accepted: a readable file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise BadInput(
-            f"data_root: {path} is no text (byte {error.start}); accepted: the file of GroupLens"
-        ) from error
-    places = _places(path, lines, release) if release.header else (0, 1, 2)
-    first = 1 if release.header else 0
-    if len(lines) <= first:
-        raise BadInput(f"data_root: {path} has no ratings; accepted: the file of GroupLens")
-
-    users, films, stars = [], [], []
-    line_of: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(lines[first:], first + 1):
-        fields = line.split(release.delimiter)
-        try:
-            user, film, rating = (
-                kind(fields[place]) for kind, place in zip((int, int, float), places, strict=True)
-            )
-        except (IndexError, ValueError):
-            raise _bad_line(path, number, line, release) from None
-        if not (0 < user < 2**31 and 0 < film < 2**31 and release.stars.has(rating)):
-            raise _bad_line(path, number, line, release)
-        before = line_of.setdefault((user, film), number)
-        if before != number:
-            raise BadInput(
-                f"data_root: {path}, line {number}: user {user} has rated film {film} in line {before};"
-                " accepted: one rating a user and film"
-            )
-        users.append(user)
-        films.append(film)
-        stars.append(rating)
-    return Ratings(np.array(users, np.int64), np.array(films, np.int64), np.array(stars, np.float32))
-
-
-def _places(path: Path, lines: list[str], release: Release) -> tuple[int, ...]:
-    """The field of a line that holds each of the columns."""
-    names = lines[0].split(release.delimiter) if lines else []
-    missing = [name for name in COLUMNS if name not in names]
-    if missing:
-        raise BadInput(
-            f"data_root: {path}, line 1: no column {missing[0]!r} in {_shown(','.join(names))};"
-            f" accepted: a line that names {', '.join(COLUMNS)}"
+        table = pl.read_csv(
+            path,
+            separator=release.delimiter,
+            has_header=release.header,
+            infer_schema=False,
+            quote_char=None,
+            truncate_ragged_lines=True,
         )
-    return tuple(names.index(name) for name in COLUMNS)
-
-
-def _bad_line(path: Path, number: int, line: str, release: Release) -> BadInput:
-    stars = release.stars
-    return BadInput(
-        f"data_root: {path}, line {number}: {_shown(line)}; accepted: {', '.join(COLUMNS)}, the ids from 1"
-        f" and the rating from {stars.least:g} to {stars.most:g} in steps of {stars.step:g}"
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise BadInput(
+            f"data_root: {path} can't be read ({error}); accepted: the file of GroupLens"
+        ) from None
+    if not release.header:
+        table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
+    if table.is_empty() or not set(COLUMNS) <= set(table.columns):
+        raise BadInput(
+            f"data_root: {path} has no ratings in columns {', '.join(COLUMNS)}; accepted: the file of GroupLens"
+        )
+    ratings = table.select(
+        pl.col("userId", "movieId").cast(pl.Int64, strict=False),
+        pl.col("rating").cast(pl.Float32, strict=False),
     )
-
-
-def _shown(line: str) -> str:
-    return repr(line if len(line) <= 60 else line[:60] + "...")
+    stars = pl.col("rating")
+    valid = (
+        pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
+        & stars.is_between(release.least, release.most)
+        & (stars % release.step == 0)
+    )
+    first = 2 if release.header else 1
+    bad = ratings.select((~valid).fill_null(True).arg_true()).to_series()
+    if len(bad):
+        line = release.delimiter.join(filter(None, table.row(bad[0])))
+        raise BadInput(
+            f"data_root: {path}, line {bad[0] + first}: {line[:60]!r}; accepted: {', '.join(COLUMNS)}, the ids from 1"
+            f" and the rating from {release.least:g} to {release.most:g} in steps of {release.step:g}"
+        )
+    again = ratings.select((~pl.struct("userId", "movieId").is_first_distinct()).arg_true()).to_series()
+    if len(again):
+        raise BadInput(
+            f"data_root: {path}, line {again[0] + first}: user {ratings['userId'][again[0]]} has rated film"
+            f" {ratings['movieId'][again[0]]} before; accepted: one rating a user and film"
+        )
+    return ratings

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.tasks.task import Task
+from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
 
@@ -45,36 +45,31 @@ class Partition(Component):
         Raises:
             BadInput: for a split that is impossible with this task and this many nodes.
         """
-        name = self.name_of()
-        if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
-        if nodes > task.samples:
+        if not 1 <= nodes <= task.samples:
             raise BadInput(
-                f"nodes: {nodes} for {task.samples} training samples; accepted: at most one node a sample"
+                f"nodes: {nodes} for {task.samples} training samples; accepted: at least 1, and at most one a sample"
             )
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
-        if len(parts) != nodes:
-            raise BadInput(f"partition {name!r}: {len(parts)} parts for {nodes} nodes; accepted: one a node")
-        empty = [rank for rank, part in enumerate(parts) if not len(part)]
-        if empty:
-            raise BadInput(
-                f"partition {name!r}: node {empty[0]} gets no sample; accepted: at least one sample a node"
-            )
         used = np.concatenate(parts)
-        if used.min() < 0 or used.max() >= task.samples:
-            raise BadInput(
-                f"partition {name!r}: samples from {used.min()} to {used.max()};"
-                f" accepted: 0 to {task.samples - 1}"
-            )
-        times = np.bincount(used)
-        if times.max() > 1:
-            raise BadInput(
-                f"partition {name!r}: sample {times.argmax()} is given out {times.max()} times;"
-                " accepted: once"
-            )
-        if missing := left_out(parts, task.samples):
-            log.warning("partition %s: %d of %d training samples are left out", name, missing, task.samples)
-        return parts
+        if len(parts) != nodes:
+            problem = f"{len(parts)} parts for {nodes} nodes; accepted: one a node"
+        elif min(map(len, parts)) == 0:
+            empty = min(range(nodes), key=lambda rank: len(parts[rank]))
+            problem = f"node {empty} gets no sample; accepted: at least one sample a node"
+        elif used.min() < 0 or used.max() >= task.samples:
+            problem = f"samples from {used.min()} to {used.max()}; accepted: 0 to {task.samples - 1}"
+        elif (times := np.bincount(used)).max() > 1:
+            problem = f"sample {times.argmax()} is given out {times.max()} times; accepted: once"
+        else:
+            if missing := task.samples - len(used):
+                log.warning(
+                    "partition %s: %d of %d training samples are left out",
+                    self.name_of(),
+                    missing,
+                    task.samples,
+                )
+            return parts
+        raise BadInput(f"partition {self.name_of()!r}: {problem}")
 
 
 @register("partition", "iid")
@@ -161,21 +156,18 @@ class Dirichlet(Partition):
 
 
 def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
-    """Move single samples from the largest nodes to those with fewer than ``least``, in place.
-
-    Every step fills a gap and creates none: while there is a gap (and samples for all), the largest node has more than
-    ``least``.
-    """
+    """Move single samples from the largest nodes to those with fewer than ``least``, in place."""
     totals = counts.sum(axis=1)
     richest = [(-int(total), rank) for rank, total in enumerate(totals)]
     heapq.heapify(richest)
     for poor in np.flatnonzero(totals < least):
         for _ in range(least - int(totals[poor])):
-            total, donor = heapq.heappop(richest)
+            # While there is a gap (and samples for all), the largest node has more than ``least``.
+            total, donor = richest[0]
+            heapq.heapreplace(richest, (total + 1, donor))
             largest = counts[donor].argmax()
             counts[donor, largest] -= 1
             counts[poor, largest] += 1
-            heapq.heappush(richest, (total + 1, donor))
 
 
 @register("partition", "natural")
@@ -237,11 +229,6 @@ class Sizes(Partition):
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
 
 
-def left_out(parts: Sequence[Int[np.ndarray, " _"]], total: int) -> int:
-    """The number of samples, of ``total``, that are in none of the disjoint parts."""
-    return total - sum(len(part) for part in parts)
-
-
 def label_counts(
     task: Task, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> Int[np.ndarray, "nodes classes"] | None:
@@ -252,8 +239,7 @@ def label_counts(
     targets = task.labels()
     if targets is None:
         return None
-    labels = targets.numpy(force=True)
-    classes = len(task.classes) if task.classes is not None else int(labels.max()) + 1
+    labels, classes = targets.numpy(force=True), class_count(task)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 

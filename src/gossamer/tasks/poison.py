@@ -23,7 +23,7 @@ from gossamer.config.registry import Component, register
 from gossamer.config.sections import Section
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
-from gossamer.tasks.task import Pair, Task
+from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
 
@@ -59,7 +59,7 @@ class Selector(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Selector:
-        if len(self.model_fields_set - {name for name, value in self if value is None}) != 1:
+        if sum(value is not None for _, value in self) != 1:
             raise ValueError(f"one of {', '.join(type(self).model_fields)}")
         return self
 
@@ -74,32 +74,28 @@ class Selector(Section):
             BadInput: for a rank or a place that does not exist.
         """
         if self.degree_rank is not None:
-            degrees = dict(graph().degree())
-            return [self._nth("degree_rank", self.degree_rank, degrees)]
+            return [_nth("degree_rank", self.degree_rank, dict(graph().degree()))]
         if self.betweenness_rank is not None:
             # Rounded, so that nodes that are alike tie.
             measure = {rank: round(value, 12) for rank, value in nx.betweenness_centrality(graph()).items()}
-            return [self._nth("betweenness_rank", self.betweenness_rank, measure)]
-        if self.hops_from is not None:
-            start, hops = self.hops_from.rank, self.hops_from.hops
-            if start >= nodes:
-                raise BadInput(f"at.hops_from.rank: {start}; accepted: 0 to {nodes - 1}")
-            lengths = nx.single_source_shortest_path_length(graph(), start)
-            found = sorted(rank for rank, length in lengths.items() if length == hops)
-            if not found:
-                raise BadInput(
-                    f"at.hops_from: no node is {hops} hops from node {start}; accepted: 1 to {max(lengths.values())} hops"
-                )
-            return found
-        ranks = sorted({self.rank} if self.rank is not None else set(self.ranks or ()))
+            return [_nth("betweenness_rank", self.betweenness_rank, measure)]
+        start = self.hops_from.rank if self.hops_from is not None else self.rank
+        ranks = sorted(set(self.ranks or ())) if start is None else [start]
         if ranks[-1] >= nodes:
             raise BadInput(f"at: node {ranks[-1]}; accepted: ranks 0 to {nodes - 1}")
-        return ranks
+        if self.hops_from is None:
+            return ranks
+        hops = nx.single_source_shortest_path_length(graph(), self.hops_from.rank)
+        found = sorted(rank for rank, length in hops.items() if length == self.hops_from.hops)
+        if not found:
+            raise BadInput(f"at.hops_from.hops: {self.hops_from.hops}; accepted: 1 to {max(hops.values())}")
+        return found
 
-    def _nth(self, field: str, place: int, measure: Mapping[int, float]) -> int:
-        if place >= len(measure):
-            raise BadInput(f"at.{field}: {place}; accepted: 0 to {len(measure) - 1}")
-        return sorted(measure, key=lambda rank: (-measure[rank], rank))[place]
+
+def _nth(field: str, place: int, measure: Mapping[int, float]) -> int:
+    if place >= len(measure):
+        raise BadInput(f"at.{field}: {place}; accepted: 0 to {len(measure) - 1}")
+    return sorted(measure, key=lambda rank: (-measure[rank], rank))[place]
 
 
 class Poison(Component):
@@ -172,7 +168,7 @@ class Patch(Poison):
             )
         if self.size > min(inputs.shape[2:]):
             raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
-        if self.target >= (classes := _classes(task)):
+        if self.target >= (classes := class_count(task)):
             raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
         return self.model_copy(update={"value": float(inputs.max()) if self.value is None else self.value})
 
@@ -183,10 +179,10 @@ class Patch(Poison):
         rng: np.random.Generator,
     ) -> Pair:
         """Images with the patch, all of the target class."""
+        assert self.value is not None
         vertical, _, horizontal = self.corner.partition("-")
         rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
         columns = slice(self.size) if horizontal == "left" else slice(-self.size, None)
-        assert self.value is not None
         inputs[:, :, rows, columns] = self.value
         return inputs, torch.full_like(targets, self.target)
 
@@ -208,7 +204,12 @@ class LabelFlip(Poison):
 
     def settled(self, task: Task) -> Poison:
         """With the number of classes filled in."""
-        return self.model_copy(update={"classes": self.classes or _classes(task)})
+        found = class_count(task)
+        classes = found if self.classes is None else self.classes
+        if classes != found and (task.classes is not None or classes < found):
+            accepted = f"{found}, as the task has" if task.classes is not None else f"at least {found}"
+            raise BadInput(f"classes: {classes}; accepted: {accepted}")
+        return self.model_copy(update={"classes": classes})
 
     def transform(self, inputs: Tensor, targets: Int[Tensor, " samples"], rng: np.random.Generator) -> Pair:
         """The same inputs with other labels."""
@@ -226,8 +227,6 @@ def poisoned(
 ) -> tuple[Task, list[list[int]]]:
     """A task with the data and the evaluation sets of some poisons, one after the other.
 
-    Only tensors that change are copied, once for all nodes.
-
     Args:
         task: the clean task; it stays unchanged.
         parts: indices of each node's training samples, disjoint.
@@ -241,45 +240,34 @@ def poisoned(
     Raises:
         BadInput: for a poison that does not fit the task or the graph, or that fails.
     """
-    inputs, targets = task.train
+    if not poisons:
+        return task, []
+    inputs, targets = (tensor.clone() for tensor in task.train)
     tests, reached = dict(task.tests), []
     for number, given in enumerate(poisons):
         with _naming(number, given):
             poison = given.settled(task)
-            ranks = poison.at.select(len(parts), graph)
-            for rank in ranks:
+            reached.append(poison.at.select(len(parts), graph))
+            for rank in reached[-1]:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
                 rng = generator(seed, "poison", rank, number)
                 count = max(round(poison.share * len(parts[rank])), 1)
                 chosen = torch.from_numpy(np.sort(rng.choice(parts[rank], count, replace=False)))
                 x, y = poison.transform(inputs[chosen], targets[chosen], rng)
-                inputs = _with("inputs", inputs, task.train[0], chosen, x)
-                targets = _with("targets", targets, task.train[1], chosen, y)
+                for name, whole, values in (("inputs", inputs, x), ("targets", targets, y)):
+                    if values.shape != whole[chosen].shape or values.dtype != whole.dtype:
+                        raise BadInput(
+                            f"transform gave {name} {values.dtype} of shape {tuple(values.shape)};"
+                            f" accepted: {whole.dtype} of {tuple(whole[chosen].shape)}"
+                        )
+                    whole[chosen] = values
             if (pair := poison.evaluation_set(*task.test)) is not None:
                 if poison.set_name in tests:
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
                 tests[poison.set_name] = pair
-            reached.append(ranks)
             task = replace(task, tests=tests)
     return replace(task, train=(inputs, targets)), reached
-
-
-def _with(name: str, whole: Tensor, clean: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
-    """A tensor with other values for some samples: the same one where they don't differ, else a copy of the clean one."""
-    before = whole[chosen]
-    if not isinstance(values, Tensor) or values.shape != before.shape or values.dtype != before.dtype:
-        found = (
-            f"{values.dtype} of shape {tuple(values.shape)}"
-            if isinstance(values, Tensor)
-            else type(values).__name__
-        )
-        raise BadInput(f"transform gave {name} {found}; accepted: {before.dtype} of {tuple(before.shape)}")
-    if torch.equal(before, values):
-        return whole
-    changed = whole.clone() if whole is clean else whole
-    changed[chosen] = values
-    return changed
 
 
 @contextmanager
@@ -294,10 +282,3 @@ def _naming(number: int, poison: Poison) -> Iterator[None]:
         raise
     except Exception as error:
         raise BadInput(f"{said}raised {cause(error)}") from error
-
-
-def _classes(task: Task) -> int:
-    labels = task.labels()
-    if labels is None:
-        raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
-    return len(task.classes) if task.classes is not None else int(labels.max()) + 1

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+import polars as pl
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Int64, UInt8
 from pydantic import Field, PositiveInt
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.tasks.data import Column, NumberColumn, hub_dataset, split_by_owner
-from gossamer.tasks.images import cross_entropy
+from gossamer.tasks.data import Decoder, hub_dataset, split_by_owner
 from gossamer.tasks.models import CharacterLSTM
 from gossamer.tasks.task import Task, TaskSource, accuracy
 
@@ -32,69 +32,33 @@ ROWS = 1 << 16
 """Texts that are decoded at once."""
 
 
-@dataclass(frozen=True)
-class TextColumn:
-    """Texts of one length, as numbers of :data:`CHARACTERS`.
-
-    Args:
-        length: characters of a text.
-    """
-
-    length: int
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """uint8."""
-        return np.dtype(np.uint8)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One number per character."""
-        return (self.length,)
-
-    def decode(self, column: Any, where: str) -> UInt8[np.ndarray, "rows length"]:
-        """The character numbers of an Arrow column of strings.
-
-        Raises:
-            BadInput: for a column of something else, or a text of another length; the line names its row.
-        """
-        numbers = np.full(256, len(CHARACTERS), np.uint8)
-        numbers[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(CHARACTERS))
-        decoded = np.empty((len(column), self.length), np.uint8)
-        for start in range(0, len(column), ROWS):
-            texts = _strings(column.slice(start, ROWS), where, start)
-            for row, text in enumerate(texts, start):
-                if len(text) != self.length:
-                    raise BadInput(
-                        f"{where}, row {row}: a text of {len(text)} characters; accepted: {self.length}"
-                    )
-            # Every character takes four bytes.
-            codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-            decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, self.length)
-        return decoded
+def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
+    """Texts of one length as numbers of :data:`CHARACTERS`."""
+    _check_text(column, where)
+    wrong = (column.str.len_chars() != length).arg_true()
+    if len(wrong):
+        raise BadInput(
+            f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters; accepted: {length}"
+        )
+    numbers = np.full(256, len(CHARACTERS), np.uint8)
+    numbers[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(CHARACTERS))
+    decoded = np.empty((len(column), length), np.uint8)
+    for start in range(0, len(column), ROWS):
+        texts = "".join(column[start : start + ROWS])
+        codes = np.frombuffer(texts.encode("utf-32-le"), np.uint32)
+        decoded[start : start + ROWS] = numbers[np.minimum(codes, 255)].reshape(-1, length)
+    return decoded
 
 
-@dataclass(frozen=True)
-class NameColumn(NumberColumn):
+def decode_names(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
     """Names as numbers: the place of each in alphabetical order."""
-
-    def decode(self, column: Any, where: str) -> Int64[np.ndarray, " rows"]:
-        """The numbers of an Arrow column of strings.
-
-        Raises:
-            BadInput: for a column of something else.
-        """
-        names = _strings(column, where, 0)
-        number_of = {name: number for number, name in enumerate(sorted(set(names)))}
-        return np.fromiter((number_of[name] for name in names), np.int64, len(names))
+    _check_text(column, where)
+    return column.rank("dense").cast(pl.Int64).to_numpy() - 1
 
 
-def _strings(column: Any, where: str, first: int) -> list[str]:
-    texts: list[str] = column.to_pylist()
-    for row, text in enumerate(texts, first):
-        if not isinstance(text, str):
-            raise BadInput(f"{where}, row {row}: {text!r}; accepted: text")
-    return texts
+def _check_text(column: pl.Series, where: str) -> None:
+    if column.dtype != pl.String or column.null_count():
+        raise BadInput(f"{where}: {column.dtype} with {column.null_count()} nulls; accepted: text")
 
 
 @register("task", "shakespeare")
@@ -129,20 +93,20 @@ class Shakespeare(TaskSource):
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         """The task; see :meth:`TaskSource.load`. It does not depend on the seed."""
-        columns: dict[str, Column] = {
-            "character_id": NameColumn(),
-            "x": TextColumn(LENGTH),
-            "y": TextColumn(1),
+        columns: dict[str, Decoder] = {
+            "character_id": decode_names,
+            "x": decode_texts,
+            "y": partial(decode_texts, length=1),
         }
         data = hub_dataset(self.hub_id, columns, {"train": None}, data_root)["train"]
-        roles, texts, following = (torch.tensor(data[name]) for name in columns)
+        roles, texts, following = (torch.from_numpy(data[name]) for name in columns)
         train, test = map(torch.from_numpy, split_by_owner(roles.numpy(), self.train_fraction))
         following = following.squeeze(1).to(torch.int64)
         return Task(
             model=partial(CharacterLSTM, len(CLASSES), self.embedding, self.hidden, self.layers),
             train=(texts[train], following[train]),
             test=(texts[test], following[test]),
-            loss=cross_entropy,
+            loss=F.cross_entropy,
             metrics={"accuracy": accuracy},
             groups=roles[train],
             classes=CLASSES,

@@ -45,9 +45,7 @@ INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 Pair = tuple[Tensor, Tensor]
 """(inputs, targets), whose first axis is the sample."""
 
-_TAKEN = frozenset(
-    ("train", "bytes", "messages", "staleness", "idle", "uplink", "downlink", "consensus", "time", "wall")
-)
+_TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
 
 
@@ -94,15 +92,11 @@ class Task:
         *,
         tests: Mapping[str, Pair] | None = None,
     ) -> None:
-        sets = {} if tests is None else tests
-        if test is not None and isinstance(sets, Mapping):
+        sets = tests or {}
+        if test is not None:
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
-        values = {"model": model, "train": train, "loss": loss, "tests": sets, "groups": groups}
-        for name, value in {
-            **values,
-            "metrics": {} if metrics is None else metrics,
-            "classes": classes,
-        }.items():
+        values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
+        for name, value in {**values, "groups": groups, "classes": classes}.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -110,92 +104,6 @@ class Task:
     def test(self) -> Pair:
         """The evaluation set ``test``."""
         return self.tests["test"]
-
-    def _sets(self) -> dict[str, Any]:
-        """Training and evaluation data, by the field that messages name."""
-        called = {name: "test" if name == "test" else f"tests.{name}" for name in self.tests}
-        return {"train": self.train, **{called[name]: pair for name, pair in self.tests.items()}}
-
-    def _check(self) -> None:
-        self._check_names()
-        self._check_types()
-        for name, (inputs, targets) in self._sets().items():
-            if len(inputs) != len(targets):
-                raise BadInput(
-                    f"task.{name}: {len(inputs)} inputs but {len(targets)} targets;"
-                    " accepted: one target an input"
-                )
-            if len(inputs) == 0:
-                raise BadInput(f"task.{name}: no samples; accepted: at least one")
-        if self.groups is not None and self.groups.shape != (len(self.train[0]),):
-            raise BadInput(
-                f"task.groups: shape {tuple(self.groups.shape)}; accepted: one owner a training sample,"
-                f" ({len(self.train[0])},)"
-            )
-        if self.groups is not None and self.groups.dtype not in INTEGERS:
-            raise BadInput(f"task.groups: {self.groups.dtype}; accepted: owners as integers")
-        if self.classes is not None:
-            self._check_labels(len(self.classes))
-
-    def _check_names(self) -> None:
-        if not isinstance(self.tests, Mapping):
-            raise _wrong("tests", self.tests, "a dict, name -> (inputs, targets)")
-        if next(iter(self.tests), None) != "test":
-            raise BadInput(
-                f"task.tests: got {list(self.tests)}; accepted: evaluation sets by name, the first 'test'"
-            )
-        for name in self.tests:
-            if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", str(name)) or str(name).split("_")[0] in _TAKEN:
-                raise BadInput(
-                    f"task.tests: a set named {name!r}; accepted: letters, digits and underscores, and no first word of"
-                    f" another column ({', '.join(sorted(_TAKEN))})"
-                )
-
-    def _check_types(self) -> None:
-        # No type checker helps the user who wrote the task.
-        if not callable(self.model) or isinstance(self.model, nn.Module):
-            raise _wrong(
-                "model",
-                self.model,
-                "a function that makes a fresh nn.Module, such as lambda: nn.Linear(2, 1)",
-            )
-        for name, pair in self._sets().items():
-            if not isinstance(pair, tuple | list) or [isinstance(each, Tensor) for each in pair] != [
-                True,
-                True,
-            ]:
-                raise _wrong(name, pair, "two tensors, (inputs, targets)")
-            if not all(each.dim() for each in pair):
-                raise BadInput(
-                    f"task.{name}: a tensor of no axis; accepted: tensors whose first axis is the sample"
-                )
-        _check_measure("loss", self.loss)
-        if not isinstance(self.metrics, Mapping):
-            raise _wrong("metrics", self.metrics, "a dict, name -> function of (outputs, targets)")
-        for name, metric in self.metrics.items():
-            _check_measure(f"metrics.{name}", metric)
-        columns = [f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics)]
-        if double := next((column for column in columns if columns.count(column) > 1), None):
-            raise BadInput(f"task.tests: two columns {double!r}; accepted: sets and metrics with other names")
-        if self.groups is not None and not isinstance(self.groups, Tensor):
-            raise _wrong("groups", self.groups, "a tensor, an owner a training sample")
-        classes: object = () if self.classes is None else self.classes  # (an array has no truth value)
-        if isinstance(classes, str) or not hasattr(classes, "__len__"):
-            raise _wrong("classes", self.classes, "the names of the classes")
-
-    def _check_labels(self, classes: int) -> None:
-        for name, (_, targets) in self._sets().items():
-            if targets.dim() != 1 or targets.dtype not in INTEGERS:
-                raise BadInput(
-                    f"task.{name}: targets {targets.dtype} of shape {tuple(targets.shape)} in a task with"
-                    " classes; accepted: one class number (an integer) a sample"
-                )
-            low, high = int(targets.min()), int(targets.max())
-            if low < 0 or high >= classes:
-                raise BadInput(
-                    f"task.{name}: class numbers from {low} to {high}; accepted: 0 to {classes - 1},"
-                    f" as the task names {classes} classes"
-                )
 
     @property
     def samples(self) -> int:
@@ -207,30 +115,98 @@ class Task:
         targets = self.train[1]
         return targets if targets.dim() == 1 and targets.dtype in INTEGERS else None
 
+    def _check(self) -> None:
+        # No type checker helps the user who wrote the task.
+        creates = callable(self.model) and not isinstance(self.model, nn.Module)
+        _require(
+            creates,
+            "model",
+            self.model,
+            "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)",
+        )
+        if list(self.tests)[:1] != ["test"]:
+            raise BadInput(f"task.tests: got {list(self.tests)}; accepted: sets by name, the first 'test'")
+        for name in self.tests:
+            if not re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", name):
+                raise BadInput(
+                    f"task.tests: got a set named {name!r}; accepted: letters, digits and underscores, and no first word"
+                    f" of another column ({_TAKEN.replace('|', ', ')})"
+                )
+        _check_measure("loss", self.loss)
+        _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
+        for name, metric in self.metrics.items():
+            _check_measure(f"metrics.{name}", metric)
+        columns = [f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics)]
+        if twice := next((column for column in columns if columns.count(column) > 1), None):
+            raise BadInput(f"task.tests: two columns {twice!r}; accepted: sets and metrics with other names")
+        names = self.classes is None or (
+            hasattr(self.classes, "__len__") and not isinstance(self.classes, str)
+        )
+        _require(names, "classes", self.classes, "the names of the classes")
+        sets = {"test" if name == "test" else f"tests.{name}": pair for name, pair in self.tests.items()}
+        for name, pair in {"train": self.train, **sets}.items():
+            self._check_pair(name, pair)
+        if self.groups is not None:
+            fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
+            owners = f"a tensor of integers, one owner a training sample ({self.samples})"
+            _require(fits and self.groups.dtype in INTEGERS, "groups", self.groups, owners)
+
+    def _check_pair(self, name: str, pair: Any) -> None:
+        tensors = isinstance(pair, tuple | list) and [isinstance(each, Tensor) for each in pair] == [
+            True,
+            True,
+        ]
+        _require(
+            tensors and all(each.dim() for each in pair),
+            name,
+            pair,
+            "two tensors of samples, (inputs, targets)",
+        )
+        inputs, targets = pair
+        if not len(inputs) == len(targets) > 0:
+            raise BadInput(
+                f"task.{name}: got {len(inputs)} inputs and {len(targets)} targets; accepted: as many, and at least one"
+            )
+        if self.classes is None:
+            return
+        _require(
+            targets.dim() == 1 and targets.dtype in INTEGERS,
+            name,
+            targets,
+            "one class number (an integer) a sample, as the task has classes",
+        )
+        if targets.min() < 0 or targets.max() >= len(self.classes):
+            raise BadInput(
+                f"task.{name}: got class numbers from {targets.min()} to {targets.max()};"
+                f" accepted: 0 to {len(self.classes) - 1}, as the task names {len(self.classes)} classes"
+            )
+
 
 def _check_measure(field: str, given: object) -> None:
     # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
     accepted = "a function of (outputs, targets)"
-    if not callable(given) or isinstance(given, type):
-        raise _wrong(field, given, accepted)
+    _require(callable(given) and not isinstance(given, type), field, given, accepted)
+    assert callable(given)
     if (refused := not_called_with(given, "outputs", "targets")) is not None:
         raise BadInput(
             f"task.{field}: can't be called with outputs and targets ({refused}); accepted: {accepted}"
         )
 
 
-def _wrong(field: str, given: object, accepted: str) -> BadInput:
-    # Data is too large to be shown: the message names its types.
-    if isinstance(given, tuple | list):
-        said = (
-            f"a {type(given).__name__} of {', '.join(type(each).__name__ for each in given[:4]) or 'nothing'}"
-        )
-        said += ", ..." if len(given) > 4 else ""
-    elif isinstance(given, str | int | float) or given is None:
-        said = shown(given)
+def _require(fits: bool, field: str, value: object, accepted: str) -> None:
+    if fits:
+        return
+    if isinstance(value, Tensor):
+        said = f"{value.dtype} of shape {tuple(value.shape)}"
+    elif isinstance(value, type):
+        said = f"the class {value.__name__}"
     else:
-        said = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-    return BadInput(f"task.{field}: got {said}; accepted: {accepted}")
+        said = (
+            shown(value)
+            if value is None or isinstance(value, str | int | float)
+            else f"a {type(value).__name__}"
+        )
+    raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
 def accuracy(
@@ -238,6 +214,18 @@ def accuracy(
 ) -> Float[Tensor, ""]:
     """Share of the samples whose highest output is the target class."""
     return (outputs.argmax(dim=-1) == targets).to(torch.float32).mean()
+
+
+def class_count(task: Task) -> int:
+    """The number of classes: that of ``task.classes``, or one more than the highest class number.
+
+    Raises:
+        BadInput: where the targets are not class numbers.
+    """
+    labels = task.labels()
+    if labels is None:
+        raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
+    return len(task.classes) if task.classes is not None else int(labels.max()) + 1
 
 
 class TaskSource(Component):

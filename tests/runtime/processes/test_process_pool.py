@@ -18,14 +18,14 @@ import pytest
 from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.warmup import Stage
-from gossamer.runtime.processes.protocol import Kept, Stood
+from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
 from gossamer.runtime.processes.system.shared_file import shared_file
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.worker import pool as pool_module
-from gossamer.runtime.processes.worker.pool import ProcessPool, _Child
+from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
 
 DETECTION_S = 4.0
@@ -52,7 +52,7 @@ class Pool:
     def __init__(self, folder: Path) -> None:
         self.memory = shared_file()
         self.selector = selectors.DefaultSelector()
-        self.events: list[protocol.PoolEvent] = []
+        self.events: list[protocol.FromPool] = []
         setup = prepare(experiment())
         made = RunFolder.create(folder, "run", experiment="", environment={})
         self.pool = ProcessPool(
@@ -60,7 +60,7 @@ class Pool:
         )
         self.theirs: Channel[Any]
 
-    def adopt(self, *, inside: bool) -> _Child:
+    def adopt(self, *, inside: bool) -> int:
         """A process that stops itself, in a CPU slot or outside, and goes on for ever."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -75,14 +75,11 @@ class Pool:
             finally:
                 os._exit(0)
         self.theirs = Channel(theirs, protocol.ToNode)
-        child = self.pool._children[0] = _Child(0, 0, pid, PatientChannel(ours, protocol.FromNode))
-        self.selector.register(
-            child.channel, selectors.EVENT_READ, lambda events: self.pool._serve(child, events)
-        )
+        self.pool._adopt(0, 0, pid, ours)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        return child
+        return pid
 
-    def look(self) -> list[protocol.PoolEvent]:
+    def look(self) -> list[protocol.FromPool]:
         self.events.clear()
         self.pool.look()
         return list(self.events)
@@ -104,41 +101,39 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_it_is_noticed_and_others_may_compute_meanwhile(pool: Pool, inside: bool) -> None:
-    child = pool.adopt(inside=inside)
-    assert pool.look() == [Stood(0, 0, True)]
+    pid = pool.adopt(inside=inside)
+    assert pool.look() == [Said(0, 0, Stood(True))]
     assert pool.theirs.receive() == protocol.Slots(2) if inside else pool.pool._slots == 1
     assert pool.look() == []
-    os.kill(child.pid, signal.SIGCONT)
-    os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
-    assert pool.look() == [Stood(0, 0, False)]
+    os.kill(pid, signal.SIGCONT)
+    os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
+    assert pool.look() == [Said(0, 0, Stood(False))]
     assert pool.pool._slots == 1
 
 
 def test_the_slot_of_one_that_dies_is_counted_no_more(pool: Pool) -> None:
-    child = pool.adopt(inside=True)
-    assert pool.look() == [Stood(0, 0, True)]
-    os.kill(child.pid, signal.SIGKILL)
+    pid = pool.adopt(inside=True)
+    assert pool.look() == [Said(0, 0, Stood(True))]
+    os.kill(pid, signal.SIGKILL)
     pool.theirs.close()
     pool.events.clear()
     pool.serve(10.0)
-    assert pool.events == [protocol.Exited(0, 0, "killed by SIGKILL")]
+    assert pool.events == [Said(0, 0, Exited("killed by SIGKILL"))]
     assert pool.pool._slots == 1
     assert pool.look() == []
 
 
 def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool: Pool) -> None:
-    child = pool.adopt(inside=False)
+    pool.adopt(inside=False)
+    channel = pool.pool._children[0].channel
     sent = 0
-    while not child.behind:
+    while not channel.waiting:
         pool.pool.do(protocol.Tell(0, Kept(sent)))
         sent += 1
-    assert not pool.selector.select(0)
-    came: list[int] = []
-    while len(came) < sent:
-        came += [said.number for said in pool.theirs.read() or []]
+    for number in range(sent):
+        assert pool.theirs.receive() == Kept(number)
         pool.serve()
-    assert came == list(range(sent))
-    assert not pool.selector.select(0)  # there is room, and nothing to say
+    assert not channel.waiting
 
 
 @pytest.mark.parametrize(
@@ -162,11 +157,11 @@ def test_a_node_that_can_not_be_started_is_tried_again_for_a_while(
     open_before = psutil.Process().num_fds()
     with mock.patch.object(pool_module, "time") as time:
         time.monotonic.return_value = 100.0
-        made.pool.do(protocol.Fork(1, 3, [], wait_s=10.0))
+        made.pool.do(protocol.Fork(1, 3, []))
         time.monotonic.return_value += 5.0
         assert made.look() == []
         time.monotonic.return_value += 5.1
-        assert made.look() == [protocol.NotForked(1, 3, said.format(port=port, why=why))]
+        assert made.look() == [Said(1, 3, NotStarted(said.format(port=port, why=why)))]
         assert made.look() == []
     assert fork.call_count == (0 if failure == errno.EADDRINUSE else 3)
     assert psutil.Process().num_fds() == open_before

@@ -7,7 +7,9 @@ of its class is refused. Nothing is unpickled.
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +23,7 @@ LARGEST = 1 << 30
 """Bytes of a message between processes of one machine, which start one another."""
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 M = TypeVar("M")
 
@@ -53,13 +56,8 @@ class Unpacker(Generic[M]):
         self._largest = largest
         self._buffer = bytearray()
 
-    @property
-    def rest(self) -> bytes:
-        """What has come, and was not given yet."""
-        return bytes(self._buffer)
-
-    def feed(self, data: bytes | memoryview, most: int | None = None) -> list[M]:
-        """Take some bytes; gives the messages that are complete, or the first so many of them.
+    def feed(self, data: bytes) -> list[M]:
+        """Take some bytes; gives the messages that are complete.
 
         Raises:
             ChannelError: for a message that is too long, or none of those that may come.
@@ -67,41 +65,44 @@ class Unpacker(Generic[M]):
         self._buffer += data
         messages: list[M] = []
         start = 0
-        while len(self._buffer) >= start + _LENGTH.size and (most is None or len(messages) < most):
-            [length] = _LENGTH.unpack_from(self._buffer, start)
-            if length > self._largest:
-                raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")
-            end = start + _LENGTH.size + length
+        while len(self._buffer) >= start + _LENGTH.size:
+            end = start + _LENGTH.size + self.length(self._buffer[start : start + _LENGTH.size])
             if len(self._buffer) < end:
                 break
-            with memoryview(self._buffer) as view:
-                messages.append(self._decoded(view[start + _LENGTH.size : end]))
+            with memoryview(self._buffer) as view, view[start + _LENGTH.size : end] as body:
+                messages.append(self.decoded(body))
             start = end
         del self._buffer[:start]
         return messages
 
-    def _decoded(self, body: memoryview) -> M:
+    def length(self, head: bytes | bytearray) -> int:
+        """The length of a message that begins so; raises as :meth:`feed` does."""
+        [length] = _LENGTH.unpack(head)
+        if length > self._largest:
+            raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")
+        return int(length)
+
+    def decoded(self, body: bytes | memoryview) -> M:
+        """A message; raises as :meth:`feed` does."""
         try:
             message: M = self._decode(body)
         except msgspec.MsgspecError as error:
             raise ChannelError(f"a message that can't be read: {error}") from None
-        finally:
-            body.release()
         return message
 
 
 class Channel(Generic[M]):
-    """One end of a socket pair, for code without an event loop: blocking writes, reads when something is there.
+    """One end of a connection, with blocking reads and writes.
 
     Args:
         end: the socket.
         kinds: the union of the messages that may come.
+        largest: bytes of a message at most.
     """
 
-    def __init__(self, end: socket.socket, kinds: Any) -> None:
+    def __init__(self, end: socket.socket, kinds: Any, largest: int = LARGEST) -> None:
         self._socket = end
-        self._unpacker: Unpacker[M] = Unpacker(kinds)
-        self._read: list[M] = []
+        self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
 
     def fileno(self) -> int:
         """The descriptor, for selectors."""
@@ -115,60 +116,122 @@ class Channel(Generic[M]):
             return False
         return True
 
-    def read(self) -> list[M] | None:
-        """The messages that have come, after waiting for some bytes; None when the other end is gone."""
-        try:
-            data = self._socket.recv(_READ)
-        except ConnectionResetError:
-            data = b""
-        return self._unpacker.feed(data) if data else None
-
     def receive(self) -> M | None:
-        """Wait for one message; None when the other end is gone."""
-        while not self._read:
-            messages = self.read()
-            if messages is None:
-                return None
-            self._read += messages
-        return self._read.pop(0)
+        """Wait for one message, and read no further; None when the other end is gone."""
+        head = self._exactly(_LENGTH.size)
+        body = None if head is None else self._exactly(self._unpacker.length(head))
+        return None if body is None else self._unpacker.decoded(body)
 
-    def pending(self) -> list[M]:
-        """Messages that came along with one that was received."""
-        messages, self._read = self._read, []
-        return messages
+    def _exactly(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(count - len(data))
+            except ConnectionResetError:
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
 
 
-class PatientChannel(Channel[M]):
-    """One end, for a process that must not block: a stopped process does not read, and its messages wait here.
+class SelectorChannel(Generic[M]):
+    """One end, for a process that waits on a selector and must not block: what the other end does not read waits here.
+
+    Args:
+        end: a connected socket, perhaps with TLS.
+        kinds: the union of the messages that may come.
+        selector: where it is registered while it is open; the data of a key is a function to call with the events.
+        handle: called with the messages that have come together; may raise :class:`ChannelError` too.
+        gone: called when the other end is gone, with what it said if no process of this version says that.
+        largest: bytes of a message at most.
+        more: gives a frame to send once everything else is sent; empty where there is none.
 
     Attributes:
-        waiting: bytes to be written; call :meth:`flush` when the socket is writable again.
+        waiting: bytes that the system has not taken.
     """
 
-    def __init__(self, end: socket.socket, kinds: Any) -> None:
-        super().__init__(end, kinds)
+    def __init__(
+        self,
+        end: socket.socket,
+        kinds: Any,
+        selector: selectors.BaseSelector,
+        handle: Callable[[list[M]], object],
+        gone: Callable[[str | None], object],
+        *,
+        largest: int = LARGEST,
+        more: Callable[[], bytes] = bytes,
+    ) -> None:
+        end.setblocking(False)
+        self._socket, self._selector = end, selector
+        self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
+        self._handle, self._gone, self._more = handle, gone, more
         self.waiting = bytearray()
+        self._events = selectors.EVENT_READ
+        self._open = True
+        selector.register(end, self._events, self._serve)
 
-    def send(self, message: Message) -> bool:
-        """Write as much as there is room for; False if the other end is gone."""
+    def send(self, message: Message) -> None:
+        """Send a message, now or when there is room."""
         self.waiting += pack(message)
-        return self.flush()
+        self.flush()
 
-    def flush(self) -> bool:
-        """Write what waits, as far as there is room; False if the other end is gone."""
+    def flush(self) -> None:
+        """Write what waits, as far as there is room."""
         try:
-            while self.waiting:
-                del self.waiting[: self._socket.send(self.waiting, socket.MSG_DONTWAIT)]
-        except BlockingIOError:
-            return True
-        except (BrokenPipeError, ConnectionResetError):
-            self.waiting.clear()
-            return False
-        return True
+            while self.waiting or self._refill():
+                del self.waiting[: self._socket.send(self.waiting)]
+        except _NOT_NOW:
+            pass
+        except OSError:
+            self.waiting.clear()  # reading tells that the other end is gone
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.waiting else 0)
+        if self._open and events != self._events:
+            self._events = events
+            self._selector.modify(self._socket, events, self._serve)
+
+    def _refill(self) -> bool:
+        self.waiting += self._more()
+        return bool(self.waiting)
+
+    def _serve(self, events: int) -> None:
+        if self._open and events & selectors.EVENT_WRITE:
+            self.flush()
+        if self._open and events & selectors.EVENT_READ:
+            self.read()
+
+    def read(self) -> None:
+        """Handle what has come, if anything has."""
+        try:
+            data = self._socket.recv(_READ)
+        except _NOT_NOW:
+            return
+        except OSError:
+            data = b""
+        why = None
+        try:
+            if messages := self._unpacker.feed(data):
+                self._handle(messages)
+        except ChannelError as error:
+            why = str(error)
+        if not data or why is not None:
+            self.close()
+            self._gone(why)
+
+    def release(self) -> socket.socket:
+        """Give the socket away."""
+        self._open = False
+        self._selector.unregister(self._socket)
+        return self._socket
+
+    def close(self) -> None:
+        """Close this end; a second time does nothing."""
+        if self._open:
+            self.release().close()
 
 
 class AsyncChannel(Generic[M]):

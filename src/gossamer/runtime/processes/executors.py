@@ -7,21 +7,26 @@ import logging
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gossamer.errors import BadInput, cause
 
 log = logging.getLogger("gossamer")
 
+_END_S = 10.0
+"""Seconds that workers have to end once their run is over."""
+
 
 def worker_main(address: str, token: str, slots: int) -> int:
-    """Be a worker until its run is over; gives its exit code. This is what an executor is given.
+    """Run a worker until its run is over; gives its exit code. This is what an executor is given.
 
-    The worker is a process of its own, since it forks: an executor may call this in any thread.
+    The worker is a separate process, since it forks: an executor may call this in any thread.
     """
     path = os.pathsep.join(each for each in sys.path if each)
     command = [sys.executable, "-m", "gossamer", "worker", address, "--slots", str(slots), "--quiet"]
@@ -33,11 +38,15 @@ def executor_of(name: str) -> Executor:
     """The executor of a name: "ray", or "module:factory" for what the factory returns.
 
     Raises:
-        BadInput: for a name of neither, and for a factory that fails.
+        BadInput: for another name, and for a factory that fails.
     """
     if name == "ray":
         return RayExecutor()
     module, _, attribute = name.partition(":")
+    # As with `python -m` in an activated environment: executors look for modules and for their own programs.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except Exception as error:
@@ -49,10 +58,10 @@ def executor_of(name: str) -> Executor:
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this.
+    """Tasks of Ray, of one core each: on the cluster that RAY_ADDRESS names, or on a local one that ends with this executor.
 
     Raises:
-        BadInput: where Ray is not installed.
+        BadInput: if Ray is not installed.
     """
 
     def __init__(self) -> None:
@@ -64,13 +73,12 @@ class RayExecutor(Executor):
             ) from None
         self._own = not self._ray.is_initialized()
         if self._own:
-            self._ray.init(log_to_driver=False)
+            self._ray.init(log_to_driver=False, logging_level="WARNING")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in a task."""
         task = self._ray.remote(num_cpus=1, max_retries=0)(fn)
-        future: Future[Any] = task.remote(*args, **kwargs).future()
-        return future
+        return _RayTask(self._ray, task.remote(*args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave Ray, if it was started here."""
@@ -78,28 +86,43 @@ class RayExecutor(Executor):
             self._ray.shutdown()
 
 
+class _RayTask(Future[Any]):
+    """A task of Ray. Cancelling one that runs interrupts it, as Ctrl-C would; it still ends with a result or an error."""
+
+    def __init__(self, ray: Any, task: Any) -> None:
+        super().__init__()
+        self._cancel = partial(ray.cancel, task)
+        task.future().add_done_callback(self._ended)
+
+    def cancel(self) -> bool:
+        """Ask for its end."""
+        self._cancel()
+        return False
+
+    def _ended(self, done: Future[Any]) -> None:
+        if (error := done.exception()) is None:
+            self.set_result(done.result())
+        else:
+            self.set_exception(error)
+
+
 @contextmanager
 def started_workers(name: str, count: int, address: str, token: str, slots: int) -> Iterator[None]:
-    """Have an executor run some workers; they end with the run.
-
-    Args:
-        name: of the executor.
-        count: how many workers.
-        address: where they join.
-        token: of the run.
-        slots: of each worker.
-
-    Raises:
-        BadInput: as :func:`executor_of`.
-    """
+    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`."""
     executor = executor_of(name)
+    futures = []
     try:
         for number in range(1, count + 1):
             future = executor.submit(worker_main, address, token, slots)
             future.add_done_callback(partial(_tell, name, number))
+            futures.append(future)
         yield
     finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+        wait(futures, _END_S)
+        for future in futures:
+            with suppress(NotImplementedError):  # Parsl's
+                future.cancel()
+        executor.shutdown()
 
 
 def _tell(name: str, number: int, done: Future[int]) -> None:

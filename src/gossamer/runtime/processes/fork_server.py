@@ -1,5 +1,5 @@
-"""The fork server, as its launcher sees it. It imports torch and all else that nodes need, which takes seconds; so it can be
-started before its launcher does the same, for which this module imports next to nothing."""
+"""The fork server, as its launcher sees it: the process of the coordinator. It imports torch and everything else that nodes
+need, which takes seconds. So that it can be started before its launcher does the same, this module imports almost nothing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gossamer.runtime.processes.system.death import describe_exit
 from gossamer.runtime.processes.system.shared_file import shared_file
 
 KILL_S = 10.0
-"""Seconds that it has to end by itself."""
+"""Seconds that it has to end in order."""
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Where workers join a run.
+    """How workers join a run.
 
     Args:
-        address: "host:port"; nodes of all workers must reach each other, and workers this address.
-        token: at least 16 characters that the coordinator and the workers know, and nobody else.
+        address: "host:port"; workers must reach this address, and nodes of all workers each other.
+        token: at least 16 characters, known only to the coordinator and the workers.
         min_workers: how many must have joined before the run starts; it also waits for a slot for each node.
         executor: starts that many workers: "ray", or "module:factory" of a concurrent.futures executor; None: others do.
     """
@@ -48,15 +48,9 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self.channel: Channel[ToLauncher] = Channel(ours, ToLauncher)
         self._idle, self._begun, self._closed = True, False, False
+        arguments = (theirs.fileno(), self.memory, os.getpid())
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gossamer.runtime.processes.coordinator",
-                str(theirs.fileno()),
-                str(self.memory),
-                str(os.getpid()),
-            ],
+            [sys.executable, "-m", "gossamer.runtime.processes.coordinator", *map(str, arguments)],
             pass_fds=(theirs.fileno(), self.memory),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C at the terminal is this process's to handle
@@ -73,18 +67,11 @@ class ForkServer:
         if self._begun or self._closed:
             raise ValueError("this fork server has served its run, or is closed; accepted: a new one")
         self._begun = True
-        if listen is None:
-            self.channel.send(Prepare(experiment))
-        else:
-            self.channel.send(Prepare(experiment, listen.address, listen.token, listen.min_workers))
+        where = () if listen is None else (listen.address, listen.token, listen.min_workers)
+        self.channel.send(Prepare(experiment, *where))
 
     def fork(self, folder: str, *, resume: bool) -> None:
-        """Have it run what it has prepared.
-
-        Args:
-            folder: the run's.
-            resume: whether from its newest checkpoint.
-        """
+        """Have it run what it has prepared, recording into a folder, from the newest checkpoint there if ``resume``."""
         self._idle = False
         self.channel.send(Run(folder, resume))
 
@@ -100,7 +87,7 @@ class ForkServer:
         self._closed = True
         self.channel.close()
         if self._idle:
-            self._process.kill()  # in the middle of its imports, perhaps, or of a step; it has no nodes
+            self._process.kill()  # perhaps during its imports, or a step; it has no nodes
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:

@@ -3,8 +3,7 @@ models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RunFailed
@@ -22,12 +21,12 @@ from gossamer.runtime.signals import ending_signals
 
 
 class ProcessesEngine:
-    """One operating-system process a node, over TCP. Constructing one has the fork server prepare the run, which finds bad
+    """One operating-system process per node, over TCP. The constructor has the fork server prepare the run, which finds bad
     input.
 
     Args:
         experiment: what is run.
-        server: the fork server, which ends with this; None starts one.
+        server: the fork server, which ends with this engine; None starts one.
         listen: where workers join; None runs all nodes on this machine.
     """
 
@@ -37,9 +36,12 @@ class ProcessesEngine:
         self._experiment, self._listen = experiment, listen
         self._server = server or ForkServer()
         try:
-            self._otherwise = simplified(experiment.network, experiment.nodes, experiment.seed) + _unpaced(
-                experiment
-            )
+            self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
+            if experiment.compute != Constant() and not _paced(experiment):
+                self._notes += [
+                    "compute: steps take as long as they take here;"
+                    " with engine.pace=true, no less than the compute profile says"
+                ]
             self._prepared = self._prepare()
             self.description = self._prepared.description
         except BaseException:
@@ -60,24 +62,19 @@ class ProcessesEngine:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
         wall, time_s = stopwatch(0.0 if cut is None else cut.wall_s), 0.0
         observer.start(self.description)
-        for text in self._otherwise:
+        for text in self._notes:
             observer.say(text)
-        reason = "failed"
-        private: dict[str, float] | None = None
-        execution: dict[str, dict[str, int]] = {}
-        failure: RunFailed | None = None
-        channel = self._server.channel
-        with ending_signals(lambda: channel.send(Stop())), self._workers():
+        ended: Ended | None = None
+        channel, listen, address = self._server.channel, self._listen, self._prepared.address
+        with ending_signals(lambda: channel.send(Stop())), ExitStack() as stack:
+            if listen is not None and listen.executor is not None and address is not None:
+                count, slots = listen.min_workers, -(-self._experiment.nodes // listen.min_workers)
+                stack.enter_context(started_workers(listen.executor, count, address, listen.token, slots))
             self._server.fork(str(folder.path), resume=cut is not None)
-            while True:
-                message = channel.receive()
-                if message is None:
-                    failure = RunFailed(f"the fork server died: {self._server.how_it_died()}")
-                    break
+            while ended is None and (message := channel.receive()) is not None:
                 match message:
-                    case Ended(reason=reason, failure=details, private=private, execution=execution):
-                        failure = None if details is None else RunFailed(details.pop("message"), **details)
-                        break
+                    case Ended():
+                        ended = message
                     case RunProgress(rounds=rounds, time_s=now_s):
                         observer.progress(rounds, now_s)
                         time_s = max(time_s, now_s)
@@ -86,34 +83,26 @@ class ProcessesEngine:
                         time_s = max(time_s, row["time_s"])
                     case Say(text=text):
                         observer.say(text)
-        parameters = buffers = None
-        if failure is None:
-            models = SharedModels(
-                self._server.memory, self._experiment.nodes, self._prepared.parameters, self._prepared.buffers
+        if ended is None:
+            ended = Ended(
+                "failed", {"message": f"the fork server died: {self._server.how_it_died()}"}, None, {}
             )
+        parameters = buffers = None
+        if ended.failure is None:
+            nodes, prepared = self._experiment.nodes, self._prepared
+            models = SharedModels(self._server.memory, nodes, prepared.parameters, prepared.buffers)
             parameters, buffers = models.all(FINAL)
         return Outcome(
-            reason,
+            ended.reason,
             time_s,
             wall(),
             parameters,
             buffers,
-            failure,
+            None if ended.failure is None else RunFailed(**ended.failure),
             "sequential",
-            private_bytes=private,
-            execution=execution,
+            private_bytes=ended.private,
+            execution=ended.execution,
         )
-
-    @contextmanager
-    def _workers(self) -> Iterator[None]:
-        """Have an executor start the workers, where one is named."""
-        listen, address = self._listen, self._prepared.address
-        if listen is None or listen.executor is None or address is None:
-            yield
-            return
-        slots = -(-self._experiment.nodes // listen.min_workers)
-        with started_workers(listen.executor, listen.min_workers, address, listen.token, slots):
-            yield
 
     def __enter__(self) -> ProcessesEngine:
         return self
@@ -123,11 +112,5 @@ class ProcessesEngine:
         self._server.close()
 
 
-def _unpaced(experiment: Experiment) -> list[str]:
-    """What there is to say of a compute profile that was asked for and is not kept."""
-    engine = experiment.engine
-    if (isinstance(engine, Processes) and engine.pace) or experiment.compute == Constant():
-        return []
-    return [
-        "compute: steps take as long as they take here; with engine.pace=true, no less than the compute profile says"
-    ]
+def _paced(experiment: Experiment) -> bool:
+    return isinstance(experiment.engine, Processes) and experiment.engine.pace

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
-"""As :data:`gossamer.faults.StartFrom`. (This module is imported before all that takes long.)"""
+"""As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
 Moment = int | tuple[str, int] | str
 """As :data:`gossamer.runtime.barrier.Moment`."""
 
@@ -69,13 +69,8 @@ class Done(Message):
 
 
 class Final(Message):
-    """The node has handed in its last model and ends.
-
-    Args:
-        round: rounds that it has completed.
-        private: the memory that it shared with no other process, bytes.
-        forms: how its steps and evaluations were computed, see ``Outcome.execution``.
-    """
+    """The node has handed in its last model and ends: its rounds, the bytes of memory that it shared with no other process,
+    and how its steps and evaluations were computed (``Outcome.execution``)."""
 
     round: int
     private: int | None
@@ -83,7 +78,7 @@ class Final(Message):
 
 
 class Marked(Message):
-    """The node has taken snapshot ``number``: all messages from before have left, and ``ranks`` were told."""
+    """The node has taken snapshot ``number``: all earlier messages have left, and ``ranks`` were told."""
 
     number: int
     ranks: list[int]
@@ -157,33 +152,18 @@ class Failed(Message):
     trace: str
 
 
-FromNode = (
-    Ready
-    | Progress
-    | TimeUp
-    | Row
-    | View
-    | Done
-    | Final
-    | Marked
-    | Saved
-    | RestartSaved
-    | Broken
-    | At
-    | Crash
-    | Idle
-    | Event
-    | Unreachable
-    | Reachable
-    | Failed
-)
+Course = Ready | Progress | TimeUp | Done | Final | Failed | Crash
+Recorded = Row | View | Event
+Checkpointing = Marked | Saved | RestartSaved | Broken
+Contact = At | Idle | Unreachable | Reachable
+FromNode = Course | Recorded | Checkpointing | Contact
 
 
 # --- coordinator -> node
 
 
 class Arrival(Message):
-    """How a node takes part that comes, or comes back, while the others run.
+    """How a node takes part that starts, or returns, while the others run.
 
     Args:
         first: the round that it begins with.
@@ -253,7 +233,7 @@ class Leave(Message):
 
 
 class Find(Message):
-    """A node comes, or comes back: say which round you are in."""
+    """A node starts, or returns: say which round you are in."""
 
     rank: int
     restarted: bool
@@ -292,20 +272,20 @@ class Moved(Message):
 
 
 ToNode = (
-    Moved
-    | Go
+    Go
     | Finish
-    | Lost
+    | Leave
+    | Slots
+    | Consumed
     | Snapshot
     | Expect
     | Kept
     | Drop
-    | Leave
+    | Lost
     | Find
     | Meet
     | Met
-    | Slots
-    | Consumed
+    | Moved
 )
 
 
@@ -313,9 +293,11 @@ ToNode = (
 
 
 class Listen(Message):
-    """Open a port for each of these ranks; answered by :class:`Listening`."""
+    """Open a port for each of these ranks; answered by :class:`Addresses`. ``keys`` are their private keys and certificates
+    (PEM), where nodes talk over TLS."""
 
     ranks: list[int]
+    keys: list[bytes] = []
 
 
 class Addresses(Message):
@@ -325,21 +307,11 @@ class Addresses(Message):
 
 
 class Fork(Message):
-    """Start the process of a node.
-
-    Args:
-        rank: the node.
-        incarnation: how often it was started before.
-        crashes: the rounds after which it kills itself.
-        wait_s: seconds to try again for, where the system gives no process or the port is still taken.
-        key: its private key and certificate (PEM), where nodes talk over TLS.
-    """
+    """Start the process of a node: how often it was started before, and the rounds after which it kills itself."""
 
     rank: int
     incarnation: int
-    crashes: list[int]
-    wait_s: float = 0.0
-    key: bytes | None = None
+    crashes: Sequence[int]
 
 
 class Tell(Message):
@@ -357,7 +329,7 @@ class Signal(Message):
 
 
 class Job(Message):
-    """What a worker on another machine is to prepare, after the parts of its files.
+    """What a worker on another machine is to prepare, after the run's files.
 
     Args:
         experiment: YAML; names files relative to the worker's folder.
@@ -376,15 +348,14 @@ class Job(Message):
     reconnect_s: float
 
 
-class Part(Message):
-    """A piece of a file or model that travels with the messages about it.
+class File(Message):
+    """A file or a model, which travels before the messages about it.
 
     Args:
-        kind: what it is of.
+        kind: what it is.
         rank: the node that it belongs to.
-        number: the checkpoint, the slot of a model, or which file of the experiment.
-        data: at most :data:`PART_BYTES`.
-        last: whether it is the last piece.
+        number: of the checkpoint, or the slot of a model.
+        data: all of it.
         name: of a file of the experiment.
     """
 
@@ -392,11 +363,7 @@ class Part(Message):
     rank: int
     number: int
     data: bytes
-    last: bool
     name: str = ""
-
-
-PART_BYTES = 1 << 20
 
 
 class Acknowledge(Message):
@@ -411,62 +378,54 @@ class Dismiss(Message):
     reason: str
 
 
-ToWorker = Listen | Addresses | Fork | Tell | Signal | Job | Part | Acknowledge | Dismiss
+ToPool = Listen | Addresses | Fork | Tell | Signal
+ToWorker = ToPool | Job | File | Acknowledge | Dismiss
 
 
 # --- worker -> coordinator
 
 
-class Fit(Message):
-    """The worker has prepared its :class:`Job`, and can take nodes."""
-
-
-class Unfit(Message):
-    """The worker can't carry the experiment out."""
-
-    problems: list[str]
-
-
-class Listening(Message):
-    """The ports that were asked for: (rank, host, port)."""
-
-    nodes: list[tuple[int, str, int]]
-
-
-class Said(Message):
-    """A message of a node."""
-
-    rank: int
-    incarnation: int
-    message: FromNode
-
-
 class Exited(Message):
     """The process of a node is gone; all that it said has come before."""
 
-    rank: int
-    incarnation: int
     how: str
 
 
-class NotForked(Message):
+class NotStarted(Message):
     """The process of a node could not be started, or no port opened for it."""
 
-    rank: int
-    incarnation: int
     why: str
 
 
 class Stood(Message):
     """The process of a node was stopped from outside, or goes on."""
 
-    rank: int
-    incarnation: int
     still: bool
 
 
-PoolEvent = Listening | Said | Exited | NotForked | Stood
-FromWorker = PoolEvent | Fit | Unfit | Part | Acknowledge
+FromProcess = FromNode | Exited | NotStarted | Stood
+
+
+class Said(Message):
+    """A message of a node, or about its process."""
+
+    rank: int
+    incarnation: int
+    message: FromProcess
+
+
+class Fit(Message):
+    """The worker has prepared its :class:`Job`, and can take nodes."""
+
+
+class Refused(Message):
+    """The experiment can't be run, or the worker can't join."""
+
+    problems: list[str]
+
+
+FromPool = Addresses | Said
+FromWorker = FromPool | Fit | Refused | File | Acknowledge
 
 
 # --- joining: the worker dials, and both prove that they know the token
@@ -502,14 +461,8 @@ class Welcome(Message):
     clock: float
 
 
-class Rejected(Message):
-    """The worker can't join."""
-
-    why: str
-
-
 FromJoining = Hello | Proof
-ToJoining = Challenge | Welcome | Rejected
+ToJoining = Challenge | Welcome | Refused
 
 
 # --- launcher -> coordinator
@@ -540,12 +493,6 @@ ToCoordinator = Prepare | Run | Stop
 
 
 # --- coordinator -> launcher
-
-
-class Refused(Message):
-    """The experiment can't be run."""
-
-    problems: list[str]
 
 
 class Prepared(Message):

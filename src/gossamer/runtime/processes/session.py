@@ -1,144 +1,60 @@
 """A conversation between the coordinator and a worker on another machine, which outlives its connections.
 
 Messages are numbered by their order. Each end keeps what it has sent in a file until the other end has acknowledged it, and
-sends it again on the next connection: so nothing is lost or arrives twice, and what waits while the other end is out of
-reach costs no memory. A :class:`Stream` is one connection, with TLS.
+sends it again on the next connection. So nothing is lost or arrives twice, and messages that wait while the other end is out
+of reach take no memory.
 """
 
 from __future__ import annotations
 
+import os
+import selectors
 import socket
-import ssl
 import sys
+import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gossamer.messages import FrameError
-from gossamer.runtime.processes.channel import ChannelError, Unpacker, pack
+from gossamer.runtime.processes.channel import ChannelError, SelectorChannel, pack
 from gossamer.runtime.processes.protocol import Acknowledge, Message
-from gossamer.runtime.processes.security.tls import Tls
 
-LARGEST = 64 << 20
-"""Bytes of a message from another machine; files and models travel in parts (``protocol.Part``)."""
+LARGEST = (1 << 32) - 1
+"""Bytes of a message from the other end: a file, or a model. It takes memory as it arrives."""
 LARGEST_STRANGER = 4096
-"""The same of one that has not proved that it knows the token."""
-_READ = 1 << 16
-_WAITING = 1 << 18
-"""Bytes that are handed to a connection and not taken by the system, beyond which the next message stays in its file."""
+"""Bytes of a message from an end that has not proved that it knows the token."""
 
 M = TypeVar("M")
 
 
-class Stream:
-    """One connection under TLS, without blocking.
-
-    Args:
-        end: a connected socket.
-        context: of TLS.
-        server_side: whether the other end dialled.
-        silent_s: seconds without an answer after which the system gives the connection up.
-    """
-
-    def __init__(
-        self, end: socket.socket, context: ssl.SSLContext, *, server_side: bool, silent_s: float
-    ) -> None:
-        self._socket = end
-        end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform.startswith("linux"):
-            every = max(int(silent_s / 4), 1)
-            for option, value in [
-                (socket.TCP_KEEPIDLE, every),
-                (socket.TCP_KEEPINTVL, every),
-                (socket.TCP_KEEPCNT, 3),
-                (socket.TCP_USER_TIMEOUT, int(1000 * silent_s)),
-            ]:
-                end.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._tls = Tls(context, server_side=server_side)
-        self._opened = memoryview(bytearray(_READ))
-        self.waiting = bytearray()
-        """Bytes that the system has not taken."""
-        if not server_side:
-            self.waiting += self._tls.begin()
-
-    def fileno(self) -> int:
-        """The descriptor, for selectors."""
-        return self._socket.fileno()
-
-    @property
-    def secure(self) -> bool:
-        """Whether the handshake of TLS is done."""
-        return self._tls.secure
-
-    @property
-    def certificate(self) -> bytes | None:
-        """The other end's certificate (DER)."""
-        return self._tls.certificate
-
-    @property
-    def host(self) -> str:
-        """The other end's address."""
-        return str(self._socket.getpeername()[0])
-
-    @property
-    def own_host(self) -> str:
-        """This end's address."""
-        return str(self._socket.getsockname()[0])
-
-    def write(self, data: bytes) -> None:
-        """Write, as far as there is room; the rest waits for :meth:`flush`."""
-        self.waiting += self._tls.seal(data)
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what waits, as far as there is room."""
-        try:
-            while self.waiting:
-                del self.waiting[: self._socket.send(self.waiting)]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.waiting.clear()  # whoever reads learns that the connection is gone
-
-    def read(self) -> bytes | None:
-        """What has come; None when the connection is gone, or the other end breaks TLS."""
-        try:
-            data = self._socket.recv(_READ)
-        except BlockingIOError:
-            return b""
-        except OSError:
-            return None
-        if not data:
-            return None
-        try:
-            came = b"".join(bytes(piece) for piece in self._tls.open(data, self._opened))
-        except FrameError:
-            return None
-        self.waiting += self._tls.due()
-        self.flush()
-        return came
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+def keep_alive(end: socket.socket, silent_s: float) -> None:
+    """Have the system give a connection up after so many seconds without an answer."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform.startswith("linux"):
+        every = max(int(silent_s / 4), 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_s))
 
 
 class Outbox:
-    """Messages in a file, from the oldest that is not acknowledged on.
+    """Messages in a file without a name, from the oldest that is not acknowledged on.
 
     Args:
-        path: of the file; there is nothing of worth in it when the run is over.
+        folder: the file system that holds the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w+b", buffering=0)
+    def __init__(self, folder: Path) -> None:
+        descriptor, path = tempfile.mkstemp(dir=folder)
+        self._file = os.fdopen(descriptor, "w+b")
+        Path(path).unlink()
         self._lengths: deque[int] = deque()
         self._first = 0  # the number of the oldest
-        self._sent = 0  # how many of those kept were taken
-        self._start = self._position = 0  # in the file: of the oldest, and of the next to take
+        self._sent = 0  # how many of those in the file were taken
+        self._start = self._position = 0  # in the file: of the oldest, and of the next one to take
 
     def append(self, frame: bytes) -> None:
         """Keep a message."""
@@ -146,10 +62,10 @@ class Outbox:
         self._file.write(frame)
         self._lengths.append(len(frame))
 
-    def take(self) -> bytes | None:
-        """The next message to send; None where there is none."""
+    def take(self) -> bytes:
+        """The next message to send; empty where there is none."""
         if self._sent == len(self._lengths):
-            return None
+            return b""
         self._file.seek(self._position)
         frame = self._file.read(self._lengths[self._sent])
         self._position += len(frame)
@@ -157,10 +73,10 @@ class Outbox:
         return frame
 
     def acknowledge(self, count: int) -> None:
-        """The first so many messages of all have arrived.
+        """Forget the first ``count`` messages of the conversation, which have arrived.
 
         Raises:
-            ChannelError: for more than were sent.
+            ChannelError: if more or fewer than these were sent.
         """
         if not self._first <= count <= self._first + self._sent:
             raise ChannelError(f"acknowledged {count} messages of {self._first + self._sent}")
@@ -173,17 +89,13 @@ class Outbox:
             self._start = self._position = 0
 
     def rewind(self, count: int) -> None:
-        """The first so many messages have arrived; all after them are sent again.
-
-        Raises:
-            ChannelError: for fewer than were acknowledged, or more than were sent.
-        """
+        """The first ``count`` messages have arrived; all after them are sent again. Raises as :meth:`acknowledge` does."""
         self.acknowledge(count)
         self._sent, self._position = 0, self._start
 
     @property
     def empty(self) -> bool:
-        """Whether all has been acknowledged."""
+        """Whether everything has been acknowledged."""
         return not self._lengths
 
     def close(self) -> None:
@@ -196,98 +108,82 @@ class Session(Generic[M]):
 
     Args:
         kinds: the union of the messages that may come.
-        path: where messages wait.
+        folder: where messages wait.
+        selector: where its connections are registered.
+        handle: called with each message.
+        gone: called when a connection is gone, with what the other end said if no process of this version says that.
 
     Attributes:
-        stream: the connection; None while there is none.
+        channel: the connection; None while there is none.
         received: messages that have come.
     """
 
-    def __init__(self, kinds: Any, path: Path) -> None:
-        self._kinds = kinds
-        self._outbox = Outbox(path)
-        self._unpacker: Unpacker[M | Acknowledge] = Unpacker(kinds, LARGEST)
-        self.stream: Stream | None = None
+    def __init__(
+        self,
+        kinds: Any,
+        folder: Path,
+        selector: selectors.BaseSelector,
+        handle: Callable[[M], object],
+        gone: Callable[[str | None], object],
+    ) -> None:
+        self._kinds, self._selector, self._handle, self._gone = kinds, selector, handle, gone
+        self._outbox = Outbox(folder)
+        self.channel: SelectorChannel[M | Acknowledge] | None = None
         self.received = 0
 
-    def attach(self, stream: Stream, received: int, came: bytes = b"") -> list[M]:
+    def attach(self, end: socket.socket, received: int, *first: Message) -> None:
         """Go on with a new connection.
 
         Args:
-            stream: the connection.
+            end: the connection.
             received: how many messages have arrived at the other end, as it says.
-            came: what has come already.
-
-        Returns:
-            The messages in that.
+            first: unnumbered messages, to be sent before all others.
 
         Raises:
             ChannelError: for a number that can't be.
         """
         self._outbox.rewind(received)
-        self.detach()
-        self.stream = stream
-        self._unpacker = Unpacker(self._kinds, LARGEST)
-        self.flush()
-        return self._took(came)
-
-    def detach(self) -> None:
-        """The connection is gone."""
-        if self.stream is not None:
-            self.stream.close()
-            self.stream = None
+        self._detach()
+        self.channel = SelectorChannel(
+            end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST, more=self._outbox.take
+        )
+        for message in first:
+            self.channel.send(message)
+        self.channel.flush()
+        self.channel.read()  # which may have been decrypted with what came before
 
     def send(self, message: Message) -> None:
         """Send a message, now or as soon as the other end can be reached."""
         self._outbox.append(pack(message))
-        self.flush()
-
-    def send_all(self, messages: Sequence[Message]) -> None:
-        """Send some messages."""
-        for message in messages:
-            self.send(message)
-
-    def flush(self) -> None:
-        """Write what waits, as far as there is room."""
-        if (stream := self.stream) is None:
-            return
-        stream.flush()
-        while len(stream.waiting) < _WAITING and (frame := self._outbox.take()) is not None:
-            stream.write(frame)
-
-    @property
-    def behind(self) -> bool:
-        """Whether something waits for room in the connection."""
-        return self.stream is not None and bool(self.stream.waiting)
+        if self.channel is not None:
+            self.channel.flush()
 
     @property
     def settled(self) -> bool:
-        """Whether all has arrived."""
-        return self._outbox.empty
+        """Whether everything has arrived, or there is no connection."""
+        return self.channel is None or self._outbox.empty
 
-    def read(self) -> list[M] | None:
-        """The messages that have come; None when the connection is gone.
-
-        Raises:
-            ChannelError: for what the other end would not say.
-        """
-        data = None if self.stream is None else self.stream.read()
-        return None if data is None else self._took(data)
-
-    def _took(self, data: bytes) -> list[M]:
-        messages: list[M] = []
-        for message in self._unpacker.feed(data):
+    def _take(self, messages: list[M | Acknowledge]) -> None:
+        before = self.received
+        for message in messages:
             if isinstance(message, Acknowledge):
                 self._outbox.acknowledge(message.count)
             else:
-                messages.append(message)
-        if messages and self.stream is not None:
-            self.received += len(messages)
-            self.stream.write(pack(Acknowledge(self.received)))
-        self.flush()
-        return messages
+                self.received += 1
+                self._handle(message)
+        if self.received > before and self.channel is not None:
+            self.channel.send(Acknowledge(self.received))
+
+    def _lose(self, why: str | None) -> None:
+        self.channel = None
+        self._gone(why)
+
+    def _detach(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     def close(self) -> None:
         """End it."""
-        self.detach()
+        self._detach()
         self._outbox.close()

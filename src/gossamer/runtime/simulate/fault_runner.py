@@ -60,7 +60,7 @@ class FaultRunner:
         self.up = set(range(experiment.nodes))
         self.left: set[int] = set()
         self._absent: set[int] = set()  # ranks that have not joined yet
-        self._freezes = any(fault.freezes for fault in experiment.faults)
+        self._freezes = setup.faults.freezes
         self._gathers = experiment.algorithm.gathers
         self._hosts: dict[int, FaultyHost] = {}
         self._agenda = setup.faults.event_queue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +14,12 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
 from gossamer.api import Silent
-from gossamer.results import closing
+from gossamer.results import recorder
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import consensus_distance
-from gossamer.results.segment import RecordError
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.processes.coordinator.ended import Ended
-from gossamer.runtime.processes.coordinator.server import outcome_of
+from gossamer.runtime.processes.coordinator import coordinator
 
 NODES = 4
 EASY = 0.2
@@ -153,29 +150,11 @@ def test_a_record_that_can_not_be_written_is_one_line_and_on_record_all_the_same
     assert (run.status, run.error) == ("failed", str(caught.value))
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            RecordError(28, "No space left on device", "metrics-0.jsonl"),
-            r"the record can't be written: \[Errno 28\] No space",
-        ),
-        (
-            OSError(24, "Too many open files"),
-            r"the coordinator failed: OSError: \[Errno 24\] Too many open files \(",
-        ),
-    ],
-    ids=["record", "another"],
-)
-def test_what_failed_is_said_to_be_what_failed(error: OSError, said: str) -> None:
-    def run() -> Ended:
-        raise error
-
-    end = outcome_of(run)
+def test_a_coordinator_that_fails_says_so_in_one_line() -> None:
+    end = coordinator._failed(OSError(24, "Too many open files"))
     assert end.reason == "failed"
     assert end.failure is not None
-    assert re.match(said, end.failure["message"])
-    assert len(end.failure["message"].splitlines()) == 1
+    assert end.failure["message"] == "the coordinator failed: OSError: [Errno 24] Too many open files"
 
 
 def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +177,7 @@ def test_nobody_writes_any_more_when_tables_are_made(tmp_path: Path, monkeypatch
         did.append("tables")
 
     monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
-    monkeypatch.setattr(closing, "compact", compact)
+    monkeypatch.setattr(recorder, "compact", compact)
     with pytest.raises(KeyboardInterrupt):
         gossamer.run(described(), tmp_path)
     assert did[:2] == ["closed", "tables"]

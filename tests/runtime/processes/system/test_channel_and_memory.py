@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.channel import Channel, ChannelError, PatientChannel, Unpacker, pack
+from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
 from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Row, TimeUp
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.system.shared_file import shared_file
@@ -79,35 +80,71 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
     theirs: Channel[FromNode] = Channel(ends[1], FromNode)
     theirs.send(At(1, 2))
     theirs.send(At(3, 4))
-    assert ours.receive() == At(1, 2)
-    assert (ours.pending() or [ours.receive()]) == [At(3, 4)]
+    assert [ours.receive(), ours.receive()] == [At(1, 2), At(3, 4)]
     theirs.close()
-    assert ours.read() is None
+    assert ours.receive() is None
     assert not ours.send(TimeUp())
     ours.close()
+
+
+class Watched:
+    """A channel on a selector, and what was heard on it."""
+
+    def __init__(self) -> None:
+        self.heard: list[FromNode] = []
+        self.gone: list[str | None] = []
+        self.selector = selectors.DefaultSelector()
+        ours, self.theirs = socket.socketpair()
+        self.channel: SelectorChannel[FromNode] = SelectorChannel(
+            ours, FromNode, self.selector, self.heard.extend, self.gone.append, largest=2000
+        )
+
+    def serve(self) -> None:
+        for key, events in self.selector.select(0):
+            key.data(events)
 
 
 def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     """As where a process was stopped: more than its socket takes."""
-    ends = socket.socketpair()
-    ours: PatientChannel[FromNode] = PatientChannel(ends[0], FromNode)
-    theirs: Channel[Event] = Channel(ends[1], FromNode)
+    watched = Watched()
+    theirs: Channel[Event] = Channel(watched.theirs, FromNode)
     sent = 0
-    while not ours.waiting:
-        assert ours.send(Event(str(sent), "x" * 1000))
+    while not watched.channel.waiting:
+        watched.channel.send(Event(str(sent), "x" * 1000))
         sent += 1
     for number in range(sent, sent + 10):
-        ours.send(Event(str(number), "x" * 1000))
-    came: list[str] = []
-    while len(came) < sent + 10:
-        came += [said.kind for said in theirs.read() or []]
-        ours.flush()
-    assert came == [str(number) for number in range(sent + 10)]
-    assert not ours.waiting
+        watched.channel.send(Event(str(number), "x" * 1000))
+    assert not watched.selector.select(0)
+    for number in range(sent + 10):
+        said = theirs.receive()
+        assert said is not None
+        assert said.kind == str(number)
+        watched.serve()
+    assert not watched.channel.waiting
+    assert not watched.selector.select(0)  # there is room, and nothing to say
     theirs.close()
-    assert not ours.send(TimeUp())
-    assert not ours.waiting
-    ours.close()
+    watched.serve()
+    assert watched.gone == [None]
+    watched.channel.send(TimeUp())
+    assert not watched.channel.waiting
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"\x01\0\0\0\xc1", "can't be read"), ((2001).to_bytes(4, "little"), "2001 bytes; accepted: 2000")],
+)
+def test_a_channel_ends_with_what_should_not_be_said(data: bytes, why: str) -> None:
+    watched = Watched()
+    watched.theirs.sendall(pack(At(1, 2)))
+    watched.serve()
+    watched.theirs.sendall(data)
+    watched.serve()
+    assert watched.heard == [At(1, 2)]
+    [said] = watched.gone
+    assert said is not None
+    assert why in said
+    assert not watched.selector.get_map()
+    watched.theirs.close()
 
 
 @pytest.fixture

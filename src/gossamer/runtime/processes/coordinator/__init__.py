@@ -1,1 +1,1 @@
-"""Who starts the nodes of a run on one machine, watches over them, and ends them."""
+"""Starts the nodes of a run, watches over them, records what they say, and ends them."""

@@ -7,17 +7,11 @@ import sys
 
 from gossamer.runtime.processes.system.death import die_with
 
-
-def main() -> None:
-    """Import everything, and serve."""
+if __name__ == "__main__":
     channel, memory, parent = (int(argument) for argument in sys.argv[1:4])
     die_with(parent)  # before the imports, which take seconds
     gc.disable()  # nothing that is imported is garbage, and to look for it takes a fifth of the time
-    from gossamer.runtime.processes.coordinator.server import serve
+    from gossamer.runtime.processes.coordinator.coordinator import serve
 
     gc.enable()
     serve(channel, memory)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Checkpoints of the whole run: which nodes have taken a snapshot, and whose files are written.
 
-What is said is in :mod:`gossamer.runtime.processes.node_process.cutting`.
+The messages are explained in :mod:`gossamer.runtime.processes.node_process.cutting`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,18 @@ from dataclasses import dataclass, field
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Snapshot, ToNode
+from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Saved, Snapshot, ToNode
 
 
 @dataclass(eq=False)
 class _Open:
-    """A checkpoint that is not complete.
+    """A checkpoint that is not complete."""
 
-    Args:
-        told: by node that was cut, whom it has told so.
-        asked: whether the nodes know from whom they have to hear.
-        rounds: of the nodes whose files are written.
-        times_s: their clocks.
-    """
-
-    told: dict[int, set[int]] = field(default_factory=dict)
-    asked: bool = False
-    rounds: dict[int, int] = field(default_factory=dict)
-    times_s: dict[int, float] = field(default_factory=dict)
+    told: dict[int, set[int]] = field(
+        default_factory=dict
+    )  # by node that took its snapshot: the peers that it told
+    asked: bool = False  # the nodes know which messages to wait for
+    saved: dict[int, Saved] = field(default_factory=dict)
 
 
 class CheckpointCoordinator:
@@ -60,16 +54,21 @@ class CheckpointCoordinator:
         self._abandoned: set[int] = set()
         self._highest = highest(folder.checkpoints)
         self._complete = 0
-        self._wall_start = time.monotonic()
         self._wall_before_s = 0.0 if cut is None else cut.wall_s
+        self._start = time.monotonic()
 
     def begin(self, alive: Iterable[int], start: float) -> None:
-        """The nodes are on their way."""
-        self._alive = set(alive)
-        self._wall_start = start
+        """These nodes have started, at this instant."""
+        self._alive, self._start = set(alive), start
+
+    def last(self) -> int | None:
+        """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
+        return self._highest + 1 if self._on else None
+
+    # --- what nodes say
 
     def marked(self, rank: int, number: int, told: Iterable[int]) -> None:
-        """A node was cut."""
+        """A node has taken a snapshot."""
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
@@ -78,35 +77,34 @@ class CheckpointCoordinator:
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
-            for other in self._done & self._alive:
-                self._tell(other, Snapshot(number))
+            self._tell_all(self._done & self._alive, Snapshot(number))
         self._open[number].told[rank] = set(told)
         self._look(number)
 
     def saved(self, rank: int, number: int, rounds: int, time_s: float) -> None:
         """A node's file is written."""
-        cut = self._open.get(number)
-        if cut is None:
-            return
-        cut.rounds[rank], cut.times_s[rank] = rounds, time_s
-        self._look(number)
+        if number in self._open:
+            self._open[number].saved[rank] = Saved(number, rounds, time_s)
+            self._look(number)
 
     def done(self, rank: int) -> None:
-        """A node's rounds are over: it is part of all later checkpoints as it is now."""
+        """A node's rounds are over: it is part of all later checkpoints in its present state."""
         self._done.add(rank)
-        for number, cut in self._open.items():
-            if rank not in cut.told:
+        for number, checkpoint in self._open.items():
+            if rank not in checkpoint.told:
                 self._tell(rank, Snapshot(number))
+
+    def broken(self, rank: int, number: int, peer: int) -> None:
+        """A connection of a node broke after its snapshot, and was made again."""
+        self._abandon(number, f"the connection from node {rank} to node {peer} broke")
+
+    # --- nodes that leave and return
 
     def lost(self, rank: int) -> None:
         """A node has died."""
         self._alive.discard(rank)
         for number in list(self._open):
             self._look(number)
-
-    def broken(self, rank: int, number: int, peer: int) -> None:
-        """A node was cut, and a connection of it broke and was made again."""
-        self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     def away(self, rank: int) -> None:
         """A node runs, but is out of reach for the others."""
@@ -131,29 +129,26 @@ class CheckpointCoordinator:
         self._highest = max(self._highest, number)
         self._open.pop(number, None)
         self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
-        for rank in sorted(self._alive):
-            self._tell(rank, Drop(number))
+        self._tell_all(self._alive, Drop(number))
 
-    def last(self) -> int | None:
-        """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
-        return self._highest + 1 if self._on else None
+    # --- completing
 
     def _look(self, number: int) -> None:
-        cut = self._open[number]
-        if not self._alive:
-            return  # it would be one of no node
-        if not cut.asked and self._alive <= cut.told.keys():
-            cut.asked = True
-            for rank in sorted(self._alive):
-                heard = [other for other in sorted(self._alive) if rank in cut.told[other]]
-                self._tell(rank, Expect(number, heard))
-        if cut.asked and self._alive <= cut.rounds.keys():
-            self._finish(number, cut)
+        checkpoint, alive = self._open[number], self._alive
+        if not alive:
+            return  # it would have no node
+        if not checkpoint.asked and alive <= checkpoint.told.keys():
+            checkpoint.asked = True
+            for rank in sorted(alive):
+                senders = [other for other in sorted(alive) if rank in checkpoint.told[other]]
+                self._tell(rank, Expect(number, senders))
+        if checkpoint.asked and alive <= checkpoint.saved.keys():
+            self._finish(number, {rank: checkpoint.saved[rank] for rank in sorted(alive)})
 
-    def _finish(self, number: int, cut: _Open) -> None:
-        rounds = {rank: cut.rounds[rank] for rank in sorted(self._alive)}
-        times_s = {rank: cut.times_s[rank] for rank in rounds}
-        wall_s = self._wall_before_s + time.monotonic() - self._wall_start
+    def _finish(self, number: int, saved: dict[int, Saved]) -> None:
+        rounds = {rank: each.round for rank, each in saved.items()}
+        times_s = {rank: each.time_s for rank, each in saved.items()}
+        wall_s = self._wall_before_s + time.monotonic() - self._start
         try:
             self._folder.complete(number, rounds, times_s, wall_s, "sequential")
         except OSError as error:  # (disk full, ...) no reason to end a run
@@ -161,5 +156,8 @@ class CheckpointCoordinator:
         self._complete = number
         self._open = {other: each for other, each in self._open.items() if other > number}
         self._abandoned = {other for other in self._abandoned if other > number}
-        for rank in rounds:
-            self._tell(rank, Kept(number))
+        self._tell_all(saved, Kept(number))
+
+    def _tell_all(self, ranks: Iterable[int], message: ToNode) -> None:
+        for rank in sorted(ranks):
+            self._tell(rank, message)

@@ -25,14 +25,14 @@ class Record:
         folder: where rows are recorded.
         models: where snapshots of the nodes' models are.
         evaluator: evaluates models.
-        taken: called with a rank when a snapshot of that node was taken up.
-        show: shows a row to who watches.
-        say: tells who watches something.
+        taken: called with a rank when a snapshot of that node was read.
+        show: shows a row to the user.
+        say: tells the user something.
 
     Attributes:
         events: what happens.
         clock: the nodes'.
-        target_reached: whether ``stop.target`` is; all that has come in is recorded nevertheless.
+        target_reached: whether ``stop.target`` is; everything that has come in is recorded nevertheless.
     """
 
     def __init__(
@@ -49,20 +49,19 @@ class Record:
         self._taken, self._show, self._say = taken, show, say
         self._rows = NetworkRows(setup, evaluator.columns)
         self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
-        nodes = setup.experiment.nodes
+        self.target_reached = False
         self.clock = HeardClock(time.monotonic)
         self._metrics = folder.segment("metrics")
         self.events = EventLog(folder.segment("events"), self.clock.now, self._wall)
         graphs = folder.segment("graphs")
         self._graphs = GraphLog(setup.topology, graphs)
-        self._views = ViewLog(nodes, graphs)
-        self.target_reached = False
-        self._skips = 0
+        self._views = ViewLog(setup.experiment.nodes, graphs)
+        self._has_skipped = False
         self._start: float | None = None
         self._wall_before_s = 0.0
 
     def resume(self, cut: Cut) -> None:
-        """Go on from a checkpoint, when those who are not in it are gone already."""
+        """Go on from a checkpoint, once :meth:`without` was called for the nodes that are not in it."""
         self.clock.hear(max(cut.times_s.values()), runs=False)
         self._wall_before_s = cut.wall_s
         for log in (self._graphs, self._views):
@@ -79,24 +78,27 @@ class Record:
         return now_s + self._wall_before_s
 
     def row(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
-        """Take a node's row, of a moment, and its snapshot; None is no snapshot."""
+        """Take a node's row at an evaluation point, and its snapshot; None is no snapshot."""
         self._graphs.completed(row["round"])
         self._append(moment, row)
-        if slot is None:
-            if rank in self._setup.outcome_ranks:
-                self._skip(moment)
-            return
-        complete = self._rows.add(moment, row, self._models.read(slot, rank))
-        self._taken(rank)
-        if complete is not None:
-            self._append(moment, complete)
+        if slot is not None:
+            complete = self._rows.add(moment, row, self._models.read(slot, rank))
+            self._taken(rank)
+            if complete is not None:
+                self._append(moment, complete)
+        elif rank in self._setup.outcome_ranks:
+            if not self._has_skipped:
+                text = "not recorded where a node is more than two evaluations ahead of the record"
+                self._say(f"consensus distance: {text}")
+            self._has_skipped = True
+            self._rows.skip(moment)
 
     def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
-        """Take whom a node knew at a moment."""
+        """Take the ranks that a node knew at an evaluation point."""
         self._views.add(moment, rank, rounds, view)
 
     def without(self, rank: int, *, keep: bool) -> None:
-        """Nobody waits for a node any more; what it gave for moments that are not complete counts if it is to be kept."""
+        """Nothing waits for a node any more; what it gave for incomplete evaluation points counts if ``keep``."""
         self._target.without(rank, keep=keep)
         self._views.without(rank, keep=keep)
         for moment, row in self._rows.without(rank, keep=keep).items():
@@ -108,23 +110,11 @@ class Record:
             log.back(rank, first + 1, self.next_tick())
 
     def next_tick(self) -> int:
-        """The next instant of the grid of time."""
+        """The next instant of the time grid."""
         every_s = self._setup.experiment.evaluation.every_s
         return 0 if every_s is None else int(self.clock.now() / every_s) + 1
-
-    def _skip(self, moment: Moment) -> None:
-        if not self._skips:
-            self._say(
-                "consensus distance: not recorded where a node is more than two evaluations ahead of the record"
-            )
-        self._skips += 1
-        self._rows.skip(moment)
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
         self._metrics.append(row)
         self._show(row)
-        self._look(moment, row)
-
-    def _look(self, moment: Moment, row: dict[str, Any]) -> None:
-        if self._target.reached(moment, row):
-            self.target_reached = True
+        self.target_reached |= self._target.reached(moment, row)

@@ -1,102 +1,387 @@
-"""The workers of a run, as the coordinator sees them: one on this machine, or some that join from others.
+"""The workers of a run, as the coordinator sees them: its own process, which forks the nodes itself, or some that join.
 
 A worker takes commands about nodes, and tells what becomes of them (``protocol``: coordinator -> worker, and back). The
-worker of an ordinary run is the coordinator's own process, which forks the nodes itself: its commands and events are calls.
+commands and events of the coordinator's own process are calls; a worker that joins gets them, and the run's files and keys,
+over a :mod:`session <gossamer.runtime.processes.session>`.
+
+A worker that is out of reach keeps its nodes going and what they say on disk; both ends go on with the next connection. After
+``failures.detection_s``, or as soon as another worker joins in its place, it is lost, and its nodes are dead. Nodes that are
+restarted then go to the worker that has room, in the order of joining.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from gossamer.config import Experiment
+from gossamer.errors import RunFailed
+from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
+from gossamer.results.folder import RunFolder, atomic
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import ChannelError
+from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.protocol import (
     Addresses,
+    Exited,
+    File,
+    Fit,
     Fork,
+    FromPool,
+    FromWorker,
+    Hello,
+    Job,
     Listen,
-    Listening,
-    PoolEvent,
+    Proof,
+    Refused,
+    Said,
     Signal,
     Tell,
-    ToNode,
+    Welcome,
 )
+from gossamer.runtime.processes.security.trust import issue
+from gossamer.runtime.processes.session import Session, keep_alive
+from gossamer.runtime.processes.system.memory import SharedModels
+from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.processes.worker.pool import ProcessPool
+from gossamer.runtime.setup import Setup
 
-RESTART_S = 10.0
-"""Seconds in which a node's port has to be free again, and a process to be had, when it is restarted."""
-
-
-@runtime_checkable
-class Workers(Protocol):
-    """Where the nodes of a run are."""
-
-    def assemble(self, ranks: Collection[int], wait: Callable[[], None]) -> None:
-        """Give each of these ranks an address, calling ``wait`` while workers are still to come."""
-
-    def has_room(self, rank: int) -> bool:
-        """Whether a node can be started now."""
-
-    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> None:
-        """Start a node."""
-
-    def tell(self, rank: int, message: ToNode) -> None:
-        """Send a node a message."""
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a node's process a signal."""
-
-    def look(self) -> None:
-        """See to what is due."""
-
-    def close(self, reason: str) -> None:
-        """End all nodes."""
+FAREWELL_S = 5.0
+"""Seconds that workers have to hear that the run is over."""
+SAY_S = 10.0
+"""Seconds after which it is said again that workers are awaited."""
 
 
-class LocalWorkers:
-    """This process's own nodes.
+@dataclass(eq=False)
+class _Worker:
+    """A worker that has not been lost.
 
     Args:
-        pool: makes the pool, given what takes its events.
-        emit: takes events.
+        number: in the order of joining, from 1.
+        host: where it is.
+        slots: how many nodes it takes.
+        send: sends it a message.
+        session: the conversation with it; None for the coordinator's own process.
+        fit: whether it has prepared the run.
+        ranks: the nodes that it has, or had.
+        away: since when it has been out of reach.
+    """
+
+    number: int
+    host: str
+    slots: int
+    send: Callable[[Any], object]
+    session: Session[FromWorker] | None = None
+    fit: bool = False
+    ranks: set[int] = field(default_factory=set)
+    away: float | None = None
+
+    def __str__(self) -> str:
+        return f"worker {self.number} ({self.host})"
+
+
+class Workers:
+    """The processes that fork a run's nodes.
+
+    Args:
+        setup: what is run.
+        folder: the run's.
+        models: where snapshots of models go.
+        cut: the checkpoint from which the run goes on; None is the start.
+        selector: where connections are waited for; the data of a key is a function to call with the events.
+        emit: takes what nodes and their processes say.
+        say: tells the user something.
     """
 
     def __init__(
-        self, pool: Callable[[Callable[[PoolEvent], None]], ProcessPool], emit: Callable[[PoolEvent], None]
+        self,
+        setup: Setup,
+        folder: RunFolder,
+        models: SharedModels,
+        cut: Cut | None,
+        selector: selectors.BaseSelector,
+        emit: Callable[[Said], None],
+        say: Callable[[str], None],
     ) -> None:
-        self._pool, self._emit = pool(self._take), emit
+        self._setup, self._folder, self._models, self._cut = setup, folder, models, cut
+        self._selector, self._emit, self._say = selector, emit, say
+        self._nodes = setup.experiment.nodes
+        self._silent_s = setup.experiment.failures.detection_s
+        self._pool: ProcessPool | None = None
+        self._door: Door | None = None
+        self._least = 1
+        self._workers: dict[str, _Worker] = {}  # by session, in the order of joining
+        self._gone: set[str] = set()
+        self._at: dict[int, _Worker] = {}
+        self._incarnations: dict[int, int] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._pending: dict[int, Fork] = {}  # which wait for the address of their node
+        self._keys: list[bytes] = []
+        self._closing = False
 
-    def _take(self, event: PoolEvent) -> None:
-        if isinstance(event, Listening):
-            self._pool.do(Addresses(event.nodes))
+    def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
+        """Have this process fork all nodes; ``pool`` is given what takes events."""
+        self._pool = pool(lambda event: self._take(worker, event))
+        worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, fit=True)
+
+    def let_join(self, door: Door, least: int) -> None:
+        """Let workers join; the run starts when there are ``least``, and slots for all nodes."""
+        self._door, self._least = door, least
+        identities = [issue() for _ in range(self._nodes)]
+        self._keys = [identity.pem for identity in identities]
+        experiment, self._files = packed(self._setup.experiment)
+        if self._cut is not None:
+            manifest = (self._cut.folder / "manifest.json").read_bytes()
+            self._files.append(File("manifest", 0, self._cut.number, manifest))
+        self._job = Job(
+            experiment,
+            CheckpointFolder(self._folder.checkpoints, self._setup.experiment).digest,
+            highest(self._folder.checkpoints) + 1,
+            secrets.token_bytes(TOKEN_BYTES),
+            [identity.certificate for identity in identities],
+            self._silent_s,
+        )
+        door.open(self._selector, self._admit, self._say)
+
+    # --- workers that join
+
+    def _admit(
+        self, hello: Hello, said: Proof, host: str, release: Callable[[], socket.socket]
+    ) -> str | None:
+        worker = self._workers.get(hello.session)
+        new = worker is None
+        if hello.session in self._gone:
+            return "it was out of reach for too long; start it again"
+        if new and said.received:
+            return "it belongs to another run; start it again"
+        if said.slots < 1:
+            return "it offers no slots"
+        end = release()
+        keep_alive(end, self._silent_s)
+        if worker is None:
+            worker = self._new(hello.session, host, said.slots)
+        assert worker.session is not None
+        worker.away = None
+        worker.session.attach(end, said.received, Welcome(worker.session.received, time.monotonic()))
+        if new:
+            self._begin(worker)
         else:
-            self._emit(event)
+            self._say(f"{worker} is back")
+        return None
 
-    def assemble(self, ranks: Collection[int], wait: Callable[[], None]) -> None:
-        """Give each of these ranks an address."""
-        self._pool.do(Listen(sorted(ranks)))
+    def _new(self, name: str, host: str, slots: int) -> _Worker:
+        session = Session[FromWorker](
+            FromWorker,
+            self._folder.path,
+            self._selector,
+            lambda message: self._take(worker, message),
+            lambda why: self._disconnected(name, why),
+        )
+        number = len(self._workers) + len(self._gone) + 1
+        worker = self._workers[name] = _Worker(number, host, slots, session.send, session)
+        return worker
+
+    def _begin(self, worker: _Worker) -> None:
+        """Send a new worker what it has to prepare."""
+        for message in (*self._files, self._job):
+            worker.send(message)
+        self._say(f"{worker} has joined with {worker.slots} slots")
+        for name, other in list(self._workers.items()):
+            if other.away is not None:
+                self._lose(name, "another worker has joined in its place")
+
+    def _disconnected(self, name: str, error: str | None) -> None:
+        if error is not None:
+            self._lose(name, f"it sent {error}")
+        elif not self._closing:
+            self._workers[name].away = time.monotonic()
+            self._say(f"{self._workers[name]} is out of reach")
+
+    def _lose(self, name: str, why: str) -> None:
+        """A worker is gone for good, and its nodes with it."""
+        worker = self._workers.pop(name)
+        self._gone.add(name)
+        if worker.session is not None:
+            worker.session.close()
+        self._say(f"{worker} is lost: {why}")
+        for rank in sorted(rank for rank in worker.ranks if self._at[rank] is worker):
+            exited = Exited(f"{worker} is lost: {why}")
+            self._emit(Said(rank, self._incarnations.get(rank, 0), exited))
+
+    # --- what workers say
+
+    def _take(self, worker: _Worker, message: FromWorker) -> None:
+        match message:
+            case _ if self._closing:
+                return
+            case Fit():
+                worker.fit = True
+            case Refused(problems=problems):
+                raise RunFailed(f"{worker} can't run the experiment: {'; '.join(problems)}")
+            case Addresses(nodes=nodes):
+                self._learn(nodes)
+            case File(rank=rank) if rank in worker.ranks:
+                self._keep(message)
+            case Said(rank=rank) if self._at.get(rank) is worker:
+                self._emit(message)
+
+    def _keep(self, file: File) -> None:
+        """A file or a model has come."""
+        match file.kind:
+            case "model":
+                try:
+                    self._models.write_bytes(file.number, file.rank, file.data)
+                except ValueError as error:
+                    raise ChannelError(str(error)) from None
+                return
+            case "checkpoint":
+                path = self._folder.checkpoints / str(file.number) / f"node-{file.rank}.safetensors"
+            case "restart":
+                path = self._folder.restart(file.rank)
+            case "timeline":
+                number = self._incarnations[file.rank]
+                path = self._folder.segments / f"timeline-{file.rank}-{number}.jsonl"
+            case _:
+                return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as temporary:
+            temporary.write_bytes(file.data)
+
+    def _learn(self, nodes: Sequence[tuple[int, str, int]]) -> None:
+        """A worker has opened ports: as soon as all nodes have one, all workers are told."""
+        self._addresses |= {rank: (host, port) for rank, host, port in nodes}
+        if len(self._addresses) < self._nodes:
+            return
+        known = Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])
+        for worker in self._workers.values():
+            worker.send(known)
+        for rank, *_ in nodes:
+            if (fork := self._pending.pop(rank, None)) is not None:
+                self._at[rank].send(fork)
+
+    # --- what the coordinator asks for
+
+    def assemble(self, wait: Callable[[], None]) -> None:
+        """Give each rank an address, calling ``wait`` while workers are still to come.
+
+        Raises:
+            RunFailed: if one is lost before the run starts.
+        """
+        told = 0.0
+        while not self._enough():
+            if time.monotonic() > told + SAY_S:
+                told = time.monotonic()
+                self._say(self._awaited())
+            wait()
+        slots = {name: worker.slots for name, worker in self._workers.items()}
+        for name, own in placed(self._nodes, slots).items():
+            if own:
+                self._place(self._workers[name], own)
+        while len(self._addresses) < self._nodes:
+            wait()
+            if lost := [worker for worker in self._at.values() if worker not in self._workers.values()]:
+                raise RunFailed(f"{lost[0]} was lost before the run started")
+
+    def _enough(self) -> bool:
+        """Whether there are enough workers, and all that have joined are ready."""
+        return self._has_slots() and all(worker.fit for worker in self._workers.values())
+
+    def _has_slots(self) -> bool:
+        slots = sum(worker.slots for worker in self._workers.values())
+        return len(self._workers) >= self._least and slots >= self._nodes
+
+    def _awaited(self) -> str:
+        assert self._door is not None
+        slots = sum(worker.slots for worker in self._workers.values())
+        here = f"{len(self._workers)} workers with {slots} slots are here"
+        if self._has_slots():
+            return f"{here}, and prepare the run"
+        each = -(-self._nodes // self._least)
+        return (
+            f"{here}; awaited: {self._least} or more, for {self._nodes} nodes. Join with:"
+            f" gossamer worker {self._door.address} --join {self._door.token} --slots {each}"
+        )
+
+    def _place(self, worker: _Worker, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._at[rank] = worker
+            if worker.session is not None and self._cut is not None and rank in self._cut.rounds:
+                data = (self._cut.folder / f"node-{rank}.safetensors").read_bytes()
+                worker.send(File("checkpoint", rank, self._cut.number, data))
+        worker.ranks |= set(ranks)
+        worker.send(Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
 
     def has_room(self, rank: int) -> bool:
-        """Whether a node can be started now."""
-        return True
+        """Whether a node can be started now: its worker is there, or another one has a free slot."""
+        return self._home(rank) is not None
 
-    def fork(self, rank: int, incarnation: int, crashes: Sequence[int], wait_s: float) -> None:
-        """Start a node."""
-        self._pool.do(Fork(rank, incarnation, list(crashes), wait_s))
+    def _home(self, rank: int) -> _Worker | None:
+        workers = [
+            self._at[rank],
+            *(each for each in self._workers.values() if each.fit and self._free(each)),
+        ]
+        return next((worker for worker in workers if worker in self._workers.values()), None)
 
-    def tell(self, rank: int, message: ToNode) -> None:
-        """Send a node a message."""
-        self._pool.do(Tell(rank, message))
+    def _free(self, worker: _Worker) -> bool:
+        return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
 
-    def signal(self, rank: int, number: int) -> None:
-        """Send a node's process a signal."""
-        self._pool.do(Signal(rank, number))
+    def do(self, command: Fork | Tell | Signal) -> None:
+        """Carry out a command about a node."""
+        if isinstance(command, Fork):
+            self._fork(command)
+        elif (worker := self._at[command.rank]) in self._workers.values():
+            worker.send(command)
+
+    def _fork(self, fork: Fork) -> None:
+        rank, worker = fork.rank, self._home(fork.rank)
+        assert worker is not None, "the lifecycle has asked whether there is room"
+        self._incarnations[rank] = fork.incarnation
+        path = self._folder.restart(rank)
+        if worker.session is not None and fork.incarnation and path.exists():
+            worker.send(File("restart", rank, 0, path.read_bytes()))
+        if worker is self._at[rank]:
+            worker.send(fork)
+        else:
+            self._pending[rank] = fork
+            self._place(worker, [rank])
 
     def look(self) -> None:
-        """See to what is due."""
-        self._pool.look()
+        """See to what is due at nodes' processes, and give up workers that have been out of reach for too long."""
+        if self._pool is not None:
+            self._pool.look()
+        if self._door is not None:
+            self._door.look()
+        for name, worker in list(self._workers.items()):
+            if worker.away is not None and time.monotonic() > worker.away + self._silent_s:
+                self._lose(name, f"it was out of reach for {self._silent_s:g} s")
 
     def close(self, reason: str) -> None:
-        """End all nodes."""
-        self._pool.close()
+        """End all nodes; workers that have joined have a while to hear that the run is over."""
+        self._closing = True
+        if self._pool is not None:
+            self._pool.close()
+        if self._door is None:
+            return
+        self._door.close()
+        sessions = [worker.session for worker in self._workers.values() if worker.session is not None]
+        for session in sessions:
+            session.send(protocol.Dismiss(reason))
+        deadline = time.monotonic() + FAREWELL_S
+        while not all(session.settled for session in sessions) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            for channel in [session.channel for session in sessions if session.channel is not None]:
+                channel.flush()
+                channel.read()
+        for session in sessions:
+            session.close()
 
 
 def placed(nodes: int, slots: Mapping[str, int]) -> dict[str, list[int]]:
@@ -113,3 +398,22 @@ def placed(nodes: int, slots: Mapping[str, int]) -> dict[str, list[int]]:
         ranks[name] = list(range(given, until))
         given = until
     return ranks
+
+
+def packed(experiment: Experiment) -> tuple[str, list[File]]:
+    """A resolved experiment (YAML) that names files relative to itself, and these files."""
+    files: dict[str, str] = {}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: renamed(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [renamed(item) for item in value]
+        if isinstance(value, str) and value.startswith("/") and Path(value).is_file():
+            return files.setdefault(value, f"files/{len(files)}-{Path(value).name}")
+        return value
+
+    described = experiment.model_dump(mode="json")
+    data_root = described.pop("data_root", None)
+    text = yaml.safe_dump({**renamed(described), "data_root": data_root}, sort_keys=False, allow_unicode=True)
+    return text, [File("experiment", 0, 0, Path(path).read_bytes(), name) for path, name in files.items()]

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from gossamer.config import Processes
@@ -20,7 +20,7 @@ from gossamer.cores import cores
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import Channel, PatientChannel
+from gossamer.runtime.processes.channel import Channel, SelectorChannel
 from gossamer.runtime.processes.node_process.context import NodeContext
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.node_process.warmup import Stage
@@ -29,50 +29,40 @@ from gossamer.runtime.processes.protocol import (
     Exited,
     Fork,
     FromNode,
+    FromPool,
+    FromProcess,
+    Job,
     Listen,
-    Listening,
-    NotForked,
-    PoolEvent,
+    NotStarted,
     Said,
     Signal,
     Stood,
     Tell,
     ToNode,
+    ToPool,
 )
 from gossamer.runtime.processes.security.trust import Security
 from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
 from gossamer.runtime.processes.system.death import describe_exit, die_with
 from gossamer.runtime.processes.system.descriptors import close_all_but
 from gossamer.runtime.processes.transport.transport import listen
+from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
-PoolCommand = Listen | Addresses | Fork | Tell | Signal
 RETRY_S = 0.1
 """Seconds between two attempts to start a process."""
+RESTART_S = 10.0
+"""Seconds in which a node's port has to be free again, and a process to be had, when it is restarted."""
 
 
 @dataclass(eq=False)
 class _Child:
-    """A node's process; ``behind`` while its channel has something that it does not read."""
+    """A node's process."""
 
     rank: int
     incarnation: int
     pid: int
-    channel: PatientChannel[FromNode]
-    behind: bool = False
-
-
-@dataclass(frozen=True)
-class Keys:
-    """What the nodes of a run know each other by.
-
-    Args:
-        token: 16 bytes.
-        certificates: of every rank (DER); empty where nodes talk without TLS, over loopback.
-    """
-
-    token: bytes
-    certificates: tuple[bytes, ...] = ()
+    channel: SelectorChannel[FromNode]
 
 
 class ProcessPool:
@@ -86,9 +76,8 @@ class ProcessPool:
         cut: the checkpoint from which they go on; None is the start.
         selector: where their channels are waited for; the data of a key is a function to call with the events.
         emit: takes what happens.
-        keys: what nodes know each other by; None draws a token, for loopback.
+        job: says what the nodes of all machines share; None: all nodes are on this machine, and talk without TLS.
         host: the address at which nodes listen.
-        checkpoints: the digest that checkpoints carry, and the number of the next one; None: as the folder says.
     """
 
     def __init__(
@@ -99,17 +88,18 @@ class ProcessPool:
         stage: Stage,
         cut: Cut | None,
         selector: selectors.BaseSelector,
-        emit: Callable[[PoolEvent], None],
-        *,
-        keys: Keys | None = None,
+        emit: Callable[[FromPool], None],
+        job: Job | None = None,
         host: str = "127.0.0.1",
-        checkpoints: tuple[str, int] | None = None,
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
         self._setup, self._folder, self._memory, self._stage = setup, folder, memory, stage
         self._cut, self._selector, self._emit = cut, selector, emit
-        self._keys, self._host = keys or Keys(secrets.token_bytes(16)), host
-        self._checkpoints = checkpoints
+        self._host = host
+        self._token = secrets.token_bytes(TOKEN_BYTES) if job is None else job.token
+        self._certificates = [] if job is None else job.certificates
+        self._checkpoints = None if job is None else (job.digest, job.first_checkpoint)
+        self._keys: dict[int, bytes] = {}
         self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
         self._slots_told = self._slots
         self._wakeup = wakeup()
@@ -126,18 +116,19 @@ class ProcessPool:
         """The ranks that have a process."""
         return self._children.keys()
 
-    def do(self, command: PoolCommand) -> None:
+    def do(self, command: ToPool) -> None:
         """Carry out a command."""
         match command:
-            case Listen(ranks=ranks):
+            case Listen(ranks=ranks, keys=keys):
+                self._keys |= zip(ranks, keys, strict=False)
                 self._listen(ranks)
             case Addresses(nodes=nodes):
                 self._learn(nodes)
             case Fork():
-                self._start(command, time.monotonic() + command.wait_s)
+                self._start(command, time.monotonic() + (RESTART_S if command.incarnation else 0.0))
             case Tell(rank=rank, message=message):
                 if (child := self._children.get(rank)) is not None:
-                    self._tell(child, message)
+                    child.channel.send(message)  # a node that was stopped reads it when it goes on
             case Signal(rank=rank, number=number):
                 if (child := self._children.get(rank)) is not None:
                     os.kill(child.pid, number)
@@ -149,17 +140,19 @@ class ProcessPool:
             try:
                 self._listeners[rank] = listen(self._host)
             except OSError as error:
-                self._emit(NotForked(rank, 0, f"no port for it: {error.strerror}"))
+                self._emit(Said(rank, 0, NotStarted(f"no port for it: {error.strerror}")))
                 return
-        opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
-        self._emit(Listening(opened))
+        self._emit(Addresses([(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]))
 
     def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
         for rank, host, port in nodes:
             before, self._addresses[rank] = self._addresses[rank], (host, port)
             if before[1] and before != (host, port):
-                for child in self._children.values():
-                    self._tell(child, protocol.Moved(rank, host, port))
+                self._tell_all(protocol.Moved(rank, host, port))
+
+    def _tell_all(self, message: ToNode) -> None:
+        for child in self._children.values():
+            child.channel.send(message)
 
     def _start(self, fork: Fork, deadline: float) -> None:
         if not self._frozen:
@@ -172,7 +165,7 @@ class ProcessPool:
             if time.monotonic() < deadline:
                 self._retries[fork.rank] = deadline, fork
             else:
-                self._emit(NotForked(fork.rank, fork.incarnation, str(error.strerror)))
+                self._emit(Said(fork.rank, fork.incarnation, NotStarted(str(error.strerror))))
 
     def _fork(self, fork: Fork) -> None:
         rank = fork.rank
@@ -196,11 +189,18 @@ class ProcessPool:
         finally:
             listener.close()
             theirs.close()
-        child = _Child(rank, fork.incarnation, pid, PatientChannel(ours, FromNode))
-        self._children[rank] = child
-        self._selector.register(
-            child.channel, selectors.EVENT_READ, lambda events: self._serve(child, events)
-        )
+        self._adopt(rank, fork.incarnation, pid, ours)
+
+    def _adopt(self, rank: int, incarnation: int, pid: int, end: socket.socket) -> None:
+        def hear(messages: Iterable[FromProcess]) -> None:
+            for message in messages:
+                self._emit(Said(rank, incarnation, message))
+
+        def gone(why: str | None) -> None:
+            hear([Exited(self._bury(rank))])
+
+        channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
+        self._children[rank] = _Child(rank, incarnation, pid, channel)
 
     def _become_node(self, fork: Fork, listener: socket.socket, channel: socket.socket, parent: int) -> None:
         """In the child: be a node, and leave without the parent's clean-up."""
@@ -223,13 +223,13 @@ class ProcessPool:
 
     def _context(self, fork: Fork, listener: socket.socket, channel: socket.socket) -> NodeContext:
         security = None
-        if fork.key is not None:
-            security = Security(fork.key, self._keys.certificates, fork.rank)
+        if (key := self._keys.get(fork.rank)) is not None:
+            security = Security(key, self._certificates, fork.rank)
         return NodeContext(
             listener=listener,
             channel=channel,
             addresses=self._addresses,
-            token=self._keys.token,
+            token=self._token,
             security=security,
             memory=self._memory,
             at_once=self._slots,
@@ -244,38 +244,11 @@ class ProcessPool:
 
     # --- watching
 
-    def _serve(self, child: _Child, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            child.channel.flush()
-            self._watch(child)
-        if not events & selectors.EVENT_READ:
-            return
-        messages = child.channel.read()
-        for message in messages or ():
-            self._emit(Said(child.rank, child.incarnation, message))
-        if messages is None:
-            how = self._bury(child)
-            self._emit(Exited(child.rank, child.incarnation, how))
-
-    def _tell(self, child: _Child, message: ToNode) -> None:
-        """Send a node a message; a node that was stopped reads it when it goes on."""
-        child.channel.send(message)
-        self._watch(child)
-
-    def _watch(self, child: _Child) -> None:
-        behind = bool(child.channel.waiting)
-        if behind != child.behind:
-            child.behind = behind
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if behind else 0)
-            self._selector.modify(child.channel, events, lambda events: self._serve(child, events))
-
-    def _bury(self, child: _Child) -> str:
+    def _bury(self, rank: int) -> str:
         """A node's process is gone; gives how it ended."""
+        child = self._children.pop(rank)
         self._count_slots(child, stopped=False)
-        self._selector.unregister(child.channel)
-        child.channel.close()
         _, status = os.waitpid(child.pid, 0)
-        del self._children[child.rank]
         return describe_exit(status)
 
     def look(self) -> None:
@@ -285,11 +258,10 @@ class ProcessPool:
                 if child.pid == seen.si_pid:
                     stopped = seen.si_code == os.CLD_STOPPED
                     self._count_slots(child, stopped=stopped)
-                    self._emit(Stood(child.rank, child.incarnation, stopped))
+                    self._emit(Said(child.rank, child.incarnation, Stood(stopped)))
         if self._slots != self._slots_told:
             self._slots_told = self._slots
-            for child in list(self._children.values()):
-                self._tell(child, protocol.Slots(self._slots))
+            self._tell_all(protocol.Slots(self._slots))
         if self._retries and time.monotonic() > self._retry_at:
             self._retry_at = time.monotonic() + RETRY_S
             retries, self._retries = self._retries, {}
@@ -309,7 +281,6 @@ class ProcessPool:
             os.kill(child.pid, signal.SIGKILL)
         for child in self._children.values():
             os.waitpid(child.pid, 0)
-            self._selector.unregister(child.channel)
             child.channel.close()
         self._children.clear()
         for listener in self._listeners.values():

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -33,44 +32,45 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import ChannelError, Unpacker, pack
+from gossamer.runtime.processes.channel import Channel, ChannelError
 from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
-from gossamer.runtime.processes.parts import Assembly, Kind, parts
 from gossamer.runtime.processes.protocol import (
     Challenge,
     Dismiss,
     Exited,
+    File,
     Final,
+    Finish,
     Fit,
+    FromPool,
+    FromProcess,
     Go,
     Hello,
     Job,
-    Part,
-    PoolEvent,
     Proof,
-    Rejected,
+    Refused,
     RestartSaved,
     Row,
     Said,
     Saved,
     Tell,
+    ToJoining,
     ToWorker,
-    Unfit,
     Welcome,
 )
 from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
 from gossamer.runtime.processes.security.trust import context
-from gossamer.runtime.processes.session import LARGEST, Session, Stream
+from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive
 from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.system.shared_file import shared_file
-from gossamer.runtime.processes.worker.pool import Keys, PoolCommand, ProcessPool
+from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup, prepare
 
 log = logging.getLogger("gossamer")
 
 CONNECT_S, HANDSHAKE_S = 1.0, 10.0
-"""Seconds in which a connection must be made, and both ends must have proved that they know the token."""
+"""Seconds in which a connection must be made, and in which the coordinator must answer while the worker joins."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
@@ -85,82 +85,52 @@ class Turned(GossamerError):
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Where a coordinator is, and the token that both know.
-
-    Args:
-        host: its name or address.
-        port: its port.
-        token: of the run.
-    """
+    """The address of a coordinator, and the token that both know."""
 
     host: str
     port: int
     token: str
 
-    def join(self, session: str, slots: int, received: int) -> tuple[Stream, Welcome, bytes]:
-        """Connect and prove who we are; gives the connection, the answer, and what has come after it.
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def join(self, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
+        """Connect and prove the token; gives the connection and the answer.
 
         Raises:
-            OSError: where it can't be reached.
-            Turned: where it does not know the token, or does not take this worker.
+            OSError: if it can't be reached.
+            Turned: if it does not know the token, or does not take this worker.
         """
         end = socket.create_connection((self.host, self.port), CONNECT_S)
-        stream = Stream(end, context(ssl.PROTOCOL_TLS_CLIENT, None, ()), server_side=False, silent_s=SILENT_S)
         try:
-            return (stream, *self._greet(stream, session, slots, received))
+            end.settimeout(HANDSHAKE_S)
+            end = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
+            return end, self._greet(end, session, slots, received)
+        except ChannelError as error:
+            end.close()
+            raise Turned(f"{self} speaks another language: {error}") from None
         except BaseException:
-            stream.close()
+            end.close()
             raise
 
-    def _greet(self, stream: Stream, session: str, slots: int, received: int) -> tuple[Welcome, bytes]:
-        unpacker: Unpacker[Any] = Unpacker(protocol.ToJoining, LARGEST)
-        deadline = time.monotonic() + HANDSHAKE_S
-        while not stream.secure:
-            self._wait(stream, deadline)
-            if stream.read() is None:
-                raise ConnectionError("the coordinator closed the connection")
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        stream.write(pack(Hello(__version__, nonce, session)))
-        answer = self._answer(stream, unpacker, deadline)
-        if not isinstance(answer, Challenge):
-            raise Turned(f"{self.host}:{self.port}: {_why(answer)}")
-        seen = stream.certificate or b""
-        if not proved(answer.proof, proof(self.token, "coordinator", seen, nonce, answer.nonce)):
-            # Somebody with another token, or in the middle: it gets no proof from us.
-            raise Turned(f"{self.host}:{self.port} does not know the token")
-        sent = proof(self.token, "worker", seen, nonce, answer.nonce)
-        stream.write(pack(Proof(sent, slots, received)))
-        answer = self._answer(stream, unpacker, deadline)
-        if not isinstance(answer, Welcome):
-            raise Turned(f"{self.host}:{self.port} does not take this worker: {_why(answer)}")
-        return answer, unpacker.rest
-
-    def _answer(self, stream: Stream, unpacker: Unpacker[Any], deadline: float) -> Any:
-        data: bytes | None = b""
-        while True:
-            if data is None:
-                raise ConnectionError("the coordinator closed the connection")
-            try:
-                if messages := unpacker.feed(data, 1):
-                    return messages[0]
-            except ChannelError as error:
-                raise Turned(f"{self.host}:{self.port} speaks another language: {error}") from None
-            self._wait(stream, deadline)
-            data = stream.read()
-
-    @staticmethod
-    def _wait(stream: Stream, deadline: float) -> None:
-        """Wait until there is something to read, or room to write."""
-        with selectors.DefaultSelector() as selector:
-            write = selectors.EVENT_WRITE if stream.waiting else 0
-            selector.register(stream, selectors.EVENT_READ | write)
-            if not selector.select(max(deadline - time.monotonic(), 0.0)):
-                raise TimeoutError("the coordinator does not answer")
-        stream.flush()
-
-
-def _why(answer: Any) -> str:
-    return answer.why if isinstance(answer, Rejected) else f"unexpected {type(answer).__name__}"
+    def _greet(self, end: ssl.SSLSocket, session: str, slots: int, received: int) -> Welcome:
+        channel: Channel[ToJoining] = Channel(end, ToJoining, LARGEST_STRANGER)
+        seen, nonce = end.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
+        channel.send(Hello(__version__, nonce, session))
+        answer = channel.receive()
+        if isinstance(answer, Challenge):
+            if not proved(answer.proof, proof(self.token, "coordinator", seen, nonce, answer.nonce)):
+                # It has another token, or is in the middle: it gets no proof from this worker.
+                raise Turned(f"{self} does not know the token")
+            own = proof(self.token, "worker", seen, nonce, answer.nonce)
+            channel.send(Proof(own, slots, received))
+            answer = channel.receive()
+            if isinstance(answer, Welcome):
+                return answer
+        if answer is None:
+            raise ConnectionError("the coordinator closed the connection")
+        why = answer.problems[0] if isinstance(answer, Refused) else f"unexpected {type(answer).__name__}"
+        raise Turned(f"{self} does not take this worker: {why}")
 
 
 def run_worker(
@@ -183,8 +153,7 @@ def run_worker(
         say: tells the user something.
 
     Raises:
-        BadInput: where the experiment can't be run here.
-        RunFailed: where the coordinator does not take this worker, can't be reached, or is lost.
+        RunFailed: if the coordinator does not take this worker, can't be reached, or is lost.
     """
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
@@ -201,11 +170,7 @@ def run_worker(
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Let SIGTERM end the worker as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
@@ -227,10 +192,8 @@ class Worker:
         self._coordinator, self._slots, self._say = coordinator, slots, say
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
-        self._session: Session[ToWorker] = Session(ToWorker, folder / "outbox")
         self._selector = selectors.DefaultSelector()
-        self._watched: tuple[Stream, int] | None = None
-        self._files = Assembly()
+        self._session: Session[ToWorker] = Session(ToWorker, folder, self._selector, self._take, self._lose)
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
@@ -247,12 +210,11 @@ class Worker:
         self._join_first(time.monotonic() + wait_s)
         while self._over is None:
             for key, events in self._selector.select(0.1):
-                if key.fileobj in self._selector.get_map():
-                    key.data(events)
+                key.data(events)
             if self._pool is not None:
                 self._pool.look()
             if self._lost_at is not None:
-                self._do_without()
+                self._do_without(time.monotonic())
         if self._over == "lost":
             raise RunFailed(
                 f"the coordinator was out of reach for {self._reconnect_s:g} s: this worker's nodes have ended"
@@ -263,8 +225,6 @@ class Worker:
         """End all nodes, and the connection."""
         if self._pool is not None:
             self._pool.close()
-        if self._watched is not None:
-            self._selector.unregister(self._watched[0])
         self._session.close()
         self._selector.close()
         os.close(self._memory)
@@ -277,69 +237,38 @@ class Worker:
             try:
                 self._join()
             except OSError as error:
-                where = f"{self._coordinator.host}:{self._coordinator.port}"
                 if time.monotonic() > deadline:
-                    raise RunFailed(f"no coordinator at {where}: {error}") from None
+                    raise RunFailed(f"no coordinator at {self._coordinator}: {error}") from None
                 if not told:
                     told = True
-                    self._say(f"waiting for a coordinator at {where} ({error})")
+                    self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
                 time.sleep(RETRY_S)
             else:
-                self._say(f"has joined {self._coordinator.host}:{self._coordinator.port}")
+                self._say(f"has joined {self._coordinator}")
                 return
 
     def _join(self) -> None:
-        stream, welcome, came = self._coordinator.join(self._name, self._slots, self._session.received)
-        self._address = self._address or stream.own_host
+        end, welcome = self._coordinator.join(self._name, self._slots, self._session.received)
+        keep_alive(end, SILENT_S)
+        self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
         self._lost_at = None
-        self._unwatch()
-        messages = self._session.attach(stream, welcome.received, came)
-        self._watch()
-        for message in messages:
-            self._take(message)
+        self._session.attach(end, welcome.received)
 
-    def _watch(self) -> None:
-        stream = self._session.stream
-        if stream is None:
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._session.behind else 0)
-        if self._watched is None:
-            self._selector.register(stream, events, self._serve)
-        elif self._watched[1] != events:
-            self._selector.modify(stream, events, self._serve)
-        self._watched = stream, events
+    def _lose(self, error: str | None) -> None:
+        self._lost_at = time.monotonic()
+        self._say("the coordinator is out of reach; nodes go on")
 
-    def _unwatch(self) -> None:
-        if self._watched is not None:
-            self._selector.unregister(self._watched[0])
-            self._watched = None
-
-    def _serve(self, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._session.flush()
-        messages = self._session.read() if events & selectors.EVENT_READ else []
-        if messages is None:
-            self._unwatch()
-            self._session.detach()
-            self._lost_at = time.monotonic()
-            self._say("the coordinator is out of reach; nodes go on")
-            return
-        self._watch()
-        for message in messages:
-            self._take(message)
-
-    def _do_without(self) -> None:
+    def _do_without(self, now: float) -> None:
         """Try to reach the coordinator again; in the end, end the nodes in order."""
-        now = time.monotonic()
         assert self._lost_at is not None
+        alive = [] if self._pool is None else list(self._pool.alive)
         if self._stopping is None and now > self._lost_at + self._reconnect_s:
             self._stopping = now + END_S
-            if self._pool is not None:
-                for rank in list(self._pool.alive):
-                    self._pool.do(Tell(rank, protocol.Finish("stopped")))
+            for rank in alive:
+                self._do(Tell(rank, Finish("stopped")))
         if self._stopping is not None:
-            if self._pool is None or not self._pool.alive or now > self._stopping:
+            if not alive or now > self._stopping:
                 self._over = "lost"
         elif now > self._retry_at:
             try:
@@ -348,48 +277,39 @@ class Worker:
             except OSError:
                 self._retry_at = time.monotonic() + RETRY_S
 
-    def _send(self, message: protocol.FromWorker) -> None:
-        self._session.send(message)
-        self._watch()
-
     # --- what it is told
 
     def _take(self, message: ToWorker) -> None:
         match message:
-            case Part():
-                if (data := self._files.take(message)) is not None:
-                    self._keep(message, data)
+            case File():
+                self._keep(message)
             case Job():
                 self._prepare(message)
             case Dismiss(reason=reason):
                 self._over = reason
             case Tell(rank=rank, message=Go() as go):
-                local = structs.replace(go, start=go.start + self._offset)
-                self._do(Tell(rank, local))
-            case protocol.Acknowledge():
-                """(The session takes these.)"""
-            case _:
+                self._do(Tell(rank, structs.replace(go, start=go.start + self._offset)))
+            case protocol.Listen() | protocol.Addresses() | protocol.Fork() | Tell() | protocol.Signal():
                 self._do(message)
 
-    def _do(self, command: PoolCommand) -> None:
+    def _do(self, command: protocol.ToPool) -> None:
         if self._pool is not None:
             self._pool.do(command)
 
-    def _keep(self, part: Part, data: bytes) -> None:
-        """A whole file has come."""
-        match part.kind:
+    def _keep(self, file: File) -> None:
+        match file.kind:
             case "experiment":
-                path = self._path / "files" / Path(part.name).name
+                path = self._path / "files" / Path(file.name).name
             case "manifest":
-                path = self._path / "checkpoints" / str(part.number) / "manifest.json"
+                path = self._path / "checkpoints" / str(file.number) / "manifest.json"
             case "checkpoint":
-                path = self._path / "checkpoints" / str(part.number) / f"node-{part.rank}.safetensors"
+                path = self._path / "checkpoints" / str(file.number) / f"node-{file.rank}.safetensors"
             case "restart":
-                path = self._path / "restart" / f"node-{part.rank}.safetensors"
+                path = self._path / "restart" / f"node-{file.rank}.safetensors"
             case _:
                 return
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.write_bytes(file.data)
 
     def _prepare(self, job: Job) -> None:
         """Load the experiment and its data."""
@@ -399,29 +319,19 @@ class Worker:
             setup = self._setup(job)
             raise_descriptor_limit(setup, channels=min(self._slots, setup.experiment.nodes))
         except BadInput as error:
-            self._send(Unfit(list(error.problems)))
+            self._session.send(Refused(list(error.problems)))
             return
         stage = Stage(setup)
         stage.warm_up()
-        self._folder = RunFolder.open(self._path)
-        experiment = setup.experiment
-        self._models = SharedModels(
-            self._memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
-        )
+        folder = self._folder = RunFolder.open(self._path)
+        nodes, layout = setup.experiment.nodes, setup.layout
+        self._models = SharedModels(self._memory, nodes, layout.size, layout.buffer_size)
         assert self._address is not None
+        cut, selector = newest(folder.checkpoints), self._selector
         self._pool = ProcessPool(
-            setup,
-            self._folder,
-            self._memory,
-            stage,
-            newest(self._folder.checkpoints),
-            self._selector,
-            self._relay,
-            keys=Keys(job.token, tuple(job.certificates)),
-            host=self._address,
-            checkpoints=(job.digest, job.first_checkpoint),
+            setup, folder, self._memory, stage, cut, selector, self._relay, job, self._address
         )
-        self._send(Fit())
+        self._session.send(Fit())
 
     def _setup(self, job: Job) -> Setup:
         raw = yaml.safe_load(job.experiment)
@@ -433,30 +343,26 @@ class Worker:
 
     # --- what nodes say
 
-    def _relay(self, event: PoolEvent) -> None:
+    def _relay(self, event: FromPool) -> None:
         """Pass on what happens, after the files and models that belong to it."""
-        match event:
-            case Said(rank=rank, message=Row(slot=int(slot))):
-                self._send_parts("model", rank, slot, self._models.read_bytes(slot, rank))
-            case Said(rank=rank, message=Saved(number=number)):
+        if isinstance(event, Said):
+            self._send_files(event.rank, event.message)
+        self._session.send(event)
+
+    def _send_files(self, rank: int, message: FromProcess) -> None:
+        send = self._session.send
+        match message:
+            case Row(slot=int(slot)):
+                send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
+            case Saved(number=number):
                 path = self._folder.checkpoints / str(number) / f"node-{rank}.safetensors"
-                self._send_parts("checkpoint", rank, number, path.read_bytes())
+                send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
-            case Said(rank=rank, message=RestartSaved()):
-                self._send_parts("restart", rank, 0, self._folder.restart(rank).read_bytes())
-            case Said(rank=rank, message=Final()):
-                self._send_parts("model", rank, FINAL, self._models.read_bytes(FINAL, rank))
-                self._send_timeline(rank)
-            case Exited(rank=rank):
-                self._send_timeline(rank)
-        self._send(event)
-
-    def _send_timeline(self, rank: int) -> None:
-        path = self._folder.segments / f"timeline-{rank}.jsonl"
-        if path.exists():
-            self._send_parts("timeline", rank, 0, path.read_bytes())
-            path.unlink()
-
-    def _send_parts(self, kind: Kind, rank: int, number: int, data: bytes) -> None:
-        for part in parts(kind, rank, number, data):
-            self._send(part)
+            case RestartSaved():
+                send(File("restart", rank, 0, self._folder.restart(rank).read_bytes()))
+            case Final():
+                send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
+        timeline = self._folder.segments / f"timeline-{rank}.jsonl"
+        if isinstance(message, Final | Exited) and timeline.exists():
+            send(File("timeline", rank, 0, timeline.read_bytes()))
+            timeline.unlink()

@@ -1,12 +1,12 @@
 """One run of real processes, as decisions alone: what has happened goes in, what is to be done comes out.
 
-:class:`Lifecycle` knows no process, socket, file or clock. It takes typed events (:data:`Event`), each with the time at which
-it happened, and returns typed commands (:data:`Command`) for a driver to carry out. It decides which faults happen and when,
-which nodes are taken for dead, who is restarted, how a node that comes (back) meets the others, whether the run can still go
-on, and when and why it ends.
+:class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say
+(``protocol.FromProcess``), each with the time at which it was heard, and returns typed commands (:data:`Command`) for the
+coordinator to carry out. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in
+which round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
 
-A node that comes, or comes back, is introduced: the others are told, and say which round they are in (:class:`At`); then it
-is told where to begin, and everybody from which round on to wait for whom. One is introduced at a time.
+A node that starts late, or returns, is introduced: the others are told, and say which round they are in (``At``); then it
+is told where to begin, and everybody from which round on to wait for whom. Nodes are introduced one at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.config import Processes
 from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
 from gossamer.runtime.outcome import describe_waits
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Say, Signal, Tell
 from gossamer.runtime.recording import end_is_due, returned_early
 from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
@@ -28,217 +30,19 @@ from gossamer.runtime.setup import Setup
 UNREACHABLE_S = 5.0
 """Seconds after which a peer that was reported unreachable, but is alive, is given up."""
 END_S = 30.0
-"""Seconds without a sign of life after which nodes that should end are killed."""
+"""Seconds without a message after which nodes that should end are killed."""
 SAY_S = 10.0
-"""Seconds after which the user is told for whom the others wait; then after twice as many, and so on."""
+"""Seconds after which the user is told which nodes the others wait for; then after twice as many, and so on."""
 MOST_NAMED = 5
 STEP_S = 1.0
-"""Seconds that count at most between two looks at a node that stands still: a coordinator that was itself stopped, perhaps
-with all of its nodes, blames nobody."""
-
-
-# --- events
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A node has said something that is of no more interest here."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready(Heard):
-    """A node accepts connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round(Heard):
-    """A node has completed this many rounds, or more."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Heard):
-    """A node's protocol has returned."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Final(Heard):
-    """A node has handed in its last model."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class At(Heard):
-    """A node has said which round it is in, since another one comes."""
-
-    about: int
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Crashing(Heard):
-    """A node kills itself, as the schedule says; ``number`` is which of its crashes at rounds."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Idle(Heard):
-    """Nothing but a message could wake a node: messages sent and received, and what it waits for. None: it is busy."""
-
-    state: tuple[int, int, list[str]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable(Heard):
-    """A node can't reach a peer."""
-
-    peer: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reachable(Heard):
-    """A node reaches a peer again."""
-
-    peer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(Heard):
-    """A node's protocol has raised."""
-
-    text: str
-    round: int
-    trace: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stood:
-    """A node's process was stopped, or goes on."""
-
-    rank: int
-    still: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A node's process is gone."""
-
-    rank: int
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotStarted:
-    """A node's process could not be started."""
-
-    rank: int
-    why: str
-
-
-Event = Heard | Stood | Exited | NotStarted
-
-
-# --- commands
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start the process of a node."""
-
-    rank: int
-    incarnation: int
-    crashes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """Send the process of a node a signal: SIGKILL, SIGSTOP or SIGCONT."""
-
-    rank: int
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Tell all nodes that are up to go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Tell a node that a peer is dead; ``incarnation`` is which process of it is over, None where it may run."""
-
-    to: int
-    rank: int
-    why: str
-    incarnation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Find:
-    """Tell a node that another one (or it itself) comes, and ask it for its round."""
-
-    to: int
-    rank: int
-    restarted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Meet:
-    """Tell a node from which round on to wait for another one."""
-
-    to: int
-    rank: int
-    since: int
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """Tell a node that was taken for dead in which round to go on, and with each of the others from which."""
-
-    to: int
-    first: int
-    together: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejoin:
-    """Let a node that was started later begin in a round, with a model, and with each of the others from a round."""
-
-    rank: int
-    first: int
-    together: list[tuple[int, int]]
-    start_from: StartFrom
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Tell a node to leave in order."""
-
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Tell a node that its run is over; ``last`` where the whole run is, and ``row`` to be recorded once more."""
-
-    to: int
-    reason: str
-    last: bool = False
-    row: bool = False
+"""Seconds that count at most between two looks at a stopped node: a coordinator that was itself stopped, perhaps with all of
+its nodes, blames no node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Wait for nothing more of a node; what it gave for evaluation points that are not complete counts if ``keep``. It may
-    come back by itself if ``alive``."""
+    """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return by
+    itself if ``alive``."""
 
     rank: int
     keep: bool
@@ -246,18 +50,14 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True)
-class With:
-    """A node takes part again, from a round on."""
+class Rejoin:
+    """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
+    started later begins with the model ``start_from``; None is one that was only taken for dead."""
 
     rank: int
     first: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The last model of a node is not known."""
-
-    rank: int
+    together: list[tuple[int, int]]
+    start_from: StartFrom | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +71,6 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """Tell the user something that is not recorded."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class End:
     """The run is over; ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`."""
 
@@ -285,79 +78,33 @@ class End:
     failure: dict[str, Any] | None = None
 
 
-Command = (
-    Start
-    | Signal
-    | Begin
-    | Lost
-    | Find
-    | Meet
-    | Met
-    | Rejoin
-    | Leave
-    | Finish
-    | Without
-    | With
-    | Forget
-    | Record
-    | Show
-    | End
-)
-
-
-# --- state
+Command = Fork | Signal | Tell | Without | Rejoin | Record | Say | End
 
 
 @dataclass(eq=False)
 class NodeState:
-    """The newest process of a node.
-
-    Args:
-        rank: the node.
-        incarnation: how many processes it had before.
-        ready: whether it can be told to go.
-        done: whether its protocol has returned.
-        final: whether it has handed in its last model.
-        round: rounds that it has completed, as far as is known.
-        idle: messages sent and received, and what it waits for, if nothing but a message could wake it.
-        idle_reports: how often it has said so.
-        planned: whether it dies because the experiment says so.
-        leaving: whether it was told to leave.
-        frozen: whether the schedule has stopped it.
-        stopped: whether somebody else has.
-        arriving: whether it is taken for dead, has been heard of again, and is to be introduced.
-        start_from: what it begins with.
-        restarts: how often it was restarted though the experiment does not say so.
-    """
+    """The newest process of a node."""
 
     rank: int
     incarnation: int = 0
-    ready: bool = False
-    done: bool = False
-    final: bool = False
-    round: int = 0
-    idle: tuple[int, int, list[str]] | None = None
-    idle_reports: int = 0
-    planned: bool = False
-    leaving: bool = False
-    frozen: bool = False
-    stopped: bool = False
-    arriving: bool = False
     start_from: StartFrom = "initial"
-    restarts: int = 0
+    restarts: int = 0  # that the experiment does not ask for
+    round: int = 0  # rounds that it has completed, as far as is known
+    ready: bool = False
+    done: bool = False  # its protocol has returned
+    final: bool = False  # it has handed in its last model
+    idle: protocol.Idle | None = None  # its report, if nothing but a message could wake it
+    idle_reports: int = 0
+    planned: bool = False  # it dies because the experiment says so
+    leaving: bool = False  # it was told to leave
+    frozen: bool = False  # the schedule has stopped it
+    stopped: bool = False  # it was stopped from outside
+    arriving: bool = False  # it is away, has been heard, and is to be introduced
 
 
 @dataclass(eq=False)
 class _Introduction:
-    """A node and the others find each other.
-
-    Args:
-        node: the node.
-        restarted: whether its process is new.
-        awaited: the ranks that have not said yet which round they are in.
-        deadline: when those are taken for dead that have not.
-        rounds: what the others have said.
-    """
+    """A node and the others learn each other's rounds. A node that is silent at the deadline is taken for dead."""
 
     node: NodeState
     restarted: bool
@@ -371,7 +118,7 @@ class Lifecycle:
 
     Args:
         setup: what is run.
-        has_room: whether there is a place for the process of a node now.
+        has_room: whether there is a slot for the process of a node now.
         rounds: that nodes had completed at the checkpoint from which the run goes on (others were lost); None is the start.
 
     Attributes:
@@ -403,20 +150,20 @@ class Lifecycle:
         self._commands: list[Command] = []
         self._began: float | None = None
         self._start_deadline = math.inf
-        self._now = 0.0
+        self._now = self._heard_at = 0.0
         self._early: list[FaultEvent] = []
-        self._coming: dict[int, StartFrom] = {}  # to be started as soon as their last process has ended
+        self._lost_before = [] if rounds is None else [r for r in range(self._size) if r not in rounds]
+        self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
         self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
         self._introduction: _Introduction | None = None
-        self._noticed: dict[int, float] = {}  # when one that stands still is taken for dead
+        self._noticed: dict[int, float] = {}  # when a stopped node is taken for dead
         self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAY_S
-        self._suspects: list[tuple[float, int, int, str]] = []  # since when, who can't reach whom, why
+        self._suspects: list[tuple[float, int, int, str]] = []  # since when, a node, a peer, why not reached
         self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
         self._due: str | None = None
-        self._ending: str | None = None
-        self._heard_at = 0.0
+        self._ending = False
 
     # --- the driver's side
 
@@ -429,15 +176,11 @@ class Lifecycle:
                 self.away[fault.node] = "not there yet"
             else:
                 self._early.append(fault)
-        lost = self._lost_before()
         for rank in range(self._size):
-            if rank in self.away or rank in lost:
-                self._do(Forget(rank))
-            else:
+            if rank not in self.away and rank not in self._lost_before:
                 self._start_node(rank)
-        for node in self.nodes.values():
-            node.round = 0 if self._rounds is None else self._rounds[node.rank]
-        for rank in sorted(lost):
+                self.nodes[rank].round = 0 if self._rounds is None else self._rounds[rank]
+        for rank in self._lost_before:
             self._without(rank, keep=False)
         return self._done()
 
@@ -451,8 +194,8 @@ class Lifecycle:
         self._now = self._began = self._looked = now
         for rank, why in sorted(self.away.items()):
             self._tell_lost(rank, why)
-        self._do(Begin())
-        for rank in sorted(self._lost_before()):
+        self._tell_all(sorted(self.alive), protocol.Go(now))
+        for rank in self._lost_before:
             self._tell_lost(rank, f"node {rank} was lost before the run was resumed")
         for rank, why in sorted(self.away.items()):
             self._do(Record(rank, "absent", f"node {rank} is {why}"))
@@ -462,117 +205,123 @@ class Lifecycle:
         return self._done()
 
     def timeout(self, now: float, longest: float) -> float:
-        """Seconds until something is due, at most so many."""
+        """Seconds until something is due, but no more than ``longest``."""
         if self._began is None:
             return longest
         due = min([self._began + self._agenda.next_s, *self._noticed.values()])
         return min(max(due - now, 0.0), longest)
 
     def look(self, now: float) -> list[Command]:
-        """Let happen what is due, once all events until now were taken."""
+        """Let happen what is due, once all messages until now were taken."""
         self._now = now
-        if self._began is None:
-            self._end_if_due()
-            if now > self._start_deadline:
-                late = [node.rank for node in self.nodes.values() if not node.ready]
-                within = f"engine.start_timeout_s = {self._options.start_timeout_s}"
-                self._fail(f"nodes {late} were not up within {within}")
-            return self._done()
-        for fault in self._agenda.due(now - self._began):
+        if self._due is not None:
+            self._do(End(self._due))
+        elif self._began is not None:
+            self._look_at_nodes(now - self._began)
+        elif now > self._start_deadline:
+            late = [node.rank for node in self.nodes.values() if not node.ready]
+            self._fail(
+                f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}"
+            )
+        return self._done()
+
+    def _look_at_nodes(self, now_s: float) -> None:
+        for fault in self._agenda.due(now_s):
             self._happens(fault)
-        self._look_at_still()
+        self._look_at_stopped()
         if self._waits and self._lost_peer == "wait":
             self._look_at_away()
-        for rank, start_from in list(self._coming.items()):
-            if rank not in self.alive and self._has_room(rank):
-                del self._coming[rank]
-                self._start_node(rank, start_from)
-        if self._introduction is not None and now > self._introduction.deadline:
+        for rank in [rank for rank in self._restarting if rank not in self.alive and self._has_room(rank)]:
+            self._start_node(rank, self._restarting.pop(rank))
+        if self._introduction is not None and self._now > self._introduction.deadline:
             for rank in sorted(self._introduction.awaited):
                 self._lose(rank, f"node {rank} is silent", keep=True)
             self._introduce_next()
-        self._end_if_due()
-        if self._due is None:
-            self._look_at_the_end()
-        return self._done()
+        self._look_at_the_end()
 
     def end(self, reason: str) -> None:
         """The run is to end in order: "time", "target" or "stopped"."""
         self._due = self._due or reason
 
-    def take(self, event: Event, now: float) -> list[Command]:
-        """Something has happened."""
-        self._now = now
-        node = self.nodes[event.rank]
-        if isinstance(event, Heard):
-            self._heard_at = now
-            if event.rank in self.away and self._began is not None and node.ready:
-                self._heard(node)
-        match event:
-            case Ready():
-                node.ready = True
-                if self._began is not None:
-                    node.arriving = True
-                    self._queue.append((node, True))
-                    self._introduce_next()
-            case Round(round=round):
-                node.round = max(node.round, round)
-            case Done(round=round):
-                node.done, node.round = True, round
-                if node.leaving:
-                    self._do(Finish(node.rank, "left"))
-            case Final(round=round):
-                node.final, node.round = True, round
-                if node.leaving and self._ending is None:
-                    self._left(node)
-            case At(about=about, round=round):
-                self._told(node, about, round)
-            case Crashing(number=number):
-                crash = self._at_rounds[node.rank].pop(number)
-                node.planned = True
-                now_s = now - (self._began or now)
-                self._agenda.add(
-                    FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
-                )
-            case Idle(state=state):
-                node.idle = state
-                node.idle_reports = node.idle_reports + 1 if state else 0
-            case Unreachable(peer=peer, why=why) if self._ending is None:
-                if self._lost_peer == "fail":
-                    self._suspects.append((now, node.rank, peer, why))
-                else:
-                    self._doubt(node, peer, why)
-            case Reachable(peer=peer):
-                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
-            case Failed(text=text, round=round, trace=trace):
-                where = f"in round {round}" if self._began is not None else "at start"
-                said = f"node {node.rank} failed {where}: {text}"
-                self._fail(said, node=node.rank, round=round, traceback=trace)
-            case Stood(still=still):
+    def take(self, rank: int, message: protocol.FromProcess, now: float) -> list[Command]:
+        """A node has said something, or something happened to its process."""
+        self._now, node = now, self.nodes[rank]
+        match message:
+            case protocol.Stood(still=still):
                 self._stands(node, still=still)
-            case Exited(how=how):
+            case protocol.Exited(how=how):
                 self._exited(node, how)
-            case NotStarted(why=why):
-                self.alive.discard(node.rank)
-                text = f"node {node.rank} can't be started: {why}"
+            case protocol.NotStarted(why=why):
+                self.alive.discard(rank)
+                text = f"node {rank} can't be started: {why}"
                 if self._began is None:
                     self._fail(text)
                 else:
-                    self._do(Record(node.rank, "not-restarted", text))
+                    self._do(Record(rank, "not-restarted", text))
+            case _:
+                self._heard_at = now
+                if rank in self.away and self._began is not None and node.ready:
+                    self._heard(node)
+                self._said(node, message)
         return self._done()
+
+    def _said(self, node: NodeState, message: protocol.FromProcess) -> None:
+        match message:
+            case protocol.Ready():
+                node.ready = True
+                if self._began is not None:
+                    self._arrives(node, restarted=True)
+            case protocol.Progress(round=round):
+                node.round = max(node.round, round)
+            case protocol.Row(row=row):
+                node.round = max(node.round, row["round"])
+            case protocol.TimeUp():
+                self.end("time")
+            case protocol.Done(round=round):
+                node.done, node.round = True, round
+                if node.leaving:
+                    self._tell(node.rank, Finish("left"))
+            case protocol.Final(round=round):
+                node.final, node.round = True, round
+                if node.leaving and not self._ending:
+                    self._left(node)
+            case protocol.At(rank=about, round=round):
+                self._is_at(node, about, round)
+            case protocol.Crash(number=number):
+                crash = self._at_rounds[node.rank].pop(number)
+                node.planned = True
+                now_s = self._now - (self._began or self._now)
+                self._agenda.add(
+                    FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
+                )
+            case protocol.Idle(waits=waits):
+                node.idle = None if waits is None else message
+                node.idle_reports = 0 if waits is None else node.idle_reports + 1
+            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+                if self._lost_peer == "fail":
+                    self._suspects.append((self._now, node.rank, peer, why))
+                else:
+                    self._doubt(node, peer, why)
+            case protocol.Reachable(rank=peer):
+                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
+            case protocol.Failed(text=text, round=round, trace=trace):
+                where = f"in round {round}" if self._began is not None else "at start"
+                said = f"node {node.rank} failed {where}: {text}"
+                self._fail(said, node=node.rank, round=round, traceback=trace)
 
     # --- ending
 
-    def finish(self, reason: str, now: float) -> list[Command]:
-        """Have every node end in order, after :class:`End` without a failure."""
+    def finish(self, reason: str, checkpoint: int | None, now: float) -> list[Command]:
+        """Have every node end in order, with a last checkpoint if it has a number, after :class:`End` without a failure."""
         self._now = self._heard_at = now
-        self._ending = reason
-        rounds = self._final_rounds()
+        self._ending = True
+        there = [self.nodes[rank] for rank in self.awaited()]
+        rounds = {node.rank: node.round for node in there if not (node.leaving and node.done)}
         for rank in sorted(self.alive):
             self._thaw(self.nodes[rank])
         row = end_is_due(self._setup, reason, rounds)
         for rank in sorted(self.alive):
-            self._do(Finish(rank, reason, last=True, row=row))
+            self._tell(rank, Finish(reason, checkpoint, row))
         if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
             self._do(Record(None, "ended-early", early))
         return self._done()
@@ -587,26 +336,18 @@ class Lifecycle:
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
                 self._do(Signal(rank, signal.SIGKILL))
-                self._do(Show(f"node {rank} did not end with the others, and was killed"))
+                self._do(Say(f"node {rank} did not end with the others, and was killed"))
                 self._exited(self.nodes[rank], "killed by SIGKILL")
         return self._done()
 
     def awaited(self) -> list[int]:
-        """The nodes whose rounds the run waits for: those that are there, or will be again. One that stands still, and not by
-        the schedule, may do so for good."""
+        """The nodes whose rounds the run waits for: those that are there, or will be again. A node that was stopped, and not
+        by the schedule, may stay so for good."""
         return [
             rank
             for rank in sorted(self.alive)
             if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
-
-    def _final_rounds(self) -> dict[int, int]:
-        there = [self.nodes[rank] for rank in self.awaited()]
-        return {node.rank: node.round for node in there if not (node.leaving and node.done)}
-
-    def _end_if_due(self) -> None:
-        if self._due is not None:
-            self._do(End(self._due))
 
     def _look_at_the_end(self) -> None:
         """Whether the run is over, or can't go on."""
@@ -638,24 +379,22 @@ class Lifecycle:
         if self._suspects or timed or self._wiped or len(self.alive) < self._size:
             return
         nodes = [node for _, node in sorted(self.nodes.items())]
-        states = [node.idle for node in nodes if node.idle is not None and node.idle_reports >= 2]
-        if len(states) < self._size or sum(sent for sent, _, _ in states) != sum(got for _, got, _ in states):
+        idle = {node.rank: node.idle for node in nodes if node.idle is not None and node.idle_reports >= 2}
+        under_way = sum(each.sent - each.received for each in idle.values())
+        if len(idle) < self._size or under_way:
             return
-        waits = {node.rank: state[2] for node, state in zip(nodes, states, strict=True)}
+        waits = {rank: each.waits or [] for rank, each in idle.items()}
         returned = {node.rank: node.round for node in nodes if node.done}
         self._fail(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
 
     def _fail(self, message: str, **details: Any) -> None:
         self._do(End("failed", {"message": message, **details}))
 
-    # --- the schedule
+    # --- faults
 
     def _expects(self) -> bool:
-        """Whether somebody will come, or come back."""
-        return bool(self._coming) or any(map(self._agenda.returns, range(self._size)))
-
-    def _lost_before(self) -> set[int]:
-        return set() if self._rounds is None else set(range(self._size)) - self._rounds.keys()
+        """Whether a node may still start or return."""
+        return bool(self._restarting) or any(map(self._agenda.returns, range(self._size)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
@@ -672,14 +411,13 @@ class Lifecycle:
             self._do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
-            self._do(Leave(rank))
+            self._tell(rank, protocol.Leave())
             if node.done:
-                self._do(Finish(rank, "left"))
+                self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
             self._do(Signal(rank, signal.SIGSTOP))
             node.frozen = True
-            self._noticed[rank] = self._now + self._detection_s
-            self._do(Record(rank, "frozen", f"node {rank} stands still"))
+            self._notice(rank, f"node {rank} stands still")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
@@ -688,16 +426,14 @@ class Lifecycle:
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
-            self._noticed.pop(node.rank, None)
             self._do(Signal(node.rank, signal.SIGCONT))
-            self._do(Record(node.rank, "thawed", f"node {node.rank} goes on"))
+            self._goes_on(node.rank)
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
         node = self.nodes.get(rank)
-        if rank in self.alive and node is not None and not (node.planned or node.leaving):
-            return
-        self._coming[rank] = start_from
+        if rank not in self.alive or node is None or node.planned or node.leaving:
+            self._restarting[rank] = start_from
 
     def _start_node(self, rank: int, start_from: StartFrom = "initial") -> None:
         before = self.nodes.get(rank)
@@ -706,32 +442,37 @@ class Lifecycle:
             node.incarnation = before.incarnation + 1
             node.round, node.restarts = before.round, before.restarts
         self.alive.add(rank)
-        crashes = tuple(crash.round for crash in self._at_rounds.get(rank, ()))
-        self._do(Start(rank, node.incarnation, crashes))
+        self._do(Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())]))
 
-    # --- nodes that stand still
+    # --- nodes that were stopped
 
     def _stands(self, node: NodeState, *, still: bool) -> None:
-        """What the schedule does is known."""
+        """A process was stopped, or goes on; what the schedule does is known."""
         if still and not node.frozen:
             node.stopped = True
-            self._noticed[node.rank] = self._now + self._detection_s
-            self._do(Record(node.rank, "frozen", f"node {node.rank} stands still: it was stopped"))
+            self._notice(node.rank, f"node {node.rank} stands still: it was stopped")
         elif not still and node.stopped:
             node.stopped = False
-            self._noticed.pop(node.rank, None)
-            self._do(Record(node.rank, "thawed", f"node {node.rank} goes on"))
+            self._goes_on(node.rank)
 
-    def _look_at_still(self) -> None:
+    def _notice(self, rank: int, text: str) -> None:
+        self._noticed[rank] = self._now + self._detection_s
+        self._do(Record(rank, "frozen", text))
+
+    def _goes_on(self, rank: int) -> None:
+        self._noticed.pop(rank, None)
+        self._do(Record(rank, "thawed", f"node {rank} goes on"))
+
+    def _look_at_stopped(self) -> None:
         passed, self._looked = self._now - self._looked, self._now
         for rank, due in list(self._noticed.items()):
             self._noticed[rank] = due = due + max(passed - STEP_S, 0.0)
             if due > self._now:
                 continue
             del self._noticed[rank]
+            node, text = self.nodes[rank], f"node {rank} stands still"
             if rank not in self.alive:
                 continue
-            node, text = self.nodes[rank], f"node {rank} stands still"
             if node.stopped and self._lost_peer == "fail":
                 self._fail(f"{text}: it was stopped", node=rank, round=node.round)
             else:
@@ -740,35 +481,34 @@ class Lifecycle:
     # --- nodes that are away
 
     def _look_at_away(self) -> None:
-        """Those who wait say nothing, perhaps for long."""
-        gone_s = {rank: self._now - self._since.get(rank, self._now) for rank in sorted(self.away)}
-        self._since = {rank: self._now - seconds for rank, seconds in gone_s.items()}
-        if not gone_s:
+        """Tell the user which nodes the others wait for, ever more rarely."""
+        self._since = {rank: self._since.get(rank, self._now) for rank in sorted(self.away)}
+        longest_s = self._now - min(self._since.values(), default=self._now)
+        if not self._since:
             self._say_after_s = SAY_S
-        elif max(gone_s.values()) >= self._say_after_s:
-            self._say_after_s = 2 * max(gone_s.values())
-            named = [f"node {rank} (away for {seconds:.0f} s)" for rank, seconds in gone_s.items()]
+        elif longest_s >= self._say_after_s:
+            self._say_after_s = 2 * longest_s
+            named = [
+                f"node {rank} (away for {self._now - since:.0f} s)" for rank, since in self._since.items()
+            ]
             more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
             least = min((self.nodes[rank].round for rank in self._present()), default=0)
             waited = f"{', '.join(named[:MOST_NAMED])}{more}"
-            self._do(Show(f"waiting for {waited}; the others are in round {least} or later"))
+            self._do(Say(f"waiting for {waited}; the others are in round {least} or later"))
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)
-        if node.final and (self._ending is not None or node.leaving):
+        if node.final and (self._ending or node.leaving):
             return
-        said = "crashed" if node.planned else "died"
-        text = f"node {node.rank} {said} in round {node.round}: {how}"
+        text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
         self._do(Record(node.rank, "lost", text, show=False))
-        self._do(Forget(node.rank))
-        if self._ending is not None:
+        if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
-        fails = self._lost_peer == "fail" and not (node.planned or again)
-        if fails or self._began is None:
+        if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
             self._fail(text, node=node.rank, round=node.round)
             return
-        self._do(Show(text))
+        self._do(Say(text))
         self._gone(node, text, keep=False)
         if again and not node.planned:
             node.restarts += 1
@@ -794,7 +534,7 @@ class Lifecycle:
 
     def _doubt(self, node: NodeState, rank: int, why: str) -> None:
         """A node has not reached another one for so long that what it sent there is lost. If that one runs, it is
-        introduced again as soon as it is heard of."""
+        introduced again as soon as it is heard."""
         if rank in self.alive and node.rank not in self.away:
             text = f"node {node.rank} can't reach node {rank}: {why}"
             if rank not in self.away:
@@ -803,7 +543,7 @@ class Lifecycle:
             self._introduce_next()
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
-        """Nobody waits for a node any more, or sends it anything."""
+        """No node waits for this one any more, or sends it anything."""
         if self._introduction is not None:
             self._introduction.awaited.discard(rank)
             self._introduction.rounds.pop(rank, None)
@@ -813,13 +553,11 @@ class Lifecycle:
             self._without(rank, keep=keep)
 
     def _tell_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        for other in self._present():
-            self._do(Lost(other, rank, why, incarnation))
+        self._tell_all(self._present(), Lost(rank, why, incarnation))
 
     def _without(self, rank: int, *, keep: bool) -> None:
         self._wiped = True
-        alive = rank in self.alive and not self.nodes[rank].leaving
-        self._do(Without(rank, keep, alive))
+        self._do(Without(rank, keep, rank in self.alive and not self.nodes[rank].leaving))
 
     def _present(self) -> list[int]:
         return [rank for rank in sorted(self.alive) if rank not in self.away]
@@ -829,11 +567,14 @@ class Lifecycle:
     def _heard(self, node: NodeState) -> None:
         """A node that was taken for dead has said something."""
         if not node.arriving and not node.leaving and not node.planned:
-            node.arriving = True
-            self._queue.append((node, False))
-            self._introduce_next()
+            self._arrives(node, restarted=False)
 
-    def _told(self, node: NodeState, about: int, round: int) -> None:
+    def _arrives(self, node: NodeState, *, restarted: bool) -> None:
+        node.arriving = True
+        self._queue.append((node, restarted))
+        self._introduce_next()
+
+    def _is_at(self, node: NodeState, about: int, round: int) -> None:
         """A node has said which round it is in."""
         introduction = self._introduction
         if introduction is not None and introduction.node.rank == about and node.rank in introduction.awaited:
@@ -842,7 +583,7 @@ class Lifecycle:
             self._introduce_next()
 
     def _introduce_next(self) -> None:
-        """Finish the introduction that goes on, if all has been said; begin the next one."""
+        """Finish the current introduction, if all nodes have answered; begin the next one."""
         if self._introduction is not None:
             if self._introduction.awaited:
                 return
@@ -851,16 +592,12 @@ class Lifecycle:
         if not self._queue:
             return
         node, restarted = self._queue.popleft()
-        others = set(self._present())
         for rank, why in sorted(self.away.items()):
             if rank != node.rank:
-                self._do(Lost(node.rank, rank, why))
-        for rank in sorted(others):
-            self._do(Find(rank, node.rank, restarted))
-        if not restarted:
-            self._do(Find(node.rank, node.rank, restarted))
-            others.add(node.rank)
-        self._introduction = _Introduction(node, restarted, others, self._now + self._detection_s)
+                self._tell(node.rank, Lost(rank, why))
+        asked = self._present() if restarted else [*self._present(), node.rank]
+        self._tell_all(asked, Find(node.rank, restarted))
+        self._introduction = _Introduction(node, restarted, set(asked), self._now + self._detection_s)
         self._introduce_next()
 
     def _introduce(self, introduction: _Introduction) -> None:
@@ -871,17 +608,19 @@ class Lifecycle:
         del self.away[node.rank]
         node.arriving = False
         for rank, since in together.items():
-            self._do(Meet(rank, node.rank, since))
-        met = list(together.items())
-        if restarted:
-            self._do(Rejoin(node.rank, first, met, node.start_from))
-        else:
-            self._do(Met(node.rank, first, met))
-        self._do(With(node.rank, first))
+            self._tell(rank, Meet(node.rank, since))
+        self._do(Rejoin(node.rank, first, list(together.items()), node.start_from if restarted else None))
         kind = "returned" if node.incarnation or not restarted else "joined"
         self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))
 
     # --- commands
+
+    def _tell(self, rank: int, message: protocol.ToNode) -> None:
+        self._do(Tell(rank, message))
+
+    def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
+        for rank in ranks:
+            self._tell(rank, message)
 
     def _do(self, command: Command) -> None:
         self._commands.append(command)

@@ -8,35 +8,37 @@ from typing import Any
 import pytest
 
 from gossamer import Experiment
-from gossamer.runtime import lifecycle
-from gossamer.runtime.lifecycle import (
-    At,
-    Begin,
+from gossamer.runtime.processes.coordinator import lifecycle
+from gossamer.runtime.processes.coordinator.lifecycle import (
     Command,
-    Done,
     End,
-    Event,
+    Lifecycle,
+    Record,
+    Rejoin,
+    Without,
+)
+from gossamer.runtime.processes.protocol import (
+    At,
+    Done,
     Exited,
     Final,
     Find,
     Finish,
-    Forget,
+    Fork,
+    FromProcess,
+    Go,
     Idle,
-    Lifecycle,
     Lost,
     Meet,
     NotStarted,
+    Progress,
+    Reachable,
     Ready,
-    Record,
-    Rejoin,
-    Round,
-    Show,
+    Say,
     Signal,
-    Start,
     Stood,
+    Tell,
     Unreachable,
-    With,
-    Without,
 )
 from gossamer.runtime.setup import prepare
 
@@ -71,13 +73,13 @@ class Scene:
 
     def begin(self) -> Scene:
         for rank in sorted(self.lifecycle.alive):
-            self.take(Ready(rank))
+            self.take(rank, Ready())
         assert self.lifecycle.up
         self._note(self.lifecycle.begin(self.now))
         return self
 
-    def take(self, event: Event) -> list[Command]:
-        return self._note(self.lifecycle.take(event, self.now))
+    def take(self, rank: int, message: FromProcess) -> list[Command]:
+        return self._note(self.lifecycle.take(rank, message, self.now))
 
     def pass_time(self, seconds: float) -> list[Command]:
         found: list[Command] = []
@@ -93,7 +95,7 @@ class Scene:
         return [(each.rank, each.event) for each in self.of(Record)]
 
     def shown(self) -> list[str]:
-        return [each.text for each in self.of(Show)]
+        return [each.text for each in self.of(Say)]
 
     def failure(self) -> str | None:
         ends = [each.failure for each in self.of(End) if each.failure is not None]
@@ -102,42 +104,40 @@ class Scene:
 
 def test_a_run_starts_goes_and_ends_with_the_rounds_of_all() -> None:
     scene = Scene(3)
-    assert scene.commands == [Start(rank, 0, ()) for rank in range(3)]
+    assert scene.commands == [Fork(rank, 0, []) for rank in range(3)]
     assert not scene.lifecycle.up
     scene.begin()
-    assert scene.commands[3:] == [Begin()]
+    assert scene.commands[3:] == [Tell(rank, Go(scene.now)) for rank in range(3)]
     for rank in range(3):
         assert scene.pass_time(1.0) == []
-        assert scene.take(Done(rank, 1)) == []
+        assert scene.take(rank, Done(1)) == []
     assert scene.pass_time(0.5) == [End("rounds")]
-    assert scene.lifecycle.finish("rounds", scene.now) == [
-        Finish(rank, "rounds", last=True) for rank in range(3)
+    assert scene.lifecycle.finish("rounds", 7, scene.now) == [
+        Tell(rank, Finish("rounds", 7)) for rank in range(3)
     ]
     for rank in range(3):
         assert not scene.lifecycle.over(scene.now)
-        scene.take(Final(rank, 1))
-        scene.take(Exited(rank, "exit code 0"))
+        scene.take(rank, Final(1, None))
+        scene.take(rank, Exited("exit code 0"))
     assert scene.lifecycle.over(scene.now)
     assert scene.lifecycle.give_up() == []
 
 
 def test_a_node_that_does_not_end_is_killed() -> None:
     scene = Scene().begin()
-    scene.lifecycle.finish("stopped", scene.now)
-    scene.take(Final(0, 1))
+    scene.lifecycle.finish("stopped", None, scene.now)
+    scene.take(0, Final(1, None))
     scene.now += lifecycle.END_S
     assert not scene.lifecycle.over(scene.now)
     scene.now += 0.1
     assert scene.lifecycle.over(scene.now)
     commands = scene.lifecycle.give_up()
     assert Signal(1, signal.SIGKILL) in commands
-    assert Forget(1) in commands
-    assert Forget(0) not in commands
 
 
 def test_nodes_that_are_not_up_in_time_are_named() -> None:
     scene = Scene(engine={"name": "processes", "start_timeout_s": 10.0})
-    scene.take(Ready(0))
+    scene.take(0, Ready())
     scene.pass_time(10.5)
     assert scene.failure() == "nodes [1] were not up within engine.start_timeout_s = 10.0"
 
@@ -152,21 +152,22 @@ def test_an_end_in_order_comes_with_the_next_look(reason: str) -> None:
 
 def test_a_node_that_dies_is_lost_to_the_others() -> None:
     scene = Scene(3).begin()
-    scene.take(Round(1, 7))
-    commands = scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Progress(7, 0.0))
+    commands = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
-    assert [each for each in commands if type(each) is Lost] == [Lost(0, 1, text, 0), Lost(2, 1, text, 0)]
+    assert [each for each in commands if type(each) is Tell] == [
+        Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
+    ]
     assert Without(1, keep=False, alive=False) in commands
-    assert Forget(1) in commands
     assert scene.lifecycle.awaited() == [0, 2]
-    scene.take(Exited(0, "exit code 1"))
-    scene.take(Exited(2, "exit code 1"))
+    scene.take(0, Exited("exit code 1"))
+    scene.take(2, Exited("exit code 1"))
     assert scene.failure() == "every node died; the last one: node 2 died in round 0: exit code 1"
 
 
 def test_a_run_that_needs_all_nodes_ends_with_the_first_that_dies() -> None:
     scene = Scene(gather={"lost_peer": "fail"}).begin()
-    scene.take(Exited(1, "exit code 3"))
+    scene.take(1, Exited("exit code 3"))
     assert scene.failure() == "node 1 died in round 0: exit code 3"
 
 
@@ -179,57 +180,56 @@ RESTARTED: dict[str, Any] = {
 
 def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in() -> None:
     scene = Scene(4, **RESTARTED).begin()
-    scene.take(Round(1, 7))
+    scene.take(1, Progress(7, 0.0))
     scene.room = False
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     assert scene.pass_time(1.0) == []
     scene.room = True
-    assert scene.pass_time(0.5) == [Start(1, 1, ())]
-    commands = scene.take(Ready(1))
-    assert commands == [Find(rank, 1, True) for rank in (0, 2, 3)]
-    assert scene.take(At(0, 1, 9)) == scene.take(At(2, 1, 9)) == []
-    commands = scene.take(At(3, 1, 12))
-    assert commands[:3] == [Meet(0, 1, 10), Meet(2, 1, 10), Meet(3, 1, 13)]
+    assert scene.pass_time(0.5) == [Fork(1, 1, [])]
+    commands = scene.take(1, Ready())
+    assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
+    assert scene.take(0, At(1, 9)) == scene.take(2, At(1, 9)) == []
+    commands = scene.take(3, At(1, 12))
+    assert commands[:3] == [Tell(rank, Meet(1, since)) for rank, since in ((0, 10), (2, 10), (3, 13))]
     assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
-    assert commands[4] == With(1, 9)
     assert scene.events()[-1] == (1, "returned")
     assert scene.lifecycle.awaited() == [0, 1, 2, 3]
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(5.0)
-    assert len(scene.of(Start)) == 5  # restart_limit
+    assert len(scene.of(Fork)) == 5  # restart_limit
 
 
 def test_one_that_says_nothing_at_an_introduction_is_taken_for_dead() -> None:
     scene = Scene(3, **RESTARTED).begin()
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
-    scene.take(Ready(1))
-    scene.take(At(0, 1, 3))
+    scene.take(1, Ready())
+    scene.take(0, At(1, 3))
     commands = scene.pass_time(DETECTION_S + 0.5)
-    assert Lost(0, 2, "node 2 is silent") in commands
+    assert Tell(0, Lost(2, "node 2 is silent")) in commands
     assert scene.lifecycle.away == {2: "node 2 is silent"}
     assert any(type(each) is Rejoin for each in commands)
-    back = scene.take(Round(2, 4))  # it goes on after all
-    assert back == [Find(0, 2, False), Find(1, 2, False), Find(2, 2, False)]
+    back = scene.take(2, Progress(4, 0.0))  # it goes on after all
+    assert back == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
 def test_a_node_that_can_not_be_started_again_is_on_record() -> None:
     scene = Scene(3, **RESTARTED).begin()
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(0.5)
-    scene.take(NotStarted(1, "its port 5: in use"))
+    scene.take(1, NotStarted("its port 5: in use"))
     assert scene.events()[-1] == (1, "not-restarted")
     for rank in (0, 2):
-        scene.take(Done(rank, 100))
+        scene.take(rank, Done(100))
     assert scene.pass_time(0.5) == [End("rounds")]
 
 
 def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on() -> None:
     scene = Scene().begin()
     for rank, seconds in ((0, DETECTION_S - 0.5), (1, DETECTION_S)):
-        scene.take(Stood(rank, True))
+        scene.take(rank, Stood(True))
         scene.pass_time(seconds)
-        scene.take(Stood(rank, False))
+        scene.take(rank, Stood(False))
         assert (rank, "frozen") in scene.events()
         assert (rank, "thawed") in scene.events() or rank == 1
     scene.pass_time(2 * DETECTION_S)
@@ -238,14 +238,14 @@ def test_one_that_stands_still_is_taken_for_dead_in_time_unless_it_goes_on() -> 
 
 def test_a_run_that_needs_all_nodes_ends_and_names_one_that_stands_still() -> None:
     scene = Scene(gather={"lost_peer": "fail"}).begin()
-    scene.take(Stood(1, True))
+    scene.take(1, Stood(True))
     scene.pass_time(DETECTION_S)
     assert scene.failure() == "node 1 stands still: it was stopped"
 
 
 def test_a_coordinator_that_was_itself_stopped_blames_nobody() -> None:
     scene = Scene().begin()
-    scene.take(Stood(0, True))
+    scene.take(0, Stood(True))
     looks = 0
     while not scene.lifecycle.away:
         scene.now += 1000.0
@@ -256,10 +256,10 @@ def test_a_coordinator_that_was_itself_stopped_blames_nobody() -> None:
 
 def test_it_is_said_for_whom_the_others_wait_ever_more_rarely() -> None:
     scene = Scene(gather={"lost_peer": "wait", "timeout_s": 500.0}).begin()
-    scene.take(Round(0, 7))
+    scene.take(0, Progress(7, 0.0))
     scene.pass_time(20)
     assert scene.shown() == []
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     scene.commands.clear()
     scene.pass_time(75)
     assert scene.shown() == [
@@ -271,7 +271,7 @@ def test_it_is_said_for_whom_the_others_wait_ever_more_rarely() -> None:
 @pytest.mark.parametrize(("lost_peer", "algorithm"), [("skip", "d-psgd"), ("wait", "gossip-learning")])
 def test_where_nobody_waits_for_the_lost_nothing_is_said_of_it(lost_peer: str, algorithm: str) -> None:
     scene = Scene(gather={"lost_peer": lost_peer, "timeout_s": 5.0}, algorithm=algorithm).begin()
-    scene.take(Exited(1, "killed by SIGKILL"))
+    scene.take(1, Exited("killed by SIGKILL"))
     scene.commands.clear()
     scene.pass_time(30)
     assert scene.shown() == []
@@ -282,7 +282,7 @@ def waiting(nodes: int = 3, **changes: Any) -> Scene:
     scene = Scene(nodes, gather={"lost_peer": "fail", "timeout_s": None}, **changes).begin()
     for rank in range(nodes):
         for _ in range(2):
-            scene.take(Idle(rank, (2, 2, ["a message"])))
+            scene.take(rank, Idle(2, 2, ["a message"]))
     return scene
 
 
@@ -296,19 +296,19 @@ def test_nodes_that_all_wait_with_nothing_under_way_are_named() -> None:
 
 def test_nobody_waits_for_ever_who_may_still_be_woken() -> None:
     timed, flying, busy, doubted = waiting(stop={"time_s": 3.0}), waiting(), waiting(), waiting()
-    flying.take(Idle(1, (3, 2, ["a message"])))
-    busy.take(Idle(1, None))
-    doubted.take(Unreachable(0, 2, "timed out"))
+    flying.take(1, Idle(3, 2, ["a message"]))
+    busy.take(1, Idle(0, 0, None))
+    doubted.take(0, Unreachable(2, "timed out"))
     once = Scene(gather={"lost_peer": "fail", "timeout_s": None}).begin()
     for rank in range(2):
-        once.take(Idle(rank, (0, 0, ["a message"])))
+        once.take(rank, Idle(0, 0, ["a message"]))
     for scene in (timed, flying, busy, doubted, once):
         assert scene.pass_time(0.5) == []
 
 
 def test_a_peer_that_lives_and_stays_unreachable_ends_the_run() -> None:
     scene = waiting()
-    scene.take(Unreachable(0, 2, "timed out"))
+    scene.take(0, Unreachable(2, "timed out"))
     assert scene.pass_time(lifecycle.UNREACHABLE_S - 0.5) == []
     scene.pass_time(0.5)
     assert scene.failure() == "node 0 can't reach node 2: timed out"
@@ -317,6 +317,6 @@ def test_a_peer_that_lives_and_stays_unreachable_ends_the_run() -> None:
 
 def test_a_peer_that_is_reached_again_is_none_that_is_unreachable() -> None:
     scene = Scene(3, gather={"lost_peer": "fail", "timeout_s": None}).begin()
-    scene.take(Unreachable(0, 2, "timed out"))
-    scene.take(lifecycle.Reachable(0, 2))
+    scene.take(0, Unreachable(2, "timed out"))
+    scene.take(0, Reachable(2))
     assert scene.pass_time(lifecycle.UNREACHABLE_S + 1.0) == []

@@ -1,0 +1,153 @@
+"""Where workers join a run, and prove that they know its token (:mod:`gossamer.runtime.processes.security.join`)."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer import __version__
+from gossamer.errors import BadInput
+from gossamer.runtime.processes.channel import SelectorChannel
+from gossamer.runtime.processes.protocol import Challenge, FromJoining, Hello, Proof, Refused
+from gossamer.runtime.processes.security.join import NONCE_BYTES, check_token, proof, proved
+from gossamer.runtime.processes.security.trust import context, issue
+from gossamer.runtime.processes.session import LARGEST_STRANGER
+
+JOIN_S = 10.0
+"""Seconds that a stranger has to prove that it knows the token."""
+MOST_STRANGERS = 64
+"""Connections that may be open without having proved it; the oldest makes room."""
+
+Admit = Callable[[Hello, Proof, str, Callable[[], socket.socket]], str | None]
+"""Takes a worker that knows the token, its host, and what gives its connection; returns why it is refused, if it is."""
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """A connection that has not proved that it knows the token."""
+
+    host: str
+    deadline: float
+    channel: SelectorChannel[FromJoining]
+    hello: Hello | None = None
+    nonce: bytes = b""
+
+
+class Door:
+    """Where workers join.
+
+    Args:
+        address: "host:port" to listen at.
+        token: that workers must know.
+
+    Raises:
+        BadInput: for a token that is too short, and an address that can't be used.
+    """
+
+    def __init__(self, address: str, token: str) -> None:
+        self.token = check_token(token)
+        host, port = parse_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            raise BadInput(
+                f"--listen {address}: {error.strerror or error}; accepted: an address of this machine that is free"
+            ) from None
+        self._listener.setblocking(False)
+        identity = issue()
+        self._certificate = identity.certificate
+        self._context = context(ssl.PROTOCOL_TLS_SERVER, identity.pem, ())
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
+        self._strangers: dict[_Stranger, None] = {}
+
+    def open(self, selector: selectors.BaseSelector, admit: Admit, say: Callable[[str], None]) -> None:
+        """Let workers in.
+
+        Args:
+            selector: where connections are waited for; the data of a key is a function to call with the events.
+            admit: takes those that know the token.
+            say: tells the user something.
+        """
+        self._selector, self._admit, self._say = selector, admit, say
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, events: int) -> None:
+        try:
+            end, (host, *_) = self._listener.accept()
+            end.setblocking(False)
+            end = self._context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            return  # it has gone already
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._refuse(next(iter(self._strangers)))
+        channel: SelectorChannel[FromJoining]
+        channel = SelectorChannel(
+            end,
+            FromJoining,
+            self._selector,
+            lambda messages: self._hear(stranger, messages),
+            lambda why: self._refuse(stranger),
+            largest=LARGEST_STRANGER,
+        )
+        stranger = _Stranger(host, time.monotonic() + JOIN_S, channel)
+        self._strangers[stranger] = None
+
+    def _hear(self, stranger: _Stranger, messages: list[FromJoining]) -> None:
+        match messages:
+            case [Hello() as hello] if stranger.hello is None and len(hello.nonce) == NONCE_BYTES:
+                stranger.hello, stranger.nonce = hello, secrets.token_bytes(NONCE_BYTES)
+                own = self._proof("coordinator", hello, stranger.nonce)
+                stranger.channel.send(Challenge(stranger.nonce, own))
+            case [Proof() as said] if stranger.hello is not None:
+                if not proved(said.proof, self._proof("worker", stranger.hello, stranger.nonce)):
+                    self._say(f"a worker at {stranger.host} has another token")
+                    self._refuse(stranger, "it has another token")
+                elif stranger.hello.version != __version__:
+                    version = stranger.hello.version
+                    self._refuse(stranger, f"it runs gossamer {version}, and the coordinator {__version__}")
+                elif why := self._admit(stranger.hello, said, stranger.host, stranger.channel.release):
+                    self._refuse(stranger, why)
+                else:
+                    del self._strangers[stranger]
+            case _:
+                self._refuse(stranger)
+
+    def _proof(self, side: str, hello: Hello, nonce: bytes) -> bytes:
+        return proof(self.token, side, self._certificate, hello.nonce, nonce)
+
+    def _refuse(self, stranger: _Stranger, why: str | None = None) -> None:
+        self._strangers.pop(stranger, None)
+        if why is not None:
+            stranger.channel.send(Refused([why]))
+        stranger.channel.close()
+
+    def look(self) -> None:
+        """Refuse strangers that take too long."""
+        for stranger in [each for each in self._strangers if time.monotonic() > each.deadline]:
+            self._refuse(stranger)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for stranger in list(self._strangers):
+            self._refuse(stranger)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address stands in brackets.
+
+    Raises:
+        BadInput: for anything else.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):
+        raise BadInput(f"{text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
+    return host.strip("[]"), int(port)
