@@ -239,31 +239,14 @@ def _tensors(stack: Tensor, by_node: bool) -> List:
     return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
 
 
-def _rprop(
-    *state: Any,
-    lr: float,
-    eta_minus: float,
-    eta_plus: float,
-    min_step: float,
-    max_step: float,
-    **options: Any,
-) -> None:
-    rprop(
-        *state,
-        etaminus=eta_minus,
-        etaplus=eta_plus,
-        step_size_min=min_step,
-        step_size_max=max_step,
-        **options,
-    )
-
-
 @register("optimizer", "rprop")
 class Rprop(TorchOptimizer):
     """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches: it uses only the
     signs of gradients. The learning rate is the first step size and has no effect later."""
 
-    function: ClassVar[Callable[..., Any]] = staticmethod(_rprop)
+    function: ClassVar[Callable[..., Any]] = staticmethod(
+        lambda *state, lr, **options: rprop(*state, **options)
+    )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
 
@@ -285,6 +268,11 @@ class Rprop(TorchOptimizer):
                 " accepted: null"
             )
         return self
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        bounds = {"step_size_min": self.min_step, "step_size_max": self.max_step}
+        return {"etaminus": self.eta_minus, "etaplus": self.eta_plus, **bounds}
 
     def init(self, parameters: Tensor) -> State:
         return super().init(parameters) | {"size": torch.full_like(parameters, self.lr)}

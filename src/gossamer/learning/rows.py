@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -225,8 +226,7 @@ class _RowReference(weakref.ref[np.ndarray]):
     index: int
 
 
-def _end(reference: weakref.ref[np.ndarray]) -> None:
-    assert isinstance(reference, _RowReference)
+def _end(reference: Any) -> None:  # (at the interpreter's end too, when globals are gone)
     reference.ended.append(reference.index)
 
 
