@@ -88,7 +88,8 @@ def topology(
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
-    from gossamer.topology import TopologySchedule, describe
+    from gossamer.topology import TopologySchedule
+    from gossamer.topology.measures import describe
 
     schedule = TopologySchedule(experiment.topology, experiment.nodes, experiment.seed)
     schedule.check()
