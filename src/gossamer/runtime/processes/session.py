@@ -125,7 +125,7 @@ class Session(Generic[M]):
         folder: where messages wait.
         selector: where its connections are registered.
         handle: called with each message.
-        gone: called when a connection is gone, with what the other end said if no process of this version says that.
+        gone: called when a connection is gone, or has brought an invalid message; with what is wrong with that, or None.
 
     Attributes:
         channel: the connection; None while there is none.

@@ -17,7 +17,7 @@ from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.protocol import Addresses, FromWorker, Hello, Proof, Ready, ToWorker, Welcome
 from gossamer.runtime.processes.session import LARGEST, Session
 from gossamer.runtime.processes.worker import worker
-from gossamer.runtime.processes.worker.worker import Turned, join
+from gossamer.runtime.processes.worker.worker import NotAdmitted, join
 
 TOKEN = "a token for the tests"
 
@@ -53,7 +53,7 @@ class Scene:
         def work() -> None:
             try:
                 found.append(join(self.door.address, token, "me", 3, 5))
-            except (Turned, OSError) as error:
+            except (NotAdmitted, OSError) as error:
                 found.append(error)
 
         thread = threading.Thread(target=work)

@@ -263,14 +263,14 @@ class Coordinator:
         tick = 0 if every_s is None else int(now_s / every_s) + 1
         if start is None:
             self._tell(rank, protocol.Meet(together, first))
-        else:  # its clock shall show what the others' do, which stand still while these are evaluated
+        else:  # the node's clock starts at the others' time; their clocks pause during evaluations
             arrival = protocol.Arrival(first, together, start, tick, self._traffic.get(rank, {}))
             self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
         self._rows.back(rank, first + 1, tick)
 
     def _forget_model(self, rank: int) -> None:
-        """A model at the end is not known; nobody shall take zeros for it."""
+        """Mark a node's last model as unknown: NaN, and not zeros."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         self._models.write(FINAL, rank, Model(*(torch.full((n,), math.nan) for n in sizes)))
 
@@ -337,7 +337,7 @@ def serve(channel: int, memory: int) -> None:
 
 
 def _failed(error: OSError) -> protocol.Ended:
-    """How a run ends whose coordinator fails."""
+    """The end of a run whose coordinator failed."""
     failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
     if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
         failure = {"message": f"the record can't be written: {error}"}

@@ -53,7 +53,7 @@ END_S = 10.0
 """Seconds that nodes have to end in order when the coordinator is lost."""
 
 
-class Turned(GossamerError):
+class NotAdmitted(GossamerError):
     """The coordinator does not take this worker."""
 
 
@@ -62,7 +62,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
 
     Raises:
         OSError: if it can't be reached.
-        Turned: if it does not know the token, or does not take this worker.
+        NotAdmitted: if it does not know the token, or does not take this worker.
     """
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
@@ -75,7 +75,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         if isinstance(answer, protocol.Challenge):
             if not proved(answer.proof, proof(token, "coordinator", seen, nonce, answer.nonce)):
                 # It has another token, or is in the middle: it gets no proof from this worker.
-                raise Turned(f"{address} does not know the token")
+                raise NotAdmitted(f"{address} does not know the token")
             own = proof(token, "worker", seen, nonce, answer.nonce)
             channel.send(protocol.Proof(own, slots, received))
             answer = channel.receive()
@@ -84,10 +84,10 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         if answer is None:
             raise ConnectionError("the coordinator closed the connection")
         why = answer.problems[0] if isinstance(answer, Refused) else f"unexpected {type(answer).__name__}"
-        raise Turned(f"{address} does not take this worker: {why}")
+        raise NotAdmitted(f"{address} does not take this worker: {why}")
     except ChannelError as error:
         end.close()
-        raise Turned(f"{address} speaks another language: {error}") from None
+        raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
     except BaseException:
         end.close()
         raise
@@ -124,7 +124,7 @@ def run_worker(
         worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
         try:
             worker.run(wait_s)
-        except Turned as error:
+        except NotAdmitted as error:
             raise RunFailed(str(error)) from None
         finally:
             worker.close()
