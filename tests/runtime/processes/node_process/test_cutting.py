@@ -24,8 +24,8 @@ from gossamer.node.checkpoint import Checkpoint, read
 from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
-from gossamer.runtime.processes.node_process import cutting
-from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.node_process import checkpoints
+from gossamer.runtime.processes.node_process.checkpoints import Cutting
 from gossamer.runtime.processes.protocol import Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
@@ -273,7 +273,7 @@ def check(run: Run, folder: Path) -> None:
 def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "MOST_MARKS", 5)
+    monkeypatch.setattr(checkpoints, "MOST_MARKS", 5)
     cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
     made = Cutting(
         EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
