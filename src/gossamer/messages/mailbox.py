@@ -53,7 +53,7 @@ class Ages:
         return mean, largest
 
     def saved(self) -> list[int | float]:
-        """What :meth:`restore` takes."""
+        """The state, for :meth:`restore`."""
         return [self._count, self._total, self._largest]
 
     def restore(self, saved: Iterable[int | float]) -> None:
@@ -69,7 +69,7 @@ class Waiter:
         prefix: the messages' tag begins with it.
         sources: ranks it takes messages from; None is any.
         wanted: wake when this many of ``sources`` have a message here (1 for a plain receive).
-        exact: the messages' tag is the prefix, and does not go on after it.
+        exact: the messages' tag is the prefix, with nothing after it.
     """
 
     __slots__ = ("_future", "expired", "length", "prefix", "seen", "sources", "wanted")
@@ -234,7 +234,7 @@ class Mailbox:
         return taken
 
     def watch(self, waiter: Waiter) -> None:
-        """Tell a waiter of the messages that are here and of those that come."""
+        """Tell a waiter of the messages that are here and of later ones."""
         self._waiters.append(waiter)
         self.recount(waiter)
 
@@ -254,5 +254,5 @@ class Mailbox:
             waiter.wake()
 
     def waiting(self) -> list[str]:
-        """What each waiting task waits for, in words."""
+        """The messages that each waiting task waits for, in words."""
         return [str(waiter) for waiter in self._waiters]

@@ -300,7 +300,7 @@ class Reader:
             raise FrameError(
                 f"buffer {number} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
             )
-        # What torch does with a bool that is neither 0 nor 1 is undefined.
+        # A bool that is neither 0 nor 1 has undefined effects in torch.
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
             raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")
         return buffer

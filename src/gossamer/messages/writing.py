@@ -94,7 +94,7 @@ def encode(payload: Payload) -> Encoded:
 
 
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
-    """What the receiver would get: containers copied (tuples as lists), tensors detached and cloned.
+    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned.
 
     The clones are contiguous and on their tensor's device.
 

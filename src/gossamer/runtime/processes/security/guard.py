@@ -72,7 +72,7 @@ class Guard:
 
 
 def place_of(host: str) -> str:
-    """What counts as one address: a host, or the network of 64 bits that one host has under IPv6; "loopback"."""
+    """The unit that is counted as one address: a host, its /64 network under IPv6, or "loopback"."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

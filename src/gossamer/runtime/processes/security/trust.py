@@ -128,7 +128,7 @@ class Tls:
     (asyncio's own TLS holds 256 KiB a connection, and a second write buffer from which nothing can be taken back.)
 
     Args:
-        context: whom to trust, and what to prove.
+        context: the own key, and the trusted certificates.
         server_side: whether the other end dialled.
         secured: called when the handshake is done, before any plain text comes.
     """
@@ -172,7 +172,7 @@ class Tls:
             raise FrameError(_REASONS.get(reason, f"broke TLS: {reason}")) from None
 
     def due(self) -> bytes:
-        """What TLS itself has to say to the other end."""
+        """The bytes that TLS itself has to send."""
         return self._outgoing.read()
 
     def seal(self, frame: bytes) -> bytes:

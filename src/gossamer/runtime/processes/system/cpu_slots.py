@@ -75,7 +75,7 @@ class CpuSlots:
             return
         try:
             os.write(self._ends[1], b"!")
-        except OSError as error:  # a full buffer wakes those that wait anyway
+        except OSError as error:  # a full buffer wakes the waiting processes anyway
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 raise
 

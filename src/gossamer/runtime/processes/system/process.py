@@ -1,4 +1,4 @@
-"""What processes ask of the system about each other: to end together, files that they share, and how many they may open.
+"""Processes and the system: ending together, shared files, and limits on open files.
 
 It imports nothing large: the process that starts the others has imported nothing else.
 """
@@ -68,7 +68,7 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
-    """Let this process and those that it forks open as many files as the system allows.
+    """Let this process and its children open as many files as the system allows.
 
     Args:
         setup: what is run.

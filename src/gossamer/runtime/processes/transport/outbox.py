@@ -105,9 +105,7 @@ class Outbox:
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
-        self._telling: dict[
-            int, list[int]
-        ] = {}  # snapshot -> the peers to tell, while one of them isn't told yet
+        self._telling: dict[int, list[int]] = {}  # by snapshot: the peers to tell, while one isn't told yet
 
     @property
     def busy(self) -> bool:
@@ -327,11 +325,13 @@ class Outbox:
         """Tell peers of snapshots before which nothing is left to send."""
         if not self._telling:
             return
-        next_one = self._current or next(iter(self._queue), None)
+        # (Not in order of rounds: what waited for a connection goes first.)
+        current = () if self._current is None else (self._current,)
+        oldest = min((each.round for each in (*current, *self._queue)), default=math.inf)
         for peer in self._end.peers.values():
             while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
                 number, rounds = peer.marks[0]
-                if any(each.round < rounds for each in (next_one, *peer.waiting) if each is not None):
+                if oldest < rounds or any(each.round < rounds for each in peer.waiting):
                     break
                 since, message = peer.first
                 link.write(mark(number, message if since >= rounds else peer.number))

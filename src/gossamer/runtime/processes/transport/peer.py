@@ -1,4 +1,4 @@
-"""What one node's connections share (:class:`Endpoint`), and what the node knows of each peer (:class:`Peer`)."""
+"""The state that one node's connections share (:class:`Endpoint`), and that of each peer (:class:`Peer`)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Endpoint:
             raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
 
     def wake(self) -> None:
-        """Wake those that wait for a change."""
+        """Wake the tasks that wait for a change."""
         self._changed.set()
 
     async def changed(self) -> None:

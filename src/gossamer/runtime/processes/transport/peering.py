@@ -1,4 +1,4 @@
-"""A node's peers: dials them, notices those that are lost, and finds them again."""
+"""Dialling the peers of a node, losing them, and finding them again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REDIAL_LAST_S = 5.0
 
 
 class Peering:
-    """What becomes of a node's peers; connections report to it."""
+    """Keeps track of a node's peers; connections report to it."""
 
     def __init__(self, end: Endpoint, outbox: Outbox) -> None:
         self.end, self._outbox = end, outbox

@@ -88,7 +88,7 @@ class Bucket:
 
 
 def _seconds_a_byte(rate: float) -> float:
-    """What passes a link of rate 0, to find out when it has another one, does not use it."""
+    """Seconds of use per byte; bytes that wait at a link of rate 0 do not use it."""
     return 1 / rate if rate > 0 else 0.0
 
 
@@ -139,7 +139,7 @@ class _Piece(NamedTuple):
 
 
 class Downlink:
-    """What a receiver takes in, from all its senders, at one rate; it never waits for one while another's bytes are here.
+    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's bytes.
 
     Args:
         rate: bytes a second.
@@ -204,7 +204,7 @@ class Downlink:
 
 
 class Departure(NamedTuple):
-    """What the network does to one message, as its sender knows when it begins."""
+    """The network's effect on one message, as its sender knows it when the message begins."""
 
     lost: bool  # it takes its time on the uplink, and does not arrive
     round_trip_s: float  # from a byte's passing the uplink to its acknowledgement

@@ -94,7 +94,7 @@ class Transport:
 
     @property
     def traffic(self) -> Traffic:
-        """What this node has sent and received by now; it may be assigned, and continues from there."""
+        """Counts what this node has sent and received by now; assigned counters continue from there."""
         return self._end.traffic
 
     @traffic.setter

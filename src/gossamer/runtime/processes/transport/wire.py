@@ -202,7 +202,7 @@ class _Message:
         self._structure = b""
 
     def fill(self, data: memoryview) -> None:
-        """Take bytes, at most those that are left."""
+        """Take bytes, at most as many as are left."""
         self.left -= data.nbytes
         while data:
             target = self._targets.popleft()
