@@ -25,8 +25,8 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.runtime.processes.node_process import computing
 from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
+from gossamer.runtime.processes.system.process import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.setup import Setup, prepare
 
 MIB = 2**20

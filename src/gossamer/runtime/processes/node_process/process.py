@@ -47,10 +47,8 @@ from gossamer.runtime.processes.protocol import (
     Leave,
     Lost,
     Meet,
-    Met,
     Moved,
     Progress,
-    Reachable,
     Ready,
     Row,
     Slots,
@@ -58,9 +56,9 @@ from gossamer.runtime.processes.protocol import (
     TimeUp,
     ToNode,
     Unreachable,
-    View,
 )
 from gossamer.runtime.processes.system.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
+from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Spent, Usage, is_due, node_row
@@ -142,10 +140,9 @@ class NodeProcess:
         # Between machines, only silence tells that a peer is gone; on one, its worker sees it.
         heartbeat_s = None if context.security is None else experiment.failures.detection_s / 5
         self._shaper = Shaper.of(rank, setup.network, experiment.nodes, experiment.seed, loop)
-        self._transport = self._host.transport = Transport(
+        endpoint = Endpoint(
             rank,
-            context.listener,
-            context.addresses,
+            list(context.addresses),
             context.token,
             limit=setup.message_limit,
             deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
@@ -158,12 +155,13 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell(Reachable(rank)),
+            found=lambda rank: self._tell(Unreachable(rank, None)),
             marked=None if checkpoints is None else checkpoints.marked,
             told=None if checkpoints is None else checkpoints.told,
             relinked=None if checkpoints is None else checkpoints.relinked,
             incarnation=context.incarnation,
         )
+        self._transport = self._host.transport = Transport(context.listener, endpoint)
 
     def _tell(self, message: FromNode) -> None:
         self._channel.send(message)
@@ -288,9 +286,8 @@ class NodeProcess:
             slot = await self._slot(last) if node.rank in setup.outcome_ranks else None
         if slot is not None:
             self._models.write(slot, node.rank, model)
-        if (view := node.node.view) is not None:
-            self._tell(View(moment, node.round, list(view)))
-        self._tell(Row(moment, row, slot))
+        view = node.node.view
+        self._tell(Row(moment, row, slot, None if view is None else list(view)))
 
     async def _slot(self, last: bool) -> int | None:
         """A slot for a snapshot, which is free again when the coordinator has read its last one. A node waits for that where
@@ -387,11 +384,10 @@ class NodeProcess:
                     waits = self._setup.experiment.algorithm.gathers
                     self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
                 self._tell(At(rank, self._node.round))
-            case Meet(rank=rank, since=since):
-                self._node.peer_found(rank, since, restarted=False)
-            case Met(first=first, together=together):
+            case Meet(together=together, first=first):
                 self._meet(together)
-                self._node.rejoin(first)
+                if first is not None:
+                    self._node.rejoin(first)
             case Slots(count=count):
                 self._computing.cpu_slots.count = count
             case Consumed():
