@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.computation import ApplyJob, Computation, ComputationKind, EvaluateJob
+from gossamer.learning.computation import Computation, ComputationKind, EvaluateJob
 from gossamer.learning.optimizer import State
-from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
+from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
 from gossamer.node.host import Host
 from gossamer.node.setup import NodeSetup

@@ -20,7 +20,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.reception import Questions
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
-from gossamer.topology.sampler import TAG as SAMPLER
+from gossamer.topology.cyclon import TAG as SAMPLER
 
 if TYPE_CHECKING:
     from gossamer.node.runtime import NodeRuntime

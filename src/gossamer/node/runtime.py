@@ -17,7 +17,7 @@ from gossamer.node.node import Node
 from gossamer.node.reception import Reception
 from gossamer.node.setup import NodeSetup
 from gossamer.node.wrapper import NodeWrapper
-from gossamer.topology.sampler import TAG as SAMPLER
+from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
 

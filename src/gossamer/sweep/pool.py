@@ -52,9 +52,6 @@ class LocalPool(Executor):
     """Worker processes, which get and answer calls as lines of JSON. A worker that dies is replaced.
 
     Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
-
-    Args:
-        count: how many.
     """
 
     def __init__(self, count: int) -> None:

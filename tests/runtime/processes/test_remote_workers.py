@@ -257,31 +257,6 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     assert run.events.filter(run.events["event"] == "lost").is_empty()
 
 
-def test_who_does_not_know_the_token_does_not_join(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
-    stranger = fleet.start(listen.address, token="another token, quite long")
-    pids = [fleet.start(listen.address) for _ in range(2)]
-    with socket.socket() as silent, socket.socket() as rude:
-        observer = At()
-        for end, said in ((silent, b""), (rude, bytes(range(256)) * 50)):
-            threading.Thread(target=_dial, args=(end, listen.address, said), daemon=True).start()
-        run = gossamer.run(experiment(), tmp_path, listen=listen, observer=observer)
-    assert run.status == "done"
-    assert fleet.wait(stranger) == 1
-    assert "does not know the token" in fleet.said()
-    assert [fleet.wait(pid) for pid in pids] == [0, 0]
-
-
-def _dial(end: socket.socket, address: str, said: bytes) -> None:
-    host, _, port = address.rpartition(":")
-    for _ in range(600):
-        try:
-            end.connect((host, int(port)))
-            end.sendall(said)
-            return
-        except OSError:
-            threading.Event().wait(0.05)
-
-
 def test_a_worker_that_can_not_run_it_is_named(
     fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,7 @@ def test_a_rehearsed_step_is_recorded_and_has_the_same_bits() -> None:
     [program] = stage.trainer._gradients.programs
     assert "addmm" in program.source
     # A full batch of the test sample, and the rest of it.
-    assert len(stage.evaluator._means.programs) == 2
+    assert len(stage.evaluator._one.programs) == 2
     for job in jobs(setup):
         [one], [other] = stage.trainer.train([job]), alone.train([job])
         assert torch.equal(one.model.parameters, other.model.parameters)

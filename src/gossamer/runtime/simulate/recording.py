@@ -134,14 +134,9 @@ class SimRecorder:
         model = model_of(node)
         if not self._pending:
             self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
-        now = self._clock.now()
-        spent = Spent(
-            self._compute.busy_seconds(rank),
-            self._links.sending_seconds(rank),
-            self._links.receiving_seconds(rank),
-        )
-        shares = self.usage[rank].shares(now, spent)
-        row = node_row(node, moment, self._links.traffic(rank), now, self.wall(), shares)
+        now, traffic = self._clock.now(), self._links.traffic(rank)
+        spent = Spent(self._compute.busy_seconds(rank), *self._links.busy_seconds(rank, traffic))
+        row = node_row(node, moment, traffic, now, self.wall(), self.usage[rank].shares(now, spent))
         self._pending.append((moment, row, model))
 
     def flush(self) -> None:

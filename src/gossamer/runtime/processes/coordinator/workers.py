@@ -163,9 +163,11 @@ class Workers:
         return worker
 
     def _disconnected(self, name: str, error: str | None) -> None:
+        if self._closing:
+            return
         if error is not None:
             self._lose(name, f"it sent {error}")
-        elif not self._closing:
+        else:
             self._workers[name].away = time.monotonic()
             self._say(f"{self._workers[name]} is out of reach")
 
@@ -211,7 +213,7 @@ class Workers:
             case "restart":
                 path = self._folder.restart(file.rank)
             case "timeline":
-                number = self._incarnations[file.rank]
+                number = self._incarnations.get(file.rank, 0)
                 path = self._folder.segments / f"timeline-{file.rank}-{number}.jsonl"
             case _:
                 return
@@ -287,11 +289,10 @@ class Workers:
         return self._home(rank) is not None
 
     def _home(self, rank: int) -> _Worker | None:
-        workers = [
-            self._at[rank],
-            *(each for each in self._workers.values() if each.ready and self._free(each)),
-        ]
-        return next((worker for worker in workers if worker in self._workers.values()), None)
+        workers = self._workers.values()
+        if self._at[rank] in workers:
+            return self._at[rank]
+        return next((each for each in workers if each.ready and self._free(each)), None)
 
     def _free(self, worker: _Worker) -> bool:
         return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
