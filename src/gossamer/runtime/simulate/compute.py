@@ -17,11 +17,10 @@ from typing import Any
 from gossamer.config import Simulate
 from gossamer.errors import cause
 from gossamer.learning.batched import BatchedTrainer
-from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Computation, ComputationKind, execute
-from gossamer.learning.evaluate import Evaluator, Found, columns_each
+from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
@@ -192,8 +191,7 @@ class Executor:
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
         self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))
         samples = setup.experiment.evaluation.samples
-        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
-        self._batched_evaluator = BatchedEvaluator(self._evaluator, rows, say)
+        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers, say)
         self._to_choose = options.trainer == "auto"
 
     @property
@@ -203,26 +201,27 @@ class Executor:
 
     def forms(self) -> dict[str, dict[str, int]]:
         """How steps and evaluations were computed: recorded, or eagerly and why."""
-        return {"train": self.trainer.forms(), "evaluate": self._current_evaluator.forms()}
+        return {"train": self.trainer.forms(), "evaluate": self._evaluator.forms()}
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         """Run jobs of one kind; gives results in the jobs' order."""
         if self._to_choose and kind is not ComputationKind.APPLY:
             self._choose()
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
-            return execute(kind, jobs, self.trainer, self._current_evaluator)
+            return execute(kind, jobs, self.trainer, self._ready_evaluator)
 
     def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
         """The recorded columns of models, in order; an exception of the user's code stands in place of its result."""
         if self._to_choose:
             self._choose()
         with self._profile.part("evaluate"):
-            return columns_each(self._current_evaluator, models)
+            return self._ready_evaluator.columns_each(models)
 
     @property
-    def _current_evaluator(self) -> Evaluator | BatchedEvaluator:
-        """A trainer of many nodes at once goes with an evaluator of many: the recorded trainer's name determines both."""
-        return self._batched_evaluator if self.trainer.nodes else self._evaluator
+    def _ready_evaluator(self) -> Evaluator:
+        """A trainer of many nodes at once goes with evaluation of many: the recorded trainer's name determines both."""
+        self._evaluator.rows = self._rows if self.trainer.nodes else None
+        return self._evaluator
 
     def _build(self, kind: type[Trainer]) -> Trainer:
         return kind(

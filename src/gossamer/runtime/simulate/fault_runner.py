@@ -227,7 +227,7 @@ class FaultRunner:
             first, together = meeting(rounds, least)
             for rank, since in together.items():
                 node.peer_found(rank, since)
-                self._nodes[rank].peer_found(node.rank, since, anew=restarted)
+                self._nodes[rank].peer_found(node.rank, since, restarted=restarted)
         node.rejoin(first)
         if restarted:
             node.catch_up()
