@@ -29,15 +29,8 @@ Numbered = tuple[int, int, int]
 
 
 class InFlight:
-    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair.
-
-    Args:
-        nodes: number of nodes.
-        landed: called with each message that is not in flight any more.
-
-    Attributes:
-        sent: by sender and receiver, how many messages were sent.
-    """
+    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair;
+    ``sent`` counts them by sender and receiver, and ``landed`` is called with each one that is not in flight any more."""
 
     def __init__(self, nodes: int, landed: Callable[[Numbered], None]) -> None:
         self._landed = landed
@@ -98,16 +91,8 @@ class SimCheckpoints:
     """Saves all nodes of a simulation, and writes the checkpoints in a thread.
 
     A checkpoint is complete when every node has been saved at the end of one of its rounds, and every message that was sent
-    before its sender was saved has arrived or been lost.
-
-    Args:
-        context: what all parts of the simulation share.
-        recorder: the record at the time of a checkpoint.
-        folder: the run's folder.
-        cut: the checkpoint from which the run is resumed, if any; it restores the nodes.
-        nodes: all nodes at their start.
-        hosts: the nodes' hosts.
-        place: puts a tensor that was read from a file where the simulation keeps it.
+    before its sender was saved has arrived or been lost. With a ``cut``, the nodes are restored from it first; ``place`` puts
+    a tensor that was read from a file where the simulation keeps it.
 
     Attributes:
         inboxes: by rank, the function that receives a node's messages.

@@ -173,19 +173,8 @@ _TRAINERS: dict[str, type[Trainer]] = {
 
 
 class Executor:
-    """Trains and evaluates models. Without a named trainer it measures which one is faster, and chooses it.
-
-    Args:
-        setup: the run's setup.
-        rows: the pool of parameter vectors.
-        workers: share the work.
-        profile: records how long it takes.
-        model: gives a node's present model, to measure with.
-        say: called with the trainer that was chosen, and why.
-
-    Attributes:
-        trainer: the trainer; the choice may replace it before the first step or evaluation.
-    """
+    """Trains and evaluates models with the ``trainer``. Without a named one it measures which is faster, with the present
+    models of some nodes, and chooses it before the first step or evaluation."""
 
     def __init__(
         self,

@@ -25,16 +25,8 @@ that could wake a node."""
 
 
 class FaultRunner:
-    """Carries out the schedule of faults of a run.
-
-    Args:
-        context: what all parts of the simulation share.
-        nodes: all nodes by rank, in their present incarnations; may be filled later.
-        tasks: the tasks of all nodes.
-        recorder: the record.
-        start: starts a new incarnation of a node, from a checkpoint if one is given; the flag says whether it asks a
-            neighbour for its model.
-        log: receives what happens.
+    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a checkpoint if one is
+    given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
         lost: the ranks that count as dead among the nodes.
@@ -84,17 +76,8 @@ class FaultRunner:
 
     def begin(self) -> None:
         """Carry out the events at the start, before any node begins."""
-        for event in self._agenda.due(0.0):
-            if event.what == "join" and event.node is not None:
-                self._hosts[event.node].dead = True
-                self._absent.add(event.node)
-                self._remove(event.node, silently=True, keep=False)
-                self.lost.add(event.node)
-                self._log.append(event.node, "absent", f"node {event.node} is not there yet")
-            else:
-                self._carry_out(event)
+        self._carry_out_due(0.0)
         self._check_anybody()
-        self._schedule_next()
 
     def _schedule_next(self) -> None:
         if self._next is not None:
@@ -130,8 +113,15 @@ class FaultRunner:
             self._return(rank, event.start_from)
         elif rank in self.up:
             match event.what:
+                case "join":
+                    self._absent.add(rank)
+                    self.lost.add(rank)
+                    self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
                 case "crash":
-                    self._crash(rank)
+                    text = f"node {rank} crashed in round {self._nodes[rank].round}"
+                    self._stop(rank, "lost", text, silently=True)
+                    self._detect_later(rank)
+                    self._check_anybody(text)
                 case "leave":
                     self._hosts[rank].leaving = True
                     if rank not in self._tasks.running:
@@ -173,12 +163,6 @@ class FaultRunner:
 
     # --- single faults
 
-    def _crash(self, rank: int) -> None:
-        text = f"node {rank} crashed in round {self._nodes[rank].round}"
-        self._stop(rank, "lost", text, silently=True)
-        self._detect_later(rank)
-        self._check_anybody(text)
-
     def _depart(self, rank: int) -> None:
         """A node leaves in order, after a completed round. The others notice it once all its messages have landed."""
         text = f"node {rank} left after round {self._nodes[rank].round}"
@@ -191,16 +175,13 @@ class FaultRunner:
     def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
         self._hosts[rank].dead = True
         self._tasks.cancel(rank)
-        self._remove(rank, silently=silently, keep=not silently)
-        self._log.append(rank, event, text)
-
-    def _remove(self, rank: int, *, silently: bool, keep: bool) -> None:
         self.up.discard(rank)
         self._links.leave(rank, silently=silently)
-        self._recorder.leave(rank, keep=keep)
+        self._recorder.leave(rank, keep=not silently)
         self._tasks.running.discard(rank)
         if self.up:
             self._tasks.ended(rank)
+        self._log.append(rank, event, text)
 
     def _return(self, rank: int, start_from: StartFrom) -> None:
         if rank in self.up:

@@ -13,13 +13,8 @@ from gossamer.runtime.outcome import describe_failure
 
 
 class NodeTasks:
-    """The tasks of all nodes, and the end of the run.
-
-    Args:
-        loop: runs them.
-        size: number of nodes.
-        nodes: all nodes by rank, in their present incarnations; may be filled later.
-        returned: called with the rank of a node whose protocol has returned.
+    """The tasks of all nodes, and the end of the run. ``returned`` is called with the rank of a node whose protocol has
+    returned.
 
     Attributes:
         end: why the run ended.

@@ -25,13 +25,7 @@ from gossamer.runtime.simulate.host import SimContext
 
 class SimRecorder:
     """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
-
-    Args:
-        context: what all parts of the simulation share.
-        metrics: receives the rows.
-        graphs: receives graphs that change.
-        present: gives the nodes that take part.
-        reached: called when the target is met.
+    ``present`` gives the nodes that take part; ``reached`` is called when the target is met.
 
     Attributes:
         usage: how each node spent its time until its last row.
@@ -88,8 +82,7 @@ class SimRecorder:
             self._record(node, "end")
 
     def end(self, reason: str) -> None:
-        """Record all nodes once more if the run ended before its rounds were done; see
-        :func:`~gossamer.runtime.recording.end_is_due`."""
+        """Record all nodes once more if the run ended before its rounds were done (``end_is_due``)."""
         self.flush()
         if end_is_due(self._setup, reason, {node.rank: node.round for node in self._present()}):
             self._record_all("end")
