@@ -115,7 +115,7 @@ def _usage_problem(error: Any) -> str:
 
 
 def _refused(error: Any) -> str:
-    """A refused value and what is accepted; in the parser's words unless pydantic has checked it, as new versions of typer do."""
+    """A refused value and what is accepted; in the parser's words unless it had pydantic check the value."""
     from pydantic import ValidationError
 
     from gossamer.config.validation import accepted
