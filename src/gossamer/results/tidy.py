@@ -53,12 +53,12 @@ def metric_names(run: Run) -> list[str]:
     sets = evaluation_sets(present)
 
     def order(name: str) -> tuple[int, int, bool, str]:
-        of = next((index for index, each in enumerate(sets) if name.startswith(f"{each}_")), len(sets))
         if name in _LAST:
-            return 2, _LAST.index(name), False, ""
-        if name in (f"{each}_loss" for each in sets):
-            return 1, of, False, ""
-        return (0, of, not name.endswith("_accuracy"), name) if of < len(sets) else (3, 0, False, name)
+            return 2, _LAST.index(name), False, name
+        if (of := name.removesuffix("_loss")) in sets and of != name:
+            return 1, sets.index(of), False, name
+        index = next((index for index, each in enumerate(sets) if name.startswith(f"{each}_")), None)
+        return (3, 0, False, name) if index is None else (0, index, name != f"{sets[index]}_accuracy", name)
 
     found = sorted((name for name in present if name not in ASYNCHRONY), key=order)
     return found + [name for name in ASYNCHRONY if name in present]
