@@ -35,17 +35,8 @@ class BadInput(GossamerError):
 
 
 class RunFailed(GossamerError):
-    """A run that could not be finished.
-
-    Args:
-        message: one line that names the cause.
-        node: the rank of the node that failed, if one did.
-        round: the round in which that node failed.
-        traceback: the node's traceback as text, if there is one.
-
-    Attributes:
-        folder: the folder of the record, once it is known.
-    """
+    """A run that could not be finished: one line that names the cause; rank, round and traceback of the node that failed, if
+    one did; and the folder of the record, once it is known."""
 
     folder: Path | None = None
 

@@ -11,6 +11,9 @@ import pytest
 import timing
 from timing import Data, Table, Window, least_squares, play, wide
 
+import gossamer
+from gossamer import NodeWrapper, RunFailed
+
 NODES, ROUNDS, LATENCY, LR = 4, 9, 0.3533, 0.1
 TIMES = [
     [0.3137, 0.1721, 0.7753],
@@ -148,3 +151,21 @@ def test_a_slow_uplink_is_waited_for_and_nothing_piles_up(tmp_path: Path) -> Non
     times = [time for time, source, _, _ in timing.sent if source == 0]
     # A window of 64 KiB may still be left to send when the next message is queued: of 100 kB, after a third of a second.
     np.testing.assert_allclose(np.diff(times), [1 - 0.65536, 1, 1, 1, 1], atol=0.01)
+
+
+class Ages(NodeWrapper):
+    """A node that lies about the age of its models."""
+
+    age: Any = 1
+
+    def outgoing(self, node: Any, to: int, payload: Any, tag: Any) -> Any:
+        return {**payload, "age": self.age} if node.rank == 0 else payload
+
+
+@pytest.mark.parametrize("age", [-1, 0, True, 2.5, float("inf"), None])
+def test_an_age_that_is_no_number_of_steps_ends_the_run(tmp_path: Path, age: Any) -> None:
+    experiment = least_squares(
+        2, 3, algorithm="gossip-learning", topology="complete", wrappers=[Ages(age=age)]
+    )
+    with pytest.raises(RunFailed, match="age of a peer: got .*; accepted: a whole number, at least 1"):
+        gossamer.run(experiment, tmp_path)

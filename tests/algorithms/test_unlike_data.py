@@ -132,13 +132,13 @@ def test_d2_refuses_a_matrix_that_it_need_not_converge_with(tmp_path: Path) -> N
 
 def test_d2_refuses_a_matrix_that_is_not_symmetric(tmp_path: Path) -> None:
     for topology in ("exponential", {"name": "star", "weights": "uniform"}):
-        refused(tmp_path, r"topology\.weights: .* not symmetric, for d2", algorithm="d2", topology=topology)
+        refused(tmp_path, r"topology\.weights: not symmetric, for d2", algorithm="d2", topology=topology)
 
 
 @pytest.mark.parametrize("algorithm", ["gradient-tracking", "qg-momentum"])
 def test_a_mixing_matrix_that_moves_the_average_is_refused(tmp_path: Path, algorithm: str) -> None:
     """A directed graph may be doubly stochastic, as the exponential one is."""
-    said = rf"topology\.weights: .* not doubly stochastic \(column 0 .*\), for {algorithm}"
+    said = rf"topology\.weights: not doubly stochastic \(column 0 .*\), for {algorithm}"
     refused(tmp_path, said, algorithm=algorithm, topology={"name": "star", "weights": "uniform"})
     prepare(least_squares(8, 3, algorithm=algorithm, topology="exponential"))
 

@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"name": "a b"}, "name: got 'a b'; accepted: "),
     ({"initial": "comon"}, "initial: got 'comon'; accepted: 'common' or 'independent'"),
     ({"evaluation": {"nodes": "al"}}, "evaluation.nodes: got 'al'; accepted: 'all' or 'average' or "),
-    ({"evaluation": {"nodes": 9}}, "evaluation.nodes: 9 of 4 nodes; accepted: at most 4"),
+    ({"evaluation": {"nodes": 9}}, "evaluation.nodes: got 9; accepted: at most 4"),
     ({"evaluation": {"nodes": [0, 7]}}, "evaluation.nodes: got [0, 7]; accepted: ranks 0 to 3"),
     ({"evaluation": 3}, "evaluation: got 3; accepted: "),
     ({"gather": {"timeout_s": -1}}, "gather.timeout_s: got -1; accepted: greater than 0"),
@@ -129,6 +129,12 @@ def test_bad_input_is_one_clear_line(changes: dict[str, Any], said: str) -> None
     assert "\n" not in problems[0]
     assert [word for word in JARGON if word in problems[0]] == []
     assert "accepted:  or" not in problems[0]
+
+
+def test_a_misspelt_field_comes_before_the_one_that_is_missing_because_of_it() -> None:
+    first, second = refused(text(codec={"name": "top-k", "fracton": 0.1}))
+    assert first.startswith("codec.fracton: unknown field (did you mean 'fraction'?); accepted: ")
+    assert second == "codec.fraction: missing; a value is required"
 
 
 def test_several_problems_are_a_line_each() -> None:

@@ -20,7 +20,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.messages import wire_bytes
 from gossamer.randomness import generator
 from gossamer.runtime.setup import prepare
-from gossamer.topology.sampler import TAG
+from gossamer.topology.cyclon import TAG
 from scenario import play
 
 NODES = 8

@@ -182,7 +182,7 @@ def test_a_poison_of_the_user():
         ([patch(set_name="train")], "poison.0 'patch': task.tests: got a set named 'train'"),
         (
             [{"name": f"{__name__}:Wrong", "at": {"rank": 0}}],
-            f"poison.0 '{__name__}:Wrong': transform gave targets torch.float32 of shape .*; accepted: torch.int64",
+            rf"poison.0 '{__name__}:Wrong': transform gave targets \(torch.float32, .*; accepted: \(torch.int64",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
 from gossamer.randomness import generator
 from gossamer.topology import Cyclon, Sampler, TopologySchedule
-from gossamer.topology.sampler import TAG
+from gossamer.topology.cyclon import TAG
 
 SEED = 5
 
@@ -284,10 +284,13 @@ def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
         ({"degree": 9}, "topology.degree: 9 of a view of 8; accepted: 1 to 8"),
         ({"every_s": 1.0, "every_rounds": 2}, "topology.every_s: 1.0 with topology.every_rounds: 2"),
         ({"weights": "uniform"}, "topology.weights: uniform for cyclon"),
-        ({"bootstrap": "cyclon"}, "topology.bootstrap: cyclon, which changes"),
+        (
+            {"bootstrap": "cyclon"},
+            "topology.bootstrap: cyclon; accepted: a topology whose graph does not change",
+        ),
         (
             {"bootstrap": {"name": "random-regular", "degree": 3, "every_rounds": 1}},
-            "topology.bootstrap: random-regular, which changes",
+            "topology.bootstrap: random-regular; accepted: a topology whose graph does not change",
         ),
         ({"bootstrap": "rings"}, "topology.bootstrap: unknown name 'rings'"),
         ({"view": 10, "shuffle": 2}, "topology.view: 10 for 10 nodes; accepted: 1 to 9"),

@@ -147,9 +147,7 @@ def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str)
 
 @pytest.mark.parametrize("degree", [3, 8, -2])
 def test_small_world_degree(degree: int) -> None:
-    with pytest.raises(
-        BadInput, match=f"topology.degree: {degree} with 8 nodes; accepted for small-world: an even"
-    ):
+    with pytest.raises(BadInput, match=f"topology.degree: {degree} with 8 nodes; accepted: an even"):
         draw(SmallWorld(degree=degree, p=0.1), 8)
 
 
@@ -181,7 +179,7 @@ def test_a_random_graph_that_never_comes_out_connected(
         draw(topology, nodes)
     assert str(raised.value) == (
         f"topology: {components} components in the last of 100 draws of {topology.name_of()} "
-        f"with {nodes} nodes, none of them connected; set topology.allow_disconnected to accept"
+        f"with {nodes} nodes; accepted: a connected graph, or topology.allow_disconnected: true"
     )
     accepted = topology.model_copy(update={"allow_disconnected": True})
     assert draw(accepted, nodes).components() == components

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,12 +37,12 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("1 x", "'1 x'; accepted: two ranks from 0 to 2"),
-        ("1 3", "'1 3'; accepted: two ranks from 0 to 2"),
-        ("-1 2", "'-1 2'; accepted: two ranks from 0 to 2"),
-        ("1", "'1'; accepted: two ranks from 0 to 2"),
-        ("0 1 2", "'0 1 2'; accepted: two ranks from 0 to 2"),
-        ("2 2", "'2 2' is a self-loop; accepted: edges between two nodes"),
+        ("1 x", "'1 x'; accepted: two different ranks from 0 to 2"),
+        ("1 3", "'1 3'; accepted: two different ranks from 0 to 2"),
+        ("-1 2", "'-1 2'; accepted: two different ranks from 0 to 2"),
+        ("1", "'1'; accepted: two different ranks from 0 to 2"),
+        ("0 1 2", "'0 1 2'; accepted: two different ranks from 0 to 2"),
+        ("2 2", "'2 2'; accepted: two different ranks from 0 to 2"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
@@ -54,12 +55,10 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
 
 @pytest.mark.parametrize("family", [EdgeList, Adjacency])
 def test_files_that_cannot_be_read(tmp_path: Path, family: type[EdgeList] | type[Adjacency]) -> None:
-    with pytest.raises(
-        BadInput, match=r"topology.path: .*nowhere.txt: No such file or directory; accepted: a text"
-    ):
+    with pytest.raises(BadInput, match=r"topology.path: .*nowhere.txt: can't be read .*; accepted: a text"):
         draw(family(path=tmp_path / "nowhere.txt"), 3)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="not UTF-8"):
+    with pytest.raises(BadInput, match="can't be read .*utf-8"):
         draw(family(path=tmp_path / "binary"), 3)
 
 
@@ -75,20 +74,20 @@ def test_an_adjacency_matrix(
     np.savetxt(path, matrix, fmt="%d", header="who may send to whom")
     graph = draw(Adjacency(path=path), nodes)
     assert graph.directed == bool((matrix != matrix.T).any())
-    assert (graph.adjacency().toarray() == matrix).all()
+    assert (nx.to_numpy_array(graph.to_networkx()) == matrix).all()
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("0 1\n1 0\n", "2 rows for 3 nodes; accepted: 3 rows and columns"),
-        ("0 1 0\n1 0 2\n0 1 0\n", "2 in row 1, column 2; accepted: 0 or 1"),
-        ("0 1 0\n1 1 1\n0 1 0\n", "1 in row 1, column 1 is a self-loop; accepted: 0 on the diagonal"),
-        ("0 1 0\n1 0\n", "line 2: 2 numbers; accepted: 3, as before"),
-        ("0 1 0\n1 0 1\n", "2 rows of 3 numbers; accepted: a square matrix"),
-        ("", "0 rows of 0 numbers; accepted: a square matrix"),
-        ("0 one 0\n", "line 1: 'one'; accepted: finite numbers"),
-        ("0 1 nan\n", "line 1: 'nan'; accepted: finite numbers"),
+        ("0 1 0\n1 0 2\n0 1 0\n", "2 in row 1, column 2; accepted: 0 or 1, and 0 on the diagonal"),
+        ("0 1 0\n1 1 1\n0 1 0\n", "1 in row 1, column 1; accepted: 0 or 1, and 0 on the diagonal"),
+        ("0 1 0\n1 0\n", "accepted: a square matrix of finite numbers"),
+        ("0 1 0\n1 0 1\n", "accepted: a square matrix of finite numbers"),
+        ("", "accepted: a square matrix of finite numbers"),
+        ("0 one 0\n", "accepted: a square matrix of finite numbers"),
+        ("0 1 nan\n", "accepted: a square matrix of finite numbers"),
     ],
 )
 def test_a_wrong_matrix_is_named(tmp_path: Path, text: str, problem: str) -> None:

@@ -13,15 +13,11 @@ from scipy.sparse.linalg import ArpackNoConvergence
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.topology import (
-    Graph,
-    TopologySchedule,
-    average_degree,
-    clustering,
+from gossamer.topology import Graph, TopologySchedule
+from gossamer.topology.measures import (
     describe,
     diameter,
     effective_neighbors,
-    matrix,
     smallest_eigenvalue,
     sparse_matrix,
     spectral_gap,
@@ -54,11 +50,11 @@ def test_the_gap_of_an_exponential_graph(nodes: int) -> None:
 
 
 def test_gaps_at_both_ends() -> None:
-    assert spectral_gap(matrix(schedule("complete", 7), 0)) == pytest.approx(1)
-    assert spectral_gap(matrix(schedule("ring", 1), 0)) == 1
+    assert spectral_gap(sparse_matrix(schedule("complete", 7), 0).toarray()) == pytest.approx(1)
+    assert spectral_gap(sparse_matrix(schedule("ring", 1), 0).toarray()) == 1
     loose: dict[str, Any] = {"name": "erdos-renyi", "p": 0.0, "allow_disconnected": True}
-    assert spectral_gap(matrix(schedule(loose, 7), 0)) == 0
-    two_rings = np.kron(np.eye(2), matrix(schedule("ring", 5), 0))
+    assert spectral_gap(sparse_matrix(schedule(loose, 7), 0).toarray()) == 0
+    two_rings = np.kron(np.eye(2), sparse_matrix(schedule("ring", 5), 0).toarray())
     assert spectral_gap(two_rings) == 0
 
 
@@ -75,23 +71,20 @@ def test_the_full_spectrum_where_the_iteration_does_not_converge(monkeypatch: py
     W = sparse_matrix(schedule("ring", 600), 0)
     assert spectral_gap(W) == pytest.approx((2 - 2 * cos(2 * pi / 600)) / 3, abs=1e-12)
     assert smallest_eigenvalue(W) == pytest.approx(-1 / 3)
-    monkeypatch.setattr("gossamer.topology.measures.FALLBACK_NODES", 599)
+    monkeypatch.setattr("gossamer.topology.measures.SPECTRUM_NODES", 599)
     assert spectral_gap(W) is None
     assert smallest_eigenvalue(W) is None
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 10), st.booleans(), st.data())
-def test_diameter_and_clustering_agree_with_networkx(nodes: int, directed: bool, data: st.DataObject) -> None:
+def test_the_diameter_agrees_with_networkx(nodes: int, directed: bool, data: st.DataObject) -> None:
     rank = st.integers(0, nodes - 1)
     pairs = data.draw(st.sets(st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1]), max_size=60))
     graph = Graph(nodes, pairs, directed=directed)
     reference = graph.to_networkx()
     connected = nx.is_strongly_connected(reference) if directed else nx.is_connected(reference)
     assert diameter(graph) == (nx.diameter(reference) if connected else None)
-    assert clustering(graph) == pytest.approx(nx.average_clustering(reference))
-    arcs = len(pairs) if directed else 2 * len({frozenset(pair) for pair in pairs})
-    assert average_degree(graph) == pytest.approx(arcs / nodes)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +97,7 @@ def test_known_diameters(name: str, nodes: int, hops: int) -> None:
 @pytest.mark.parametrize("name", ["ring", "star", "exponential", "one-peer-exponential"])
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.95])
 def test_effective_neighbours_by_the_recursion_of_the_covariance(name: str, gamma: float) -> None:
-    W = matrix(schedule({"name": name, "weights": "uniform"}, 12), 0)
+    W = sparse_matrix(schedule({"name": name, "weights": "uniform"}, 12), 0).toarray()
     C = np.zeros((12, 12))
     for _ in range(600):  # 0.95^600 < 1e-13
         C = W @ (gamma * C + np.eye(12)) @ W.T
@@ -114,7 +107,7 @@ def test_effective_neighbours_by_the_recursion_of_the_covariance(name: str, gamm
 
 def test_effective_neighbours_by_simulating_the_walk() -> None:
     gamma, walks = 0.8, 4000
-    W = matrix(schedule("ring", 10), 0)
+    W = sparse_matrix(schedule("ring", 10), 0).toarray()
     rng = generator(0, "test")
     x = np.zeros((10, walks))
     for _ in range(60):
@@ -128,7 +121,7 @@ def test_effective_neighbours_by_simulating_the_walk() -> None:
 def test_effective_neighbours_at_both_ends(nodes: int, gamma: float) -> None:
     assert effective_neighbors(np.eye(nodes), gamma) == pytest.approx(1)
     assert effective_neighbors(np.full((nodes, nodes), 1 / nodes), gamma) == pytest.approx(nodes)
-    ring = matrix(schedule("ring", nodes), 0)
+    ring = sparse_matrix(schedule("ring", nodes), 0).toarray()
     assert 1 <= effective_neighbors(ring, gamma) <= nodes * (1 + 1e-9)
     # Without memory, only one step counts: the closed neighbourhood.
     assert effective_neighbors(ring, 0.0) == pytest.approx(min(3, nodes))
@@ -147,7 +140,7 @@ def test_effective_neighbours_of_many_nodes_are_estimated_well(name: str) -> Non
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.0, 2.0])
 def test_a_decay_out_of_range_is_refused(gamma: float) -> None:
-    with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: 0 or more, below 1"):
+    with pytest.raises(BadInput, match=f"gamma: {gamma}; accepted: at least 0 and below 1"):
         effective_neighbors(np.eye(2), gamma)
 
 

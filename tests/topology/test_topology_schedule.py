@@ -110,7 +110,7 @@ def test_rounds_of_a_period_share_a_graph_in_any_order_of_calls(rounds: list[int
 
 def test_graphs_that_left_the_cache_are_drawn_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of a graph of ten nodes with three neighbours each is 40; small graphs stay in the cache longer."""
-    for room, kept in ((0, CACHED_GRAPHS), (40 * 25 + 39, 25)):
+    for room, kept in ((0, CACHED_GRAPHS), (40 * 25, 25)):
         monkeypatch.setattr("gossamer.topology.schedule.CACHED_SIZE", room)
         dynamic = schedule(DYNAMIC, 10)
         graphs = [dynamic.graph(round) for round in range(kept)]
@@ -169,8 +169,8 @@ def test_a_disconnected_graph_is_an_error_unless_asked_for(tmp_path: Path) -> No
     with pytest.raises(BadInput) as raised:
         TopologySchedule(EdgeList(path=path), 5, 0).check()
     assert str(raised.value) == (
-        "topology: 3 components in the graph of edge-list with 5 nodes; "
-        "set topology.allow_disconnected to accept"
+        "topology: 3 components in the graph of edge-list with 5 nodes; accepted: a connected graph, or"
+        " topology.allow_disconnected: true"
     )
     TopologySchedule(EdgeList(path=path, allow_disconnected=True), 5, 0).check()
 
@@ -246,7 +246,7 @@ def test_errors_in_a_layer_name_the_layer() -> None:
     assert str(raised.value) == "topology.layers.far.degree: 9 with 6 nodes; accepted: a number from 0 to 5"
     loose = {"name": "layers", "layers": {"near": "ring", "far": {"name": "erdos-renyi", "p": 0.0}}}
     with pytest.raises(
-        BadInput, match=r"^topology.layers.far: 6 .* set topology.layers.far.allow_disconnected to"
+        BadInput, match=r"^topology.layers.far: 6 .* or topology.layers.far.allow_disconnected: true"
     ):
         schedule(loose, 6).check()
     loose["layers"]["far"]["allow_disconnected"] = True  # type: ignore[index]
@@ -278,12 +278,8 @@ def test_a_function_gives_a_topology() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(BadInput, match="nodes: 0; accepted: 1 or more"):
+    with pytest.raises(BadInput, match="nodes: 0; accepted: at least 1"):
         TopologySchedule(Ring(), 0, 0)
-    with pytest.raises(BadInput, match="samples: 2 counts from 1 for 3 nodes; accepted: 3 counts from 0"):
-        TopologySchedule(Ring(), 3, 0, samples=[1, 2])
-    with pytest.raises(BadInput, match="samples: 3 counts from -1 for 3 nodes"):
-        TopologySchedule(Ring(), 3, 0, samples=[1, -1, 2])
 
 
 def test_graphs_are_drawn_on_demand() -> None:

@@ -38,14 +38,8 @@ class Algorithm(Component):
         """The protocol of one node, until the stop rule ends ``node.rounds()``."""
 
     def check(self, setting: Setting) -> None:
-        """Refuse what the algorithm can't be used with, before any work starts. The default accepts everything.
-
-        Args:
-            setting: number of nodes, topology, optimizer and codec.
-
-        Raises:
-            BadInput: naming the field, its value and what is accepted.
-        """
+        """Refuse what the algorithm can't be used with, before any work starts, by a BadInput that names the field, its value
+        and what is accepted. The default accepts everything."""
 
     def message_limit(self, P: int, nodes: int) -> int:
         """The largest message that a node accepts, in bytes: the default allows two models and 64 KiB."""
@@ -74,3 +68,11 @@ class Algorithm(Component):
     def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
         """Ranks whose model is the algorithm's outcome: the ones that are evaluated. The default is all."""
         return tuple(range(nodes))
+
+
+def whole_number(value: object, least: int, said: str) -> int:
+    """A number from a peer's message; ValueError for anything but a whole one of at least ``least``. (An infinite or negative
+    one would distort every later mean.)"""
+    if type(value) is not int or value < least:
+        raise ValueError(f"{said} of a peer: got {value!r}; accepted: a whole number, at least {least}")
+    return value

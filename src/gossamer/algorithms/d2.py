@@ -10,10 +10,9 @@ which equals carrying a correction c, zero at first, from round to round:
 
     u_i = -eta g_i(x_i),   x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
 
-The second form, with any optimizer's step instead of u, was checked against the code of RelaySGD (epfml/relaysgd,
-``algorithms.d2``). When the learning rate changes, c is scaled by the ratio of the new rate to the old one, as in "D2+"
-of Lin et al. (2021; epfml/quasi-global-momentum, ``decentralized_d2_v1.py``). The condition on W is as the paper is commonly
-cited; its proof was not checked.
+The second form, with any optimizer's step instead of u, was checked against epfml/relaysgd (``algorithms.d2``). When the
+learning rate changes, c is scaled with it, as in "D2+" of Lin et al. (2021; epfml/quasi-global-momentum). The condition on W
+is as the paper is commonly cited.
 """
 
 from __future__ import annotations
@@ -39,12 +38,11 @@ class D2(Algorithm):
 
     A round is one local step. A neighbour that is missing from a round counts as the node itself, as for d-psgd.
 
+    A static topology has to have a symmetric W with eigenvalues above -1/3; one that changes is not checked, because the
+    analysis does not cover it.
+
     Args:
         exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019).
-
-    Raises:
-        BadInput: where the topology does not change and its W is not symmetric or has an eigenvalue of -1/3 or less.
-            (A topology that changes is not checked: the analysis does not cover it.)
     """
 
     exact_diffusion: bool = False
@@ -53,19 +51,18 @@ class D2(Algorithm):
         topology = setting.topology
         if not topology.static:
             return
-        from gossamer.topology import smallest_eigenvalue, sparse_matrix  # they bring scipy
+        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # they bring scipy
 
         W = sparse_matrix(topology, 0)
         if abs(W - W.T).max() > 1e-6:
             raise BadInput(
-                "topology.weights: a mixing matrix that is not symmetric, for d2; accepted: a symmetric one, e.g. "
-                "metropolis-hastings on an undirected graph"
+                "topology.weights: not symmetric, for d2; accepted: e.g. metropolis-hastings on an undirected graph"
             )
         lowest = smallest_eigenvalue(W)
         if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
             raise BadInput(
-                f"topology: the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2; accepted: above -1/3, or "
-                "algorithm.exact_diffusion: true, which mixes with (W + I) / 2"
+                f"topology: the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2; accepted: above -1/3, or"
+                " algorithm.exact_diffusion: true"
             )
 
     async def run(self, node: Node) -> None:
@@ -87,24 +84,16 @@ class D2(Algorithm):
 
 
 def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
-    """Refuse a static topology whose mixing moves the nodes' average.
-
-    Args:
-        topology: the topology. One that changes is not checked.
-        algorithm: the name of the algorithm that needs it.
-
-    Raises:
-        BadInput: where a column of W does not sum to 1; the rows do by construction.
-    """
+    """Refuse a static topology whose mixing moves the nodes' average; one that changes is not checked."""
     if not topology.static:
         return
-    from gossamer.topology import sparse_matrix
+    from gossamer.topology.measures import sparse_matrix
 
     off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if off.max() > 1e-6:
         raise BadInput(
-            f"topology.weights: a mixing matrix that is not doubly stochastic (column {off.argmax()} does not sum to 1), for"
-            f" {algorithm}; accepted: one that is, e.g. metropolis-hastings on an undirected graph"
+            f"topology.weights: not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm};"
+            " accepted: e.g. metropolis-hastings on an undirected graph"
         )
 
 

@@ -70,9 +70,9 @@ class DivShare(Algorithm):
 
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
-        if self.recipients is not None and self.recipients >= nodes:
+        if (J := self.recipients) is not None and nodes <= J:
             raise BadInput(
-                f"algorithm.recipients: {self.recipients} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
+                f"algorithm.recipients: {J} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
             )
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(
@@ -80,8 +80,7 @@ class DivShare(Algorithm):
             )
         if topology.sampled and self.recipients_from == "all":
             raise BadInput(
-                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}, which samples neighbours; accepted:'
-                ' "neighbors"'
+                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}; accepted: "neighbors"'
             )
 
     def reaches_all(self) -> bool:
@@ -105,9 +104,7 @@ class DivShare(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             if self.queue == "drop":
-                for sending in reversed(
-                    queue
-                ):  # from the last on, so that none moves up only to be dropped next
+                for sending in reversed(queue):  # so that none moves up only to be dropped next
                     sending.cancel()
             payloads = fragments.cut(node.model)
             pairs = await self._pairs(node, r, list(payloads))
@@ -132,12 +129,7 @@ class DivShare(Algorithm):
 
 
 class Fragments:
-    """A node's side of the fragments that all nodes have in common.
-
-    Args:
-        node: the node.
-        count: C.
-    """
+    """A node's side of the ``count`` fragments that all nodes have in common."""
 
     def __init__(self, node: Node, count: int) -> None:
         self._node, self._whole = node, count == 1
@@ -191,7 +183,7 @@ class Deal:
 
     def dealt(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A new vector of the same values, fragment by fragment."""
-        return v.index_select(0, self.order)  # (A third of the time that indexing by brackets takes.)
+        return v.index_select(0, self.order)  # takes a third of the time of indexing by brackets
 
     def split(self, dealt: Float[Tensor, " n"]) -> tuple[Tensor, ...]:
         """The fragments of such a vector: views."""
@@ -211,13 +203,7 @@ class Deal:
 
 @lru_cache(maxsize=8)
 def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
-    """Deal out a vector: a pure function, kept for the nodes of a simulation.
-
-    Args:
-        seed: of the random order in which each tensor is dealt out.
-        sizes: lengths of the tensors that make up the vector.
-        count: number of fragments.
-    """
+    """Deal out a vector, made up of tensors of these sizes, to ``count`` fragments; cached for the nodes of a simulation."""
     rng = np.random.default_rng(seed)
     fragments: list[list[Int[np.ndarray, " _"]]] = [[] for _ in range(count)]
     start = 0

@@ -6,9 +6,8 @@ every node that it has heard from since the last averaging,
 
     x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|)
 
-and it never drops queued messages, so a slow node sends ever older models. The published comparison therefore mixes two
-differences; ``divshare`` with ``fraction: 1`` and with ``queue: keep`` separates them. The protocols themselves are
-``ad-psgd`` and ``swift``.
+and it never drops queued messages, so a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with
+``queue: keep`` separates the two differences. The protocols themselves are ``ad-psgd`` and ``swift``.
 """
 
 from __future__ import annotations
@@ -45,13 +44,7 @@ class SwiftArtifact(Algorithm):
     backlog: int | None = Field(default=None, ge=1)
 
     def _divshare(self) -> DivShare:
-        return DivShare(
-            fraction=1.0,
-            recipients=self.recipients,
-            local_steps=self.local_steps,
-            queue="keep",
-            backlog=self.backlog,
-        )
+        return DivShare(fraction=1.0, queue="keep", **dict(self))
 
     def check(self, setting: Setting) -> None:
         self._divshare().check(setting)
@@ -68,9 +61,8 @@ class ADPSGDArtifact(Algorithm):
     """AD-PSGD as in DivShare's published code: a node sends its model to a few others, which answer with theirs.
 
     It does not average in pairs, has no active and passive nodes, draws the others with replacement, and sends the model as
-    it was after the last steps, before averaging. One defect of that code is not repeated: it marks messages as questions or
-    answers in a dictionary shared by all messages of a round, so that answering turns queued questions into answers, and
-    the other way round.
+    it was after the last steps, before averaging. One defect of that code is not repeated: all messages of a round share one
+    dictionary, in which the marks of questions and answers overwrite each other.
 
     Args:
         degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are

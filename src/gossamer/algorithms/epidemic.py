@@ -6,9 +6,8 @@ models,
 
     x_i <- (x_i + sum_{j in received} x_j) / (1 + |received|)
 
-The paper's sampler (Oracle), and the receivers' knowledge of their senders (Local), are a random generator that all nodes
-share; the distribution is the paper's. The published artifact asks a sampling process (Oracle) or notifies every node that is
-not chosen, O(n^2) small messages a round (Local); no such messages are sent here.
+All nodes draw senders and receivers from one shared generator, with the paper's distribution. The published artifact asks a
+sampling process (Oracle) or notifies every node that is not chosen, O(n^2) small messages a round (Local).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class EpidemicOracle(Epidemic):
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
             raise BadInput(
-                f"algorithm.degree: {self.degree} for {setting.nodes} nodes (their product is odd); accepted: an even degree"
+                f"algorithm.degree: {self.degree} for {setting.nodes} nodes; accepted: an even degree"
             )
         super().check(setting)
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Payload
@@ -89,7 +89,8 @@ class FedAvg(Algorithm):
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
         size = {
-            k: _count(reply["samples"]) if self.weighting == "data" else 1 for k, reply in replies.items()
+            k: whole_number(reply["samples"], 0, "samples") if self.weighting == "data" else 1
+            for k, reply in replies.items()
         }
         models = {k: reply["model"] for k, reply in replies.items()}
         if models:
@@ -118,12 +119,3 @@ class FedAvg(Algorithm):
         for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))
-
-
-def _count(samples: object) -> int:
-    """A client's number of samples; an infinite one, say, would silence all other clients."""
-    if type(samples) is not int or samples < 0:
-        raise ValueError(
-            f"a client says that it has {samples!r} samples; accepted: a whole number, at least 0"
-        )
-    return samples

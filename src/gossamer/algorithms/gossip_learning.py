@@ -8,9 +8,9 @@ Ormandi, Hegedus and Jelasity, "Gossip Learning with Linear Models on Fully Dist
 - each: x_i <- (a_i x_i + a_j x_j) / (a_i + a_j), a_i <- max(a_i, a_j), for one message after the other
 - all (Super-Gossip): x_i <- (a_i x_i + sum_j a_j x_j) / (a_i + sum_j a_j), a_i <- max over all, for the whole queue
 
-Both were checked against sacs-epfl/async-dl (``GossipSharing``), and the loop against its ``SuperGossipNode``. Its
+Both were checked against sacs-epfl/async-dl (``GossipSharing``, ``SuperGossipNode``), not against the papers. Its
 ``GossipNode`` (and the papers) train only when a message comes; here nodes train on their own clock in both. Its age counts
-samples, which gives the same weights if all batches have one size. The papers were not at hand.
+samples, which gives the same weights if all batches have one size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message
 from gossamer.node import Node
@@ -86,7 +86,7 @@ class GossipLearning(Algorithm):
 
     async def _merge(self, node: Node, messages: Sequence[Message]) -> None:
         """The mean by age; messages are numbered by their place in the queue, as one sender may have several."""
-        own, ages = node.state["age"], [message.payload["age"] for message in messages]
+        own, ages = node.state["age"], [whole_number(each.payload["age"], 1, "age") for each in messages]
         total = own + sum(ages)
         node.state["age"] = max([own, *ages])
         await node.mix(

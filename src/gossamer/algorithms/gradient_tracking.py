@@ -13,10 +13,9 @@ With the local step u_i = -eta g_i and a correction c_i = -eta (y_i - g_i), zero
 
     -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
 
-which, with any optimizer's step in the place of u, is the form of epfml/relaysgd (``algorithms.gradient_tracking``),
-against which dsgt was checked; diging was checked against epfml/quasi-global-momentum
-(``decentralized_sgd_with_gradient_tracking.py``). Where the learning rate changes, c is scaled with it, so that y is what
-it is above. The papers themselves were not at hand.
+with any optimizer's step in the place of u. dsgt was checked against epfml/relaysgd (``algorithms.gradient_tracking``),
+diging against epfml/quasi-global-momentum (``decentralized_sgd_with_gradient_tracking.py``), not against the papers. Where
+the learning rate changes, c is scaled with it.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from gossamer.node import Node, Setting
 @register("algorithm", "gradient-tracking")
 class GradientTracking(Algorithm):
     """Gradient tracking: the optimum of the average loss, however the data differ from node to node, for twice the traffic
-    of d-psgd; weights come from ``topology.weights``.
+       of d-psgd; weights come from ``topology.weights``.
 
-    A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is
-    missing from a round counts as the node's own, as for d-psgd.
+       A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is
+       missing from a round counts as the node's own, as for d-psgd.
+    W of a static topology has to be doubly
+       stochastic.
 
-    Args:
-        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from.
-
-    Raises:
-        BadInput: where the topology does not change and its W is not doubly stochastic.
+       Args:
+           variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from.
     """
 
     variant: Literal["dsgt", "diging"] = "dsgt"
@@ -56,11 +54,8 @@ class GradientTracking(Algorithm):
             step = node.parameters - before
             direction = step + correction(node)
             node.parameters = before + direction if self.variant == "dsgt" else before
-            to, peers, weights = (
-                await node.neighbors(r, "out"),
-                await node.neighbors(r, "in"),
-                node.mixing_weights(r),
-            )
+            to, peers = await node.neighbors(r, "out"), await node.neighbors(r, "in")
+            weights = node.mixing_weights(r)
             node.broadcast(to, node.model, tag=("model", r))
             node.broadcast(to, direction, tag=("direction", r))
             await node.mix(await node.gather(peers, tag=("model", r)), weights)

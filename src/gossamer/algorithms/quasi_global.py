@@ -33,15 +33,13 @@ class QuasiGlobalMomentum(Algorithm):
     """Quasi-global momentum (Lin et al., 2021); weights come from ``topology.weights``.
 
     A round is one local step, and its messages are those of d-psgd. A neighbour that is missing from a round counts as the
-    node itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without momentum.
+    node itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without momentum. W of a static
+    topology has to be doubly stochastic.
 
     Args:
         beta: factor of the momentum in a step.
         mu: share of the old momentum that remains when a round's movement is added.
         nesterov: look ahead along the momentum.
-
-    Raises:
-        BadInput: for another optimizer, and where the topology does not change and its W is not doubly stochastic.
     """
 
     mixes_models: ClassVar[bool] = True
@@ -51,12 +49,11 @@ class QuasiGlobalMomentum(Algorithm):
     nesterov: bool = False
 
     def check(self, setting: Setting) -> None:
-        optimizer = setting.optimizer
-        if not isinstance(optimizer, SGD):
-            raise BadInput(f"optimizer.name: {optimizer.name_of()} for qg-momentum; accepted: sgd")
-        if optimizer.momentum:
+        if not isinstance(setting.optimizer, SGD):
+            raise BadInput(f"optimizer.name: {setting.optimizer.name_of()} for qg-momentum; accepted: sgd")
+        if momentum := setting.optimizer.momentum:
             raise BadInput(
-                f"optimizer.momentum: {optimizer.momentum:g} for qg-momentum, which has its own (algorithm.beta); accepted: 0"
+                f"optimizer.momentum: {momentum:g} for qg-momentum (see algorithm.beta); accepted: 0"
             )
         check_doubly_stochastic(setting.topology, self.name_of())
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal
 
+import networkx as nx
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm
@@ -40,9 +41,6 @@ class RelaySum(Algorithm):
         tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
             which every node needs the whole graph (an oracle).
         stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one.
-
-    Raises:
-        BadInput: for a topology that changes, is directed, not connected or, for "given", no tree.
     """
 
     local_steps: int = Field(default=1, ge=1)
@@ -51,25 +49,18 @@ class RelaySum(Algorithm):
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
-        name = topology.topology.name_of()
-        if not topology.static:
+        graph, name = topology.graph(0), topology.topology.name_of()
+        for fits, found, accepted in (
+            (topology.static, "changes", "one graph for all rounds"),
+            (not graph.directed, "is directed", "an undirected graph"),
+            (graph.connected, "is not connected", "a connected graph"),
+        ):
+            if not fits:
+                raise BadInput(f"topology: {name}, which {found}, for relay-sum; accepted: {accepted}")
+        if self.tree == "given" and graph.arcs != 2 * (graph.nodes - 1):
             raise BadInput(
-                f"topology: {name}, which changes, for relay-sum; accepted: one graph for all rounds"
-            )
-        graph = topology.graph(0)
-        if graph.directed:
-            raise BadInput(
-                f"topology: {name}, which is directed, for relay-sum; accepted: an undirected graph"
-            )
-        if not graph.connected:
-            raise BadInput(
-                f"topology: {name}, which is not connected, for relay-sum; accepted: a connected graph"
-            )
-        edges = sum(1 for _ in graph.edges())
-        if self.tree == "given" and edges != graph.nodes - 1:
-            raise BadInput(
-                f"topology: {edges} edges between {graph.nodes} nodes, for relay-sum; accepted: a tree, or algorithm.tree: "
-                "spanning, which takes one out of the graph"
+                f"topology: {graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum; accepted: a tree, or"
+                " algorithm.tree: spanning, which takes one out of the graph"
             )
 
     def sends_models(self) -> bool:
@@ -113,12 +104,4 @@ class RelaySum(Algorithm):
 @lru_cache(maxsize=8)
 def spanning_tree(graph: Graph) -> Graph:
     """The breadth-first tree of a connected graph from rank 0, lower ranks first; of a tree, that tree."""
-    reached, edges = [0], []
-    seen = {0}
-    for rank in reached:
-        for other in graph.neighbors(rank):
-            if other not in seen:
-                seen.add(other)
-                reached.append(other)
-                edges.append((rank, other))
-    return Graph(graph.nodes, edges)
+    return Graph(graph.nodes, nx.bfs_edges(graph.to_networkx(), 0))

@@ -18,9 +18,8 @@ bound.
 Overlapped (Algorithm 2, OSGP): every tau rounds a node sends and continues; a message is added at the end of the round in
 which it arrives, and a node waits for the messages of the last exchange only at the next one.
 
-Checked against the authors' code (facebookresearch/stochastic_gradient_push, ``gossip_module``): uniform mixing, the
-gradient at z applied to x. The order within Algorithm 2 is from memory; the code differs, as it sends again as soon as the
-last exchange is complete, after at most ``synch_freq`` steps.
+Checked against the authors' code (facebookresearch/stochastic_gradient_push, ``gossip_module``). The order within Algorithm 2
+is from memory; the code sends again as soon as the last exchange is complete, after at most ``synch_freq`` steps.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class SGP(Algorithm):
 
     Args:
         local_steps: mini-batch steps a round.
-        overlap: tau: send every so many rounds, and wait for what was sent to this node no sooner than at the next sending.
+        overlap: tau, the number of rounds between two exchanges; a node waits for the messages of one exchange at the next.
             The k-th exchange uses the graph of round k. 0: exchange and wait in every round.
 
     A network that loses messages is refused, and so are faults that take nodes away with their weight. Messages that come

@@ -59,14 +59,14 @@ class Swift(Algorithm):
         topology = setting.topology
         graph = topology.graph(0)
         if self.boost and self.memory != "fresh":
-            raise BadInput('algorithm.boost: true with memory "stored"; accepted: with memory "fresh"')
+            raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
             raise BadInput(
                 'topology: one that changes, for swift with algorithm.memory "stored"; accepted: one that stays, or "fresh"'
             )
         if graph.directed and self.weights == "ccs":
             raise BadInput(
-                'algorithm.weights: "ccs" on a directed graph; accepted there: "topology", or an undirected graph'
+                'algorithm.weights: "ccs" on a directed graph; accepted: "topology", or an undirected graph'
             )
 
     async def run(self, node: Node) -> None:
@@ -101,11 +101,9 @@ class Swift(Algorithm):
             node.record(heard=len(came))
 
     def _weights(self, node: Node, r: int) -> dict[int, float]:
-        return (
-            node.mixing_weights(r)
-            if self.weights == "topology"
-            else CCS().row(node.topology(r), node.rank, None)
-        )
+        if self.weights == "topology":
+            return node.mixing_weights(r)
+        return CCS().row(node.topology(r), node.rank, None)
 
     def _boosted(self, weights: dict[int, float], heard: list[int]) -> dict[int, float]:
         """The weights of the models that arrived."""

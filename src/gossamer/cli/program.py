@@ -61,7 +61,10 @@ app.command(epilog=EXIT_CODES)(worker)
 
 def main() -> None:
     """The program ``gossamer``."""
-    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
+    handler = logging.StreamHandler()
+    # Libraries that set their own level (Parsl) are heard from warnings on, too.
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
+    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
     atexit.register(
         gc.freeze
@@ -106,21 +109,9 @@ def _usage_problem(error: Any) -> str:
             near = suggest(error.option_name, accepted)
             return f"{error.option_name}: no such option{near}; accepted: {listed(accepted)}"
         case "BadParameter" if error.param is not None:
-            return f"{_name(error.param)}: {_refused(error)}"
+            return f"{_name(error.param)}: {str(error.message).rstrip('.')}"
     help_ = f"; accepted: see {error.ctx.command_path} --help" if error.ctx is not None else ""
     return f"{error.format_message().rstrip('.')}{help_}"
-
-
-def _refused(error: Any) -> str:
-    """A refused value and what is accepted; in the parser's words unless pydantic has checked it."""
-    from pydantic import ValidationError
-
-    from gossamer.config.validation import accepted
-
-    if not isinstance(error.__cause__, ValidationError):
-        return str(error.message).rstrip(".")
-    problem = error.__cause__.errors(include_url=False)[0]
-    return f"got {problem['input']!r}; accepted: {accepted(problem)}"
 
 
 def _name(parameter: Any) -> str:

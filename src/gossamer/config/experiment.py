@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_serializer, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from gossamer.config.mappings import assign_all, parse_mapping, read_mapping
-from gossamer.config.registry import Component, FilePath, build, component, components
+from gossamer.config.registry import ComponentField, FilePath
 from gossamer.config.sections import (
     Checkpoints,
     Count,
@@ -34,10 +34,9 @@ def engine_name(value: Any) -> Any:
     return value.get("name", "simulate") if isinstance(value, Mapping) else value
 
 
-def _codec(value: Any, info: Any) -> Any:
-    if isinstance(value, list | tuple):
-        value = {"name": "chain", "codecs": list(value)}
-    return None if value is None else build("codec", value, info.context)
+def _chain(value: Any) -> Any:
+    """A list of codecs is a chain."""
+    return {"name": "chain", "codecs": list(value)} if isinstance(value, list | tuple) else value
 
 
 def _engine(value: Any) -> Any:
@@ -57,8 +56,7 @@ def _engine(value: Any) -> Any:
 
 
 class Experiment(Section):
-    """One complete description of a run: task, partition, topology, poison, algorithm, network, compute, faults, evaluation,
-    stop rule, seed.
+    """One complete description of a run.
 
     Every pluggable field takes a registered name or "package.module:Class", with parameters. An experiment is frozen;
     :meth:`override` gives a changed copy.
@@ -67,45 +65,30 @@ class Experiment(Section):
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(default=1, ge=0, strict=True)
     nodes: Count
-    task: Annotated[Any, component("task")]
-    partition: Annotated[Any, component("partition")] = Field(default="iid", validate_default=True)
-    topology: Annotated[Any, component("topology")] = Field(default="ring", validate_default=True)
-    poison: Annotated[tuple[Any, ...], components("poison")] = ()
-    algorithm: Annotated[Any, component("algorithm")]
-    codec: Annotated[Any, BeforeValidator(_codec)] = None
-    wrappers: Annotated[tuple[Any, ...], components("wrapper")] = ()
-    aggregator: Annotated[Any, component("aggregator")] = Field(default="mean", validate_default=True)
-    optimizer: Annotated[Any, component("optimizer")] = Field(
+    task: Annotated[Any, ComponentField("task")]
+    partition: Annotated[Any, ComponentField("partition")] = Field(default="iid", validate_default=True)
+    topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
+    poison: Annotated[tuple[Any, ...], ComponentField("poison", "poison", many=True)] = ()
+    algorithm: Annotated[Any, ComponentField("algorithm")]
+    codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain)] = None
+    wrappers: Annotated[tuple[Any, ...], ComponentField("wrapper", "wrappers", many=True)] = ()
+    aggregator: Annotated[Any, ComponentField("aggregator")] = Field(default="mean", validate_default=True)
+    optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
     batch_size: Count | Literal["full"] = 16
     initial: Literal["common", "independent"] = "common"
-    compute: Annotated[Any, component("compute")] = Field(default="constant", validate_default=True)
-    network: Annotated[Any, component("network")] = Field(default="uniform", validate_default=True)
-    faults: Annotated[tuple[Any, ...], components("fault")] = ()
+    compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)
+    network: Annotated[Any, ComponentField("network")] = Field(default="uniform", validate_default=True)
+    faults: Annotated[tuple[Any, ...], ComponentField("fault", "faults", many=True)] = ()
     gather: Gather = Gather()
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
-    trackers: Annotated[tuple[Any, ...], components("tracker")] = ()
+    trackers: Annotated[tuple[Any, ...], ComponentField("tracker", "trackers", many=True)] = ()
     data_root: FilePath | None = None
     engine: Annotated[Simulate | Processes, BeforeValidator(_engine)] = Simulate()
-
-    @field_serializer(
-        "task", "partition", "topology", "algorithm", "aggregator", "optimizer", "compute", "network"
-    )
-    def _spec(self, value: Any) -> dict[str, Any]:
-        spec: dict[str, Any] = value.spec()
-        return spec
-
-    @field_serializer("codec")
-    def _codec_spec(self, value: Component | None) -> Any:
-        return None if value is None else value.spec()
-
-    @field_serializer("wrappers", "faults", "poison", "trackers")
-    def _specs(self, value: tuple[Any, ...]) -> list[dict[str, Any]]:
-        return [item.spec() for item in value]
 
     @property
     def has_faults(self) -> bool:
@@ -117,13 +100,10 @@ class Experiment(Section):
     def _known_ranks(self) -> Experiment:
         chosen, timeline = self.evaluation.nodes, self.evaluation.timeline
         if isinstance(chosen, int) and chosen > self.nodes:
-            raise BadInput(
-                f"evaluation.nodes: {chosen} of {self.nodes} nodes; accepted: at most {self.nodes}"
-            )
-        for field, ranks in {
-            "evaluation.nodes": chosen if isinstance(chosen, list) else [],
-            "evaluation.timeline.nodes": timeline.ranks(self.nodes) if timeline else [],
-        }.items():
+            raise BadInput(f"evaluation.nodes: got {chosen}; accepted: at most {self.nodes}")
+        listed = chosen if isinstance(chosen, list) else []
+        recorded = timeline.ranks(self.nodes) if timeline else []
+        for field, ranks in (("evaluation.nodes", listed), ("evaluation.timeline.nodes", recorded)):
             if any(not 0 <= rank < self.nodes for rank in ranks):
                 raise BadInput(f"{field}: got {ranks}; accepted: ranks 0 to {self.nodes - 1}")
         return self
@@ -147,12 +127,8 @@ class Experiment(Section):
     def read(
         cls, path: str | Path, overrides: Iterable[str] = (), engine: str | None = None
     ) -> dict[str, Any]:
-        """The mapping in an experiment file, for :meth:`of`. It is not validated yet, since components import torch, which
-        takes seconds. Arguments as for :meth:`load`.
-
-        Raises:
-            BadInput: for a missing file, broken YAML, or assignments that can't be carried out.
-        """
+        """The mapping in an experiment file, for :meth:`of`; arguments as for :meth:`load`. It is not validated yet, since
+        components import torch, which takes seconds."""
         raw = read_mapping(path, "a YAML experiment file", _FIELDS)
         if "base" in raw and "task" not in raw:
             raise BadInput(f"{path}: a sweep; accepted: an experiment (gossamer sweep runs a sweep)")
@@ -173,7 +149,7 @@ class Experiment(Section):
 
     @classmethod
     def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
-        if engine is not None and ("engine" not in raw or engine_name(raw["engine"]) != engine):
+        if engine is not None and engine_name(raw.get("engine")) != engine:
             raw["engine"] = {"name": engine}
         assign_all(raw, overrides, cls)
         if engine is not None:  # the overrides may leave it unnamed, or name another one
@@ -188,22 +164,14 @@ class Experiment(Section):
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], folder: Path | None = None) -> Experiment:
-        """The experiment in a mapping; relative paths are relative to ``folder``.
-
-        Raises:
-            BadInput: for anything in it that can't be used.
-        """
+        """The experiment in a mapping; relative paths are relative to ``folder``. Raises BadInput for unusable values."""
         try:
             return cls.model_validate(dict(raw), context={"folder": folder})
         except ValidationError as error:
             raise bad_input(error, cls) from None
 
     def override(self, **changes: Any) -> Experiment:
-        """A validated copy with other values for some fields.
-
-        Raises:
-            BadInput: for a value that can't be used.
-        """
+        """A validated copy with other values for some fields; raises BadInput for unusable ones."""
         return Experiment.of({**self.model_dump(mode="json"), **changes})
 
     def to_yaml(self) -> str:

@@ -43,28 +43,18 @@ def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fi
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{path}: {reason}; accepted: {accepted}") from None
     return parse_mapping(text, str(path), fields)
 
 
 def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """The mapping in a YAML text.
-
-    Args:
-        text: the text.
-        source: where the text comes from, for messages.
-        fields: the fields that are expected, for messages.
-
-    Raises:
-        BadInput: for broken YAML, or anything but a mapping.
-    """
+    """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
     try:
         raw = yaml.load(text, _Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problem = f"{error.reason}: {chr(error.character)!r}"
-        raise BadInput(f"{source}, line {line}: not YAML: {problem}") from None
+        raise BadInput(f"{source}, line {line}: not YAML: {error.reason}: {chr(error.character)!r}") from None
     except yaml.MarkedYAMLError as error:
         mark, start = error.problem_mark, error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -82,12 +72,7 @@ _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
 def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
-    """Carry out assignments of the command line, ``"a.b=value"``, in place and whatever their order.
-
-    Args:
-        raw: the file's mapping.
-        overrides: the assignments; their values are YAML.
-        model: as for :func:`assign`.
+    """Carry out assignments of the command line, ``"a.b=value"`` with a YAML value, in place and whatever their order.
 
     Raises:
         BadInput: for an assignment that can't be carried out, or a second one to the same field.
@@ -127,23 +112,17 @@ def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[Ba
     *parents, last = path.split(".")
     fields = raw
     for depth, name in enumerate(parents):
-        inner = fields.get(name, _default(name, model) if depth == 0 else {})
+        default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
+        inner = fields.get(name, default if isinstance(default, dict | str) else {})
         if isinstance(inner, str) and depth == 0:
             inner = {"name": inner}  # a bare name stands for a component with default parameters
         if not isinstance(inner, dict):
             raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {shown(inner)}, which has no fields")
-        fields[name] = inner
-        fields = inner
+        fields[name] = inner if name in fields else dict(inner)
+        fields = fields[name]
     if parents and last == "name" and fields.get("name", value) != value:
         fields.clear()  # the parameters of the old component do not apply to the new one
     fields[last] = value
-
-
-def _default(name: str, model: type[BaseModel]) -> Any:
-    """A field's default as a file would give it."""
-    field = model.model_fields.get(name)
-    spec = None if field is None else field.default
-    return dict(spec) if isinstance(spec, dict) else spec if isinstance(spec, str) else {}
 
 
 def _from_command_line(value: Any) -> Any:

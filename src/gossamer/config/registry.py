@@ -1,8 +1,5 @@
-"""Names for everything pluggable: a registered name, an entry point, or ``"package.module:Class"``.
-
-A component is a frozen pydantic model whose fields are its parameters. Its name is looked up in this order: the
-built-in names (:func:`register`), entry points of the group ``gossamer.<kind>``, and ``"package.module:Class"``. A
-plain function is a component too: its parameters are the fields.
+"""Names for everything pluggable, looked up in this order: the built-in names (:func:`register`), entry points of the group
+``gossamer.<kind>``, and ``"package.module:Class"``. A plain function is a component too: its parameters are the fields.
 """
 
 from __future__ import annotations
@@ -11,11 +8,14 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic_core import core_schema
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
@@ -37,8 +37,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "weights": ("gossamer.topology", "Weights"),
     "wrapper": ("gossamer.algorithms", "NodeWrapper"),
 }
-"""Pluggable kind -> the package that registers its built-in names, and the base class of its components; the base class
-is empty where a function is accepted too."""
+"""Kind -> the package that registers its built-in names, and the base class (empty where a function is accepted too)."""
 
 _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
@@ -47,7 +46,7 @@ class Component(BaseModel):
     """Base of everything that an experiment names. Its fields are its parameters; it is frozen.
 
     Raises:
-        BadInput: when a subclass is defined with a field that has the name of a method.
+        BadInput: when a subclass is defined with a field ``name``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
@@ -59,13 +58,10 @@ class Component(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        bases = [base for base in cls.__mro__[1:] if issubclass(base, Component)]
-        for field in cls.model_fields:
-            taken = "the name of the component" if field == "name" else "a method"
-            if field == "name" or any(callable(vars(base).get(field)) for base in bases):
-                raise BadInput(
-                    f"{cls.__name__}.{field}: this is {taken}; accepted: another name for the field"
-                )
+        if "name" in cls.model_fields:
+            raise BadInput(
+                f"{cls.__name__}.name: this is the name of the component; accepted: another field name"
+            )
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -89,7 +85,7 @@ class Component(BaseModel):
 
 
 class FunctionComponent(Component):
-    """A plain function under a name. The fields are its parameters; :meth:`call` calls it."""
+    """A plain function under a name; its parameters are the fields."""
 
     function: ClassVar[Callable[..., Any]]
 
@@ -125,12 +121,7 @@ def names(kind: str) -> dict[str, type[Component]]:
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class behind a name.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        name: a registered name or ``"package.module:Class"``.
-        field: the field that holds the name, for messages; default: the kind.
+    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind).
 
     Raises:
         BadInput: for an unknown name, or a module or attribute that can't be imported.
@@ -143,7 +134,7 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
         return _builtin[kind][name]
     known = names(kind)
     if name not in known:
-        accepted = " or ".join(filter(None, [listed(list(known)), '"package.module:Class"']))
+        accepted = f'{listed(known)}{" or " if known else ""}"package.module:Class"'
         raise BadInput(f"{field}: unknown name {name!r}{suggest(name, known)}; accepted: {accepted}")
     return known[name]
 
@@ -204,12 +195,11 @@ def _import(field: str, path: str) -> type[Component]:
         raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, public)}")
+        own = [
+            name for name, value in vars(module).items() if getattr(value, "__module__", None) == module_name
+        ]
+        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, own)}")
     return _as_component(found, path, path)
-
-
-_functions: dict[tuple[Callable[..., Any], str], type[Component]] = {}
 
 
 def _as_component(found: Any, name: str, path: str) -> type[Component]:
@@ -219,11 +209,10 @@ def _as_component(found: Any, name: str, path: str) -> type[Component]:
         return found
     if not callable(found):
         raise BadInput(f"{path!r} is {type(found).__name__}; accepted: a Component class or a function")
-    if (found, name) not in _functions:
-        _functions[found, name] = _from_function(found, name)
-    return _functions[found, name]
+    return _from_function(found, name)
 
 
+@cache
 def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
     fields: dict[str, Any] = {}
     hints = inspect.get_annotations(function, eval_str=True)
@@ -238,28 +227,51 @@ def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
     return cls
 
 
-def component(kind: str) -> BeforeValidator:
-    """Pydantic annotation of a field that holds a component of a kind."""
-    return BeforeValidator(lambda value, info: build(kind, value, info.context, info.field_name))
+@dataclass(frozen=True)
+class ComponentField:
+    """Pydantic annotation of a field that holds a component of a kind, or a list of them.
 
+    Args:
+        kind: one of :data:`KINDS`.
+        field: the field's path in the experiment file, for messages; default: the kind.
+        many: whether it is a list.
+        optional: whether null is accepted.
+    """
 
-def components(kind: str) -> BeforeValidator:
-    """Pydantic annotation of a field that holds a list of components of a kind."""
+    kind: str
+    field: str = ""
+    many: bool = False
+    optional: bool = False
 
-    def validate(value: Any, info: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        specs = core_schema.plain_serializer_function_ser_schema(self._specs)
+        return core_schema.with_info_before_validator_function(
+            self._build, handler(source), serialization=specs
+        )
+
+    def _build(self, value: Any, info: Any) -> Any:
+        field = self.field or self.kind
+        if value is None and self.optional:
+            return None
+        if not self.many:
+            return build(self.kind, value, info.context, field)
         if not isinstance(value, list | tuple):
             return value
-        return [build(kind, item, info.context, f"{info.field_name}.{k}") for k, item in enumerate(value)]
+        return tuple(build(self.kind, item, info.context, f"{field}.{k}") for k, item in enumerate(value))
 
-    return BeforeValidator(validate)
+    @staticmethod
+    def _specs(value: Any) -> Any:
+        if value is None:
+            return None
+        return [item.spec() for item in value] if isinstance(value, tuple) else value.spec()
 
 
 class FromCommandLine(str):
-    """Text from the command line: a relative path in it is relative to the working directory."""
+    """Text from the command line: a path in it is relative to the working directory."""
 
 
 class FromFolder(str):
-    """Text from another file: a relative path in it is relative to that file's folder."""
+    """Text from another file: a path in it is relative to that file's folder."""
 
     folder: Path
 
@@ -273,5 +285,4 @@ def _resolved(value: Any, info: Any) -> Any:
 
 
 FilePath = Annotated[Path, AfterValidator(lambda path: path.resolve()), BeforeValidator(_resolved)]
-"""A path. A relative one is relative to the experiment file that holds it, else to the working directory; it is resolved
-when it is read."""
+"""A path; a relative one is resolved from the folder of the file that holds it, else from the working directory."""

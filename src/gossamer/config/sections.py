@@ -17,11 +17,9 @@ class Section(BaseModel):
 
 
 class Timeline(Section):
-    """The window of the engine's time in which computations and messages are recorded one by one.
+    """The window of the engine's time, in seconds, in which computations and messages are recorded one by one.
 
     Args:
-        from_s: its start, seconds.
-        to_s: its end.
         nodes: a list of ranks, or the number of nodes, counted from rank 0.
     """
 
@@ -60,12 +58,8 @@ class Evaluation(Section):
 
 
 class Target(Section):
-    """A level of a metric at which a run stops. It applies to the mean over evaluated nodes; of losses, errors and
-    distances, lower is better.
-
-    Args:
-        metric: a column of the recorded rows, e.g. test_accuracy.
-        value: the level.
+    """The level ``value`` of a recorded column (e.g. test_accuracy) at which a run stops. It applies to the mean over
+    evaluated nodes; of losses, errors and distances, lower is better.
     """
 
     metric: str
@@ -73,13 +67,7 @@ class Target(Section):
 
 
 class Stop(Section):
-    """When a run ends: at the first of these.
-
-    Args:
-        rounds: the rounds of every node.
-        time_s: seconds of the engine's clock.
-        target: a level of a metric.
-    """
+    """When a run ends: after a number of rounds of every node, a time of the engine's clock, or at a target."""
 
     rounds: Count | None = None
     time_s: float | None = Field(default=None, gt=0)
@@ -153,7 +141,7 @@ class Checkpoints(Section):
         return self.every_rounds is not None or self.every_s is not None
 
     def due(self, rounds: int, time_s: float) -> int:
-        """The number of checkpoints that are due within a number of rounds and a time. (A node is saved when it grows.)"""
+        """The number of checkpoints that are due within a number of rounds and a time; a node is saved when it grows."""
         by_rounds = 0 if self.every_rounds is None else rounds // self.every_rounds
         return by_rounds + (0 if self.every_s is None else int(time_s / self.every_s))
 
@@ -182,7 +170,6 @@ class Processes(Section):
 
     Args:
         trainer: a process has one node and can't batch: "auto" is "sequential".
-        threads: torch's threads in each node.
         start_timeout_s: the seconds within which all nodes must have started.
         train_at_once: the number of nodes that compute at the same time; null is the number of cores.
         memory: "keep" keeps the memory that a computation has freed for the next one (fast), "trim" returns it to the

@@ -14,16 +14,13 @@ from gossamer.errors import BadInput, listed, shown, suggest
 
 
 def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") -> BadInput:
-    """The problems of a validation error, one line for each field.
-
-    Args:
-        error: pydantic's error.
-        model: the model that was validated.
-        prefix: the field of the experiment that holds the model, e.g. "algorithm".
-    """
+    """The problems of a validation error, one line for each field; ``prefix`` is the field that holds the model."""
     values: dict[str, str] = {}
     expected: dict[str, list[str]] = {}  # a union has one error for each of its branches
-    for problem in error.errors(include_url=False):
+    # A field that is misspelt comes before the one that is missing because of it.
+    for problem in sorted(
+        error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
+    ):
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":

@@ -20,14 +20,8 @@ ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]
 def model_factory(
     name: ModelName, shape: tuple[int, int, int], classes: int, hidden: Sequence[int] = ()
 ) -> Callable[[], nn.Module]:
-    """A function that creates a fresh model.
-
-    Args:
-        name: which model.
-        shape: (channels, height, width) of one image.
-        classes: number of outputs.
-        hidden: widths of the hidden layers; used by ``mlp`` only.
-    """
+    """A function that creates a fresh model for images of a shape (channels, height, width). ``mlp`` has the given
+    ``hidden`` widths."""
     if name == "mlp":
         return partial(MLP, shape, classes, tuple(hidden))
     return partial({"gn-lenet": GNLeNet, "lenet5": LeNet5, "logistic": MLP}[name], shape, classes)
@@ -53,9 +47,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])  # no ReLU on the scores
 
     def forward(self, samples: Float[Tensor, " samples *shape"]) -> Float[Tensor, "samples classes"]:
-        """The class scores (before softmax) of a batch of samples."""
-        scores: Tensor = self.layers(samples.flatten(start_dim=1))
-        return scores
+        return self.layers(samples.flatten(start_dim=1))  # type: ignore[no-any-return]
 
 
 class GNLeNet(nn.Module):
@@ -85,7 +77,6 @@ class GNLeNet(nn.Module):
     def forward(
         self, images: Float[Tensor, "samples channels height width"]
     ) -> Float[Tensor, "samples classes"]:
-        """The class scores (before softmax) of a batch of images."""
         x = F.relu(F.max_pool2d(self.norm1(self.conv1(images)), 2))
         x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
         x = F.relu(F.max_pool2d(self.norm3(self.conv3(x)), 2))
@@ -119,7 +110,6 @@ class LeNet5(nn.Module):
     def forward(
         self, images: Float[Tensor, "samples channels height width"]
     ) -> Float[Tensor, "samples classes"]:
-        """The class scores (before softmax) of a batch of images."""
         x = F.avg_pool2d(torch.tanh(self.conv1(images)), 2)
         x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
         x = torch.tanh(self.fc1(x.flatten(start_dim=1)))
@@ -149,7 +139,6 @@ class CharacterLSTM(nn.Module):
         self.linear = nn.Linear(hidden, characters)
 
     def forward(self, text: Integer[Tensor, "samples length"]) -> Float[Tensor, "samples characters"]:
-        """The scores (before softmax) of what follows each text of character numbers."""
         outputs, _ = self.lstm(self.embedding(text.long()))  # .long(): they are stored as bytes
         scores: Tensor = self.linear(outputs[:, -1])
         return scores
@@ -187,7 +176,6 @@ class MatrixFactorization(nn.Module):
                 nn.init.zeros_(bias.weight)
 
     def forward(self, pairs: Int[Tensor, "samples 2"]) -> Float[Tensor, " samples"]:
-        """The ratings of (user, item) pairs, each counted from 0."""
         user, item = pairs.unbind(dim=1)
         ratings: Tensor = (self.user_factors(user) * self.item_factors(item)).sum(dim=1)
         if self.mean is not None:

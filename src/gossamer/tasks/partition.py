@@ -47,29 +47,35 @@ class Partition(Component):
         """
         if not 1 <= nodes <= task.samples:
             raise BadInput(
-                f"nodes: {nodes} for {task.samples} training samples; accepted: at least 1, and at most one a sample"
+                f"nodes: {nodes} for {task.samples} training samples; accepted: 1 to {task.samples}"
             )
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
-        used = np.concatenate(parts)
+        used, sizes = np.concatenate(parts), [len(part) for part in parts]
         if len(parts) != nodes:
             problem = f"{len(parts)} parts for {nodes} nodes; accepted: one a node"
-        elif min(map(len, parts)) == 0:
-            empty = min(range(nodes), key=lambda rank: len(parts[rank]))
-            problem = f"node {empty} gets no sample; accepted: at least one sample a node"
+        elif 0 in sizes:
+            problem = f"node {sizes.index(0)} gets no sample; accepted: at least one sample a node"
         elif used.min() < 0 or used.max() >= task.samples:
             problem = f"samples from {used.min()} to {used.max()}; accepted: 0 to {task.samples - 1}"
         elif (times := np.bincount(used)).max() > 1:
             problem = f"sample {times.argmax()} is given out {times.max()} times; accepted: once"
         else:
             if missing := task.samples - len(used):
+                name = self.name_of()
                 log.warning(
-                    "partition %s: %d of %d training samples are left out",
-                    self.name_of(),
-                    missing,
-                    task.samples,
+                    "partition %s: %d of %d training samples are left out", name, missing, task.samples
                 )
             return parts
         raise BadInput(f"partition {self.name_of()!r}: {problem}")
+
+    def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
+        targets = task.labels()
+        if targets is None:
+            raise BadInput(
+                f"partition {self.name_of()!r}: the task's targets are not class numbers; accepted: a task with classes, or"
+                " one of iid, natural, sizes"
+            )
+        return targets.numpy(force=True)
 
 
 @register("partition", "iid")
@@ -77,7 +83,6 @@ class IID(Partition):
     """Independent, identically distributed parts: a random split into sizes that differ by at most one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """A shuffle, cut into equal pieces."""
         return np.array_split(rng.permutation(task.samples), nodes)
 
 
@@ -96,13 +101,11 @@ class Shards(Partition):
     per_node: PositiveInt = 2
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """Label-sorted shards, dealt out."""
-        labels = _labels(task, self)
-        shards = nodes * self.per_node
+        labels, shards = self._labels(task), nodes * self.per_node
         if shards > task.samples:
             raise BadInput(
-                f"partition.per_node: {self.per_node} shards for each of {nodes} nodes, but there are"
-                f" {task.samples} training samples; accepted: at most {task.samples // nodes}"
+                f"partition.per_node: {self.per_node} for {nodes} nodes and {task.samples} training samples;"
+                f" accepted: at most {task.samples // nodes}"
             )
         shuffled = rng.permutation(task.samples)
         pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
@@ -132,12 +135,11 @@ class Dirichlet(Partition):
     min_samples: PositiveInt = 1
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """One Dirichlet draw per class; then nodes with too few samples are topped up."""
-        labels = _labels(task, self)
+        labels = self._labels(task)
         if nodes * self.min_samples > task.samples:
             raise BadInput(
-                f"partition.min_samples: {self.min_samples} for each of {nodes} nodes, but there are"
-                f" {task.samples} training samples; accepted: at most {task.samples // nodes}"
+                f"partition.min_samples: {self.min_samples} for {nodes} nodes and {task.samples} training samples;"
+                f" accepted: at most {task.samples // nodes}"
             )
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
@@ -147,12 +149,11 @@ class Dirichlet(Partition):
         counts = np.diff(ends, axis=1, prepend=0).T
         _top_up(counts, self.min_samples)
 
-        parts: list[list[Int[np.ndarray, " _"]]] = [[] for _ in range(nodes)]
+        by_class = []
         for c in range(len(sizes)):
             members = rng.permutation(np.flatnonzero(class_of == c))
-            for part, piece in zip(parts, np.split(members, np.cumsum(counts[:-1, c])), strict=True):
-                part.append(piece)
-        return [np.concatenate(part) for part in parts]
+            by_class.append(np.split(members, np.cumsum(counts[:-1, c])))
+        return [np.concatenate(pieces) for pieces in zip(*by_class, strict=True)]
 
 
 def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
@@ -179,17 +180,12 @@ class Natural(Partition):
     """
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """Whole owners, dealt out."""
         if task.groups is None:
-            raise BadInput(
-                "partition 'natural': the task has no owner ids (groups); accepted: a task with groups,"
-                " or another partition"
-            )
+            raise BadInput("partition 'natural': the task has no owner ids; accepted: a task with groups")
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
             raise BadInput(
-                f"partition 'natural': {nodes} nodes but {len(owners)} owner ids;"
-                f" accepted: at most {len(owners)} nodes"
+                f"nodes: {nodes} with partition 'natural' and {len(owners)} owner ids; accepted: at most {len(owners)}"
             )
         order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
         node_of = np.empty(len(owners), np.int64)
@@ -219,10 +215,9 @@ class Sizes(Partition):
         return fractions
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """A shuffle, cut at the cumulated fractions."""
         if len(self.fractions) != nodes:
             raise BadInput(
-                f"partition.fractions: {len(self.fractions)} of them for {nodes} nodes; accepted: one a node"
+                f"partition.fractions: {len(self.fractions)} for {nodes} nodes; accepted: one a node"
             )
         # Rounded after they are cumulated, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
@@ -232,22 +227,9 @@ class Sizes(Partition):
 def label_counts(
     task: Task, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> Int[np.ndarray, "nodes classes"] | None:
-    """The number of samples of each class at each node, or None where the targets are not classes.
-
-    The number of columns is that of ``task.classes``, or one more than the highest class number.
-    """
+    """The number of samples of each class at each node, or None where the targets are not classes."""
     targets = task.labels()
     if targets is None:
         return None
     labels, classes = targets.numpy(force=True), class_count(task)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
-
-
-def _labels(task: Task, partition: Partition) -> Int[np.ndarray, " samples"]:
-    targets = task.labels()
-    if targets is None:
-        raise BadInput(
-            f"partition {partition.name_of()!r}: the task's targets are not class numbers;"
-            " accepted: a task with classes, or one of iid, natural, sizes"
-        )
-    return targets.numpy(force=True)

@@ -29,12 +29,7 @@ Rank = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Hops(Section):
-    """The nodes at a distance from a node.
-
-    Args:
-        rank: the node.
-        hops: length of the shortest path from it.
-    """
+    """The nodes at a distance of ``hops`` from the node ``rank``."""
 
     rank: Rank
     hops: PositiveInt
@@ -64,11 +59,7 @@ class Selector(Section):
         return self
 
     def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
-        """The ranks, ascending.
-
-        Args:
-            nodes: number of nodes.
-            graph: gives the first graph, where it is needed.
+        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed.
 
         Raises:
             BadInput: for a rank or a place that does not exist.
@@ -112,11 +103,7 @@ class Poison(Component):
     set_name: str = "ood"
 
     def settled(self, task: Task) -> Poison:
-        """The same poison, with what it takes from the task filled in.
-
-        Raises:
-            BadInput: where it does not fit the task.
-        """
+        """The same poison, with what it takes from the task filled in; raises BadInput where it does not fit the task."""
         return self
 
     @abstractmethod
@@ -140,8 +127,7 @@ class Poison(Component):
 
 @register("poison", "patch")
 class Patch(Poison):
-    """A backdoor: a square of one value in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg,
-    2017).
+    """A backdoor: a square in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
     is the attack's success rate.
@@ -159,7 +145,6 @@ class Patch(Poison):
     value: float | None = None
 
     def settled(self, task: Task) -> Poison:
-        """With the value filled in."""
         inputs = task.train[0]
         if inputs.dim() != 4 or not inputs.is_floating_point():
             raise BadInput(
@@ -178,7 +163,6 @@ class Patch(Poison):
         targets: Int[Tensor, " samples"],
         rng: np.random.Generator,
     ) -> Pair:
-        """Images with the patch, all of the target class."""
         assert self.value is not None
         vertical, _, horizontal = self.corner.partition("-")
         rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
@@ -187,7 +171,6 @@ class Patch(Poison):
         return inputs, torch.full_like(targets, self.target)
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair:
-        """The test images of the other classes, with the patch."""
         others = targets != self.target
         return self.transform(inputs[others], targets[others], np.random.default_rng(0))
 
@@ -203,7 +186,6 @@ class LabelFlip(Poison):
     classes: Annotated[int, Field(ge=2)] | None = None
 
     def settled(self, task: Task) -> Poison:
-        """With the number of classes filled in."""
         found = class_count(task)
         classes = found if self.classes is None else self.classes
         if classes != found and (task.classes is not None or classes < found):
@@ -212,7 +194,6 @@ class LabelFlip(Poison):
         return self.model_copy(update={"classes": classes})
 
     def transform(self, inputs: Tensor, targets: Int[Tensor, " samples"], rng: np.random.Generator) -> Pair:
-        """The same inputs with other labels."""
         assert self.classes is not None
         shift = torch.from_numpy(rng.integers(1, self.classes, len(targets)))
         return inputs, ((targets + shift) % self.classes).to(targets.dtype)
@@ -256,11 +237,9 @@ def poisoned(
                 chosen = torch.from_numpy(np.sort(rng.choice(parts[rank], count, replace=False)))
                 x, y = poison.transform(inputs[chosen], targets[chosen], rng)
                 for name, whole, values in (("inputs", inputs, x), ("targets", targets, y)):
-                    if values.shape != whole[chosen].shape or values.dtype != whole.dtype:
-                        raise BadInput(
-                            f"transform gave {name} {values.dtype} of shape {tuple(values.shape)};"
-                            f" accepted: {whole.dtype} of {tuple(whole[chosen].shape)}"
-                        )
+                    found, wanted = ((each.dtype, *each.shape) for each in (values, whole[chosen]))
+                    if found != wanted:
+                        raise BadInput(f"transform gave {name} {found}; accepted: {wanted}")
                     whole[chosen] = values
             if (pair := poison.evaluation_set(*task.test)) is not None:
                 if poison.set_name in tests:

@@ -169,12 +169,8 @@ class Task:
             )
         if self.classes is None:
             return
-        _require(
-            targets.dim() == 1 and targets.dtype in INTEGERS,
-            name,
-            targets,
-            "one class number (an integer) a sample, as the task has classes",
-        )
+        numbers = targets.dim() == 1 and targets.dtype in INTEGERS
+        _require(numbers, name, targets, "one class number (an integer) a sample, as the task has classes")
         if targets.min() < 0 or targets.max() >= len(self.classes):
             raise BadInput(
                 f"task.{name}: got class numbers from {targets.min()} to {targets.max()};"
@@ -217,11 +213,8 @@ def accuracy(
 
 
 def class_count(task: Task) -> int:
-    """The number of classes: that of ``task.classes``, or one more than the highest class number.
-
-    Raises:
-        BadInput: where the targets are not class numbers.
-    """
+    """The number of classes: that of ``task.classes``, or one more than the highest class number; raises BadInput where the
+    targets are not class numbers."""
     labels = task.labels()
     if labels is None:
         raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
@@ -237,7 +230,7 @@ class TaskSource(Component):
 
         Args:
             data_root: a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None.
-            seed: the experiment's seed, the key of whatever is drawn.
+            seed: the experiment's seed, the key of all draws.
 
         Raises:
             BadInput: for data that is missing, damaged, or does not fit the parameters.
@@ -248,13 +241,11 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``.
 
     Raises:
-        BadInput: for a component that is no source of tasks, a function that returns anything but a :class:`Task`, or data
-            that can't be used.
+        BadInput: for anything but a :class:`Task`, or data that can't be used.
     """
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(
-            f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource, or a function that"
-            " returns a Task"
+            f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource or a function"
         )
     try:
         task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()

@@ -1,4 +1,4 @@
-"""Cyclon: every node keeps a small view of the others, and exchanges parts of it with them.
+"""Cyclon, a peer sampler: every node keeps a small view of the others, and exchanges parts of it with them.
 
 Voulgaris, Gavidia and van Steen, "CYCLON: Inexpensive Membership Management for Unstructured P2P Overlays", Journal of
 Network and Systems Management 2005, enhanced shuffling. A view has at most c entries (rank, age). Every period a node P
@@ -20,57 +20,190 @@ alone. Nodes that join start from their bootstrap contacts, not by random walks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from gossamer.config.registry import register
+from gossamer.config.registry import ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Payload
-from gossamer.topology.sampler import SampledTopology, Sampler, SamplerHost, SamplerNode
+from gossamer.randomness import generator
+from gossamer.topology.graph import Direction, Graph
+from gossamer.topology.topology import Topology, located
+
+TAG = "~sampler"
+"""The first part of the tags of samplers' messages, and the key of the view in ``node.state``."""
 
 _MAX_AGE = 2**31
 """No entry gets this old."""
 
 
 @register("topology", "cyclon")
-class Cyclon(SampledTopology):
-    """A decentralized peer sampler (Cyclon): each node has a view of some others.
+class Cyclon(Topology):
+    """A decentralized peer sampler (Cyclon): each node has a view of some others, which changes with time.
+
+    ``await node.neighbors(r, "out")`` is the node's current view, or ``degree`` nodes drawn from it. A node does not know
+    in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. The messages that
+    samplers exchange count, take time and can be lost like all others.
 
     Args:
+        view: c, maximum number of entries of a view.
         shuffle: l, number of entries sent at a time, including the sender's own.
-        view: c; as the rest, see :class:`SampledTopology`.
+        every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
+        every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
+            neither is given.
+        degree: number of nodes drawn from the view for each round; null is all of it.
+        bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
 
     Raises:
-        BadInput: for a shuffle above the view; and as for any :class:`SampledTopology`.
+        BadInput: for both periods, a degree or shuffle above the view, weights, or a bootstrap that changes.
     """
 
+    random: ClassVar[bool] = True
+    sampled: ClassVar[bool] = True
+
+    view: int = Field(default=8, ge=1)
+    every_s: float | None = Field(default=None, gt=0)
+    degree: int | None = Field(default=None, ge=1)
+    bootstrap: Annotated[Topology, ComponentField("topology", "topology.bootstrap")] = Field(
+        default="ring", validate_default=True
+    )
     shuffle: int = Field(default=4, ge=1)
 
-    @model_validator(mode="after")
-    def _check_shuffle(self) -> Cyclon:
-        if self.shuffle > self.view:
+    @model_validator(mode="before")
+    @classmethod
+    def _one_period(cls, data: Any) -> Any:
+        if data.get("every_s") is None:
+            return {**data, "every_rounds": data.get("every_rounds") or 1}
+        if data.get("every_rounds") is not None:
             raise BadInput(
-                f"topology.shuffle: {self.shuffle} of a view of {self.view}; accepted: 1 to {self.view}"
+                f"topology.every_s: {data['every_s']} with topology.every_rounds: {data['every_rounds']};"
+                " accepted: one of them"
+            )
+        return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Cyclon:
+        for field, count in (("shuffle", self.shuffle), ("degree", self.degree or 0)):
+            if count > self.view:
+                raise BadInput(
+                    f"topology.{field}: {count} of a view of {self.view}; accepted: 1 to {self.view}"
+                )
+        if self.weights is not None:
+            raise BadInput(
+                f"topology.weights: {self.weights.name_of()} for cyclon, which has no graph; accepted: null"
+            )
+        known = self.bootstrap
+        if known.sampled or known.every_rounds is not None:
+            raise BadInput(
+                f"topology.bootstrap: {known.name_of()}; accepted: a topology whose graph does not change"
             )
         return self
 
-    def sampler(self, seed: int, contacts: Sequence[int], node: SamplerNode, host: SamplerHost) -> Sampler:
-        return _CyclonSampler(self, seed, contacts, node, host)
+    def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        """The first views: an edge (i, j) if j is in the view of i."""
+        if self.view >= nodes:
+            raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
+        with located("topology.bootstrap"):
+            known = self.bootstrap.draw(nodes, rng, 0)
+        edges = []
+        for rank in range(nodes):
+            others = known.neighbors(rank, "out")
+            if len(others) > self.view:
+                others = tuple(rng.choice(others, self.view, replace=False).tolist())
+            edges += [(rank, other) for other in others]
+        return Graph(nodes, edges, directed=True)
+
+    def drawn_at(self, nodes: int, round: int) -> int:
+        return 0
 
 
-class _CyclonSampler(Sampler):
-    """Cyclon at one node."""
+class Sampler:
+    """Cyclon at one node. Its view, {rank: age}, is in the node's state.
 
-    _settings: Cyclon
+    Messages and exchanges that are due wait in a queue until :meth:`run` handles them, one after the other.
 
-    def __init__(
-        self, settings: Cyclon, seed: int, contacts: Sequence[int], node: SamplerNode, host: SamplerHost
-    ) -> None:
-        super().__init__(settings, seed, contacts, node, host)
+    Args:
+        settings: the topology's parameters.
+        seed: the experiment's seed.
+        contacts: the ranks that the node knows at first.
+        node: the node: its ``rank``, ``size`` and ``state``.
+        host: the node's :class:`~gossamer.node.host.Host`: its ``lost``, ``send`` and ``timer``.
+    """
+
+    def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
+        self._settings, self._seed, self._contacts = settings, seed, contacts
+        self._node, self._host = node, host
+        self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: start an exchange
         self._sent: dict[int, list[int]] = {}  # exchange without an answer -> the ranks of the entries sent
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """ "view": {rank: age}, and "exchanges": the number that this node has started."""
+        # Looked up each time, because a resumed node gets another state.
+        state: dict[str, Any] = self._node.state.setdefault(
+            TAG, {"view": dict.fromkeys(self._contacts, 0), "exchanges": 0}
+        )
+        return state
+
+    @property
+    def view(self) -> tuple[int, ...]:
+        """The ranks in the view that are not known to be dead, ascending."""
+        return tuple(sorted(self.state["view"].keys() - self._host.lost))
+
+    def neighbors(self, r: int, direction: Direction) -> tuple[int, ...]:
+        """The view, or the nodes drawn from it for round ``r``, ascending; ValueError for any direction but "out"."""
+        if direction != "out":
+            raise ValueError(
+                f"direction {direction!r} on the topology {self._settings.name_of()}, where a node does not know its"
+                ' in-neighbours; accepted: "out"'
+            )
+        view, degree = self.view, self._settings.degree
+        if degree is None or degree >= len(view):
+            return view
+        return tuple(sorted(self._draw(view, degree, "neighbors", r)))
+
+    def deliver(self, message: Message) -> None:
+        """Queue a message from the sampler of another node."""
+        self._due.put_nowait(message)
+
+    def round_ended(self, rounds: int) -> None:
+        """The node has completed this number of rounds."""
+        every = self._settings.every_rounds
+        if every is not None and rounds % every == 0:
+            self._due.put_nowait(None)
+
+    async def run(self) -> None:
+        """Handle messages and start exchanges until cancelled."""
+        every_s, timer = self._settings.every_s, None
+
+        def wait(seconds: float) -> None:
+            nonlocal timer
+            timer = self._host.timer(seconds, tick, background=True)
+
+        def tick() -> None:
+            assert every_s is not None
+            self._due.put_nowait(None)
+            wait(every_s)
+
+        if every_s is not None:
+            wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
+        try:
+            while True:
+                message = await self._due.get()
+                if message is None:
+                    self.begin()
+                else:
+                    self.receive(message)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
     def begin(self) -> None:
+        """Start an exchange."""
         state, lost = self.state, self._host.lost
         view = {rank: age + 1 for rank, age in state["view"].items() if rank not in lost}
         view = view or {rank: 0 for rank in self._contacts if rank not in lost}
@@ -81,20 +214,21 @@ class _CyclonSampler(Sampler):
         state["exchanges"] += 1
         oldest = max(view, key=lambda rank: (view[rank], -rank))
         del view[oldest]
-        drawn = self.draw(sorted(view), self._settings.shuffle - 1, "ask", number)
+        drawn = self._draw(sorted(view), self._settings.shuffle - 1, "ask", number)
         self._sent[number] = drawn
         if len(self._sent) > self._settings.view:  # the first of them will not be answered any more
             del self._sent[min(self._sent)]
-        self.send(oldest, [[self._node.rank, 0], *([rank, view[rank]] for rank in drawn)], "ask", number)
+        self._send(oldest, [[self._node.rank, 0], *([rank, view[rank]] for rank in drawn)], "ask", number)
 
     def receive(self, message: Message) -> None:
+        """Handle a message; nothing in it can be trusted."""
         match message.tag[1:]:
             case ("answer", int(number)):
                 self._merge(message.payload, self._sent.pop(number, []))
             case ("ask", int(number)):
                 view = self.state["view"]
-                drawn = self.draw(sorted(view), self._settings.shuffle, "answer", message.source, number)
-                self.send(message.source, [[rank, view[rank]] for rank in drawn], "answer", number)
+                drawn = self._draw(sorted(view), self._settings.shuffle, "answer", message.source, number)
+                self._send(message.source, [[rank, view[rank]] for rank in drawn], "answer", number)
                 self._merge(message.payload, drawn)
 
     def _merge(self, payload: Payload, sent: Iterable[int]) -> None:
@@ -118,3 +252,12 @@ class _CyclonSampler(Sampler):
                 case [int(rank), int(age)] if 0 <= rank < self._node.size and 0 <= age < _MAX_AGE:
                     found.append((int(rank), int(age)))
         return found
+
+    def _draw(self, ranks: Sequence[int], count: int, purpose: str, *counters: int) -> list[int]:
+        """At most ``count`` of these ranks, in random order; the same key draws the same ranks."""
+        rng = generator(self._seed, f"sampler/{purpose}", self._node.rank, *counters)
+        drawn: list[int] = rng.permutation(np.asarray(ranks, dtype=np.int64))[:count].tolist()
+        return drawn
+
+    def _send(self, to: int, payload: Payload, *tag: str | int) -> None:
+        self._host.send((to,), payload, (TAG, *tag))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,60 +16,33 @@ from gossamer.topology.topology import Topology
 from gossamer.topology.weights import Weights
 
 
-def read_words(path: Path, field: str) -> Iterator[tuple[int, list[str]]]:
-    """The number and the words of every line that has any.
-
-    Args:
-        path: the file, UTF-8.
-        field: the experiment's field that names it, for errors.
-
-    Raises:
-        BadInput: for a file that can't be read.
-    """
+def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
+    """The number and the words of every line that has any; ``where`` names the field and the file in errors."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BadInput(f"{field}: {path}: {error.strerror}; accepted: a text file") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{field}: {path}: not UTF-8; accepted: a text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
     for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if words:
+        if words := line.partition("#")[0].replace(",", " ").split():
             yield number, words
 
 
-def read_matrix(path: Path, field: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix of finite numbers, one row per line.
-
-    Raises:
-        BadInput: for a file that can't be read, a word that is not a finite number, or a matrix that is not square.
-    """
-    rows: list[list[float]] = []
-    for number, words in read_words(path, field):
-        where = f"{field}: {path}, line {number}"
-        row = [_finite(word, where) for word in words]
-        if rows and len(row) != len(rows[0]):
-            raise BadInput(f"{where}: {len(row)} numbers; accepted: {len(rows[0])}, as before")
-        rows.append(row)
-    if not rows or len(rows) != len(rows[0]):
-        columns = len(rows[0]) if rows else 0
-        raise BadInput(f"{field}: {path}: {len(rows)} rows of {columns} numbers; accepted: a square matrix")
-    return np.array(rows, dtype=np.float64)
-
-
-def _finite(word: str, where: str) -> float:
+def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
+    """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
     try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput(f"{where}: {word!r}; accepted: finite numbers")
-    return value
+        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
+    except ValueError as error:  # of a word that is no number, or of rows of different lengths
+        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
+    if matrix.ndim != 2 or len(set(matrix.shape)) != 1 or not np.isfinite(matrix).all():
+        raise BadInput(
+            f"{where}: a matrix of shape {matrix.shape}; accepted: a square matrix of finite numbers"
+        )
+    return matrix
 
 
 @register("topology", "edge-list")
 class EdgeList(Topology):
-    """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment.
+    """The edges in a text file, "i j" per line, with ranks from 0; nodes that no line names have no neighbours.
 
     Args:
         path: the file.
@@ -81,21 +53,14 @@ class EdgeList(Topology):
     directed: bool = False
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph of the file; nodes that no line names have no neighbours.
-
-        Raises:
-            BadInput: for a file that can't be read, or a line that is not an edge between two of the nodes.
-        """
-        return Graph(nodes, self._edges(nodes), directed=self.directed)
-
-    def _edges(self, nodes: int) -> Iterator[tuple[int, int]]:
-        for number, words in read_words(self.path, "topology.path"):
-            where = f"topology.path: {self.path}, line {number}: {' '.join(words)!r}"
-            if len(words) != 2 or not all(word.isdecimal() and int(word) < nodes for word in words):
-                raise BadInput(f"{where}; accepted: two ranks from 0 to {nodes - 1}")
-            if int(words[0]) == int(words[1]):
-                raise BadInput(f"{where} is a self-loop; accepted: edges between two nodes")
-            yield int(words[0]), int(words[1])
+        edges, where = [], f"topology.path: {self.path}"
+        for number, words in read_words(self.path, where):
+            if len(set(words)) != 2 or not all(word.isdecimal() and int(word) < nodes for word in words):
+                raise BadInput(
+                    f"{where}, line {number}: {' '.join(words)!r}; accepted: two different ranks from 0 to {nodes - 1}"
+                )
+            edges.append((int(words[0]), int(words[1])))
+        return Graph(nodes, edges, directed=self.directed)
 
 
 @register("topology", "adjacency")
@@ -111,25 +76,18 @@ class Adjacency(Topology):
     path: FilePath
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The graph of the file.
-
-        Raises:
-            BadInput: for a file that can't be read, or a matrix that is not n by n, of 0 and 1, with a zero diagonal.
-        """
         where = f"topology.path: {self.path}"
-        matrix = read_matrix(self.path, "topology.path")
+        matrix = read_matrix(self.path, where)
         if len(matrix) != nodes:
             raise BadInput(
                 f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows and columns"
             )
-        wrong = np.argwhere((matrix != 0) & (matrix != 1))
+        wrong = np.argwhere(((matrix != 0) & (matrix != 1)) | (np.eye(nodes) * matrix != 0))
         if len(wrong):
             i, j = wrong[0].tolist()
-            raise BadInput(f"{where}: {matrix[i, j]:.9g} in row {i}, column {j}; accepted: 0 or 1")
-        loops = np.flatnonzero(matrix.diagonal())
-        if len(loops):
-            i = int(loops[0])
-            raise BadInput(f"{where}: 1 in row {i}, column {i} is a self-loop; accepted: 0 on the diagonal")
+            raise BadInput(
+                f"{where}: {matrix[i, j]:.9g} in row {i}, column {j}; accepted: 0 or 1, and 0 on the diagonal"
+            )
         edges = ((i, j) for i, j in np.argwhere(matrix).tolist())
         return Graph(nodes, edges, directed=bool((matrix != matrix.T).any()))
 
@@ -152,24 +110,19 @@ class Given(Weights):
 
     @cached_property
     def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        return read_matrix(self.path, "topology.weights.path")
+        return read_matrix(self.path, f"topology.weights.path: {self.path}")
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        where = f"topology.weights.path: {self.path}"
-        if len(self._matrix) != graph.nodes:
-            raise BadInput(
-                f"{where}: {len(self._matrix)} rows for {graph.nodes} nodes; accepted: {graph.nodes} "
-                "rows and columns"
-            )
-        for rank, row in enumerate(self._matrix):
+        W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
+        if len(W) != nodes:
+            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows and columns")
+        for rank, row in enumerate(W):
             if not abs(row.sum() - 1) <= 1e-6:
                 raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
-            extra = set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}
-            if extra:
-                other = min(extra)
+            for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
                 raise BadInput(
-                    f"{where}: row {rank} gives node {other} the weight {row[other]:.9g}, but the graph "
-                    f"has no edge from {other} to {rank}; accepted there: 0"
+                    f"{where}: {row[other]:.9g} in row {rank}, column {other}, but the graph has no edge from {other} to"
+                    f" {rank}; accepted: 0"
                 )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:

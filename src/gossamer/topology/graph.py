@@ -35,15 +35,20 @@ class Graph:
         BadInput: for fewer than one node, a rank out of range, or a self-loop.
     """
 
-    __slots__ = ("_directed", "_hash", "_incoming", "_outgoing")
+    __slots__ = ("_hash", "_incoming", "_outgoing", "directed", "nodes")
 
     def __init__(self, nodes: int, edges: Iterable[tuple[int, int]], *, directed: bool = False) -> None:
         if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: 1 or more")
+            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
         pairs = np.fromiter(chain.from_iterable(edges), dtype=np.int64).reshape(-1, 2)
-        _check_pairs(pairs, nodes)
         source, target = pairs.T
-        self._directed = directed
+        wrong = pairs[(source == target) | ((pairs < 0) | (pairs >= nodes)).any(axis=1)]
+        if len(wrong):
+            raise BadInput(
+                f"topology: edge {tuple(wrong[0].tolist())} in a graph of {nodes} nodes; accepted: two different ranks"
+                f" from 0 to {nodes - 1}"
+            )
+        self.nodes, self.directed = nodes, directed
         self._hash: int | None = None
         if directed:
             self._outgoing = _neighbourhoods(nodes, source, target)
@@ -54,106 +59,78 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, graph: NetworkX) -> Graph:
-        """The graph of a networkx graph, without its edge and node attributes.
-
-        Raises:
-            BadInput: for nodes other than 0 to n - 1, or a self-loop.
-        """
+        """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
         nodes = graph.number_of_nodes()
         if set(graph) != set(range(nodes)):
-            other = next((node for node in graph if node not in range(nodes)), None)
             raise BadInput(
-                f"topology: a networkx graph of {nodes} nodes with a node {other!r}; accepted: the nodes "
-                f"0 to {nodes - 1} (see networkx.convert_node_labels_to_integers)"
+                f"topology: a networkx graph whose nodes are not 0 to {nodes - 1}; accepted: ranks (see"
+                " networkx.convert_node_labels_to_integers)"
             )
         return cls(nodes, graph.edges(), directed=graph.is_directed())
 
     def to_networkx(self) -> NetworkX:
         """A new ``networkx.Graph``, or ``DiGraph`` if directed, with the nodes 0 to n - 1 in order."""
-        graph: NetworkX = nx.DiGraph() if self._directed else nx.Graph()
+        graph: NetworkX = nx.DiGraph() if self.directed else nx.Graph()
         graph.add_nodes_from(range(self.nodes))
         graph.add_edges_from(self.edges())
         return graph
 
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return len(self._outgoing)
-
-    @property
-    def directed(self) -> bool:
-        """Whether an edge goes one way only."""
-        return self._directed
-
     def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
-        """The neighbours of a node, sorted.
-
-        Args:
-            rank: the node.
-            direction: ``"out"``: the nodes it may send to; ``"in"``: the nodes it may hear from. On an undirected graph
-                all three are the same.
+        """The neighbours of a node, sorted: those it may send to (``"out"``), or hear from (``"in"``). On an undirected graph
+        all directions are the same.
 
         Raises:
             ValueError: for ``"both"`` on a directed graph, or a rank out of range.
         """
-        if not 0 <= rank < len(self._outgoing):
+        if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":
             return self._incoming[rank]
-        if direction == "out":
-            return self._outgoing[rank]
-        if direction != "both":
-            raise ValueError(f'direction {direction!r}; accepted: "in", "out" or, if undirected, "both"')
-        if self._directed:
-            raise ValueError('direction "both" on a directed graph; accepted: "in" or "out"')
+        if direction != "out" and self.directed:
+            raise ValueError(f'direction {direction!r} on a directed graph; accepted: "in" or "out"')
         return self._outgoing[rank]
 
     def degree(self, rank: int, direction: Direction = "both") -> int:
         """Number of neighbours of a node; arguments and errors as for :meth:`neighbors`."""
         return len(self.neighbors(rank, direction))
 
+    @property
+    def arcs(self) -> int:
+        """Number of (sender, receiver) pairs: of edges if directed, else twice that."""
+        return sum(map(len, self._outgoing))
+
     def edges(self) -> Iterator[tuple[int, int]]:
         """Every edge once, in order: (sender, receiver) if directed, else (lower rank, higher rank)."""
         for rank, others in enumerate(self._outgoing):
             for other in others:
-                if self._directed or rank < other:
+                if self.directed or rank < other:
                     yield rank, other
 
     @property
     def connected(self) -> bool:
         """Whether every node can be reached from every other."""
-        return _reaches_all(self._outgoing) and (not self._directed or _reaches_all(self._incoming))
+        return _reaches_all(self._outgoing) and (not self.directed or _reaches_all(self._incoming))
 
     def components(self) -> int:
         """Number of connected components; of strongly connected ones if directed."""
-        from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
-
-        count, _ = connected_components(self.adjacency(), directed=self._directed, connection="strong")
-        return int(count)
-
-    def adjacency(self) -> Any:
-        """A new ``scipy.sparse.csr_array`` [nodes, nodes], float64: 1 where the row may send to the column."""
-        from scipy.sparse import csr_array  # type: ignore[import-untyped]  # slow to import, and no run needs it
-
-        bounds = np.cumsum([0, *map(len, self._outgoing)])
-        columns = np.fromiter(chain.from_iterable(self._outgoing), dtype=np.int32, count=int(bounds[-1]))
-        return csr_array((np.ones(len(columns)), columns, bounds), shape=(self.nodes, self.nodes))
+        graph: Any = self.to_networkx()
+        count = nx.number_strongly_connected_components if self.directed else nx.number_connected_components
+        return int(count(graph))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
             return NotImplemented
-        return self._directed == other._directed and self._outgoing == other._outgoing
+        return self.directed == other.directed and self._outgoing == other._outgoing
 
     def __hash__(self) -> int:
         # Cached, because every node of a simulation may look something up by the graph that all share.
         if self._hash is None:
-            self._hash = hash((self._directed, self._outgoing))
+            self._hash = hash((self.directed, self._outgoing))
         return self._hash
 
     def __repr__(self) -> str:
-        arcs = sum(map(len, self._outgoing))
-        edges = arcs if self._directed else arcs // 2
-        return f"Graph(nodes={self.nodes}, edges={edges}, directed={self._directed})"
+        edges = self.arcs if self.directed else self.arcs // 2
+        return f"Graph(nodes={self.nodes}, edges={edges}, directed={self.directed})"
 
 
 def union(graphs: Sequence[Graph]) -> Graph:
@@ -164,14 +141,13 @@ def union(graphs: Sequence[Graph]) -> Graph:
     """
     if len(graphs) == 1:
         return graphs[0]
-    directed = any(graph.directed for graph in graphs)
-    edges = chain.from_iterable(_arcs(graph) if directed else graph.edges() for graph in graphs)
-    return Graph(max(graph.nodes for graph in graphs), edges, directed=directed)
-
-
-def _arcs(graph: Graph) -> Iterator[tuple[int, int]]:
-    """(sender, receiver) for each direction of each edge."""
-    return ((rank, other) for rank in range(graph.nodes) for other in graph.neighbors(rank, "out"))
+    arcs = (
+        (rank, other)
+        for graph in graphs
+        for rank in range(graph.nodes)
+        for other in graph.neighbors(rank, "out")
+    )
+    return Graph(graphs[0].nodes, arcs, directed=any(graph.directed for graph in graphs))
 
 
 def _reaches_all(neighbors: Sequence[Sequence[int]]) -> bool:
@@ -181,19 +157,6 @@ def _reaches_all(neighbors: Sequence[Sequence[int]]) -> bool:
         frontier = set(chain.from_iterable(neighbors[rank] for rank in frontier)) - reached
         reached |= frontier
     return len(reached) == len(neighbors)
-
-
-def _check_pairs(pairs: Int[np.ndarray, "edges 2"], nodes: int) -> None:
-    outside = pairs[((pairs < 0) | (pairs >= nodes)).any(axis=1)]
-    if len(outside):
-        edge = tuple(outside[0].tolist())
-        raise BadInput(
-            f"topology: edge {edge} in a graph of {nodes} nodes; accepted: ranks from 0 to {nodes - 1}"
-        )
-    loops = pairs[pairs[:, 0] == pairs[:, 1]]
-    if len(loops):
-        edge = tuple(loops[0].tolist())
-        raise BadInput(f"topology: edge {edge} is a self-loop; accepted: edges between two nodes")
 
 
 def _neighbourhoods(

@@ -1,4 +1,7 @@
-"""The mixing matrix of a topology, and measures: how fast nodes agree, and how much they gain from each other."""
+"""The mixing matrix of a topology, and measures: how fast nodes agree, and how much they gain from each other.
+
+Import it where it is needed: it brings scipy, which no run needs.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,14 @@ from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
 from gossamer.topology.schedule import TopologySchedule
 
-
-def matrix(schedule: TopologySchedule, round: int) -> Float[np.ndarray, "nodes nodes"]:
-    """The mixing matrix W of a round: row = receiver; every row sums to 1."""
-    dense: Float[np.ndarray, "nodes nodes"] = sparse_matrix(schedule, round).toarray()
-    return dense
+DENSE_NODES = 500
+"""Up to this many nodes, measures of W are computed from its full spectrum."""
+SPECTRUM_NODES = 3000
+"""Up to this many nodes, the full spectrum is computed if the iteration for one eigenvalue does not converge."""
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
-    """The same matrix [nodes, nodes], float64, as compressed sparse rows."""
+    """The mixing matrix W [nodes, nodes] of a round, float64: row = receiver; every row sums to 1."""
     values: list[float] = []
     columns: list[int] = []
     bounds = [0]
@@ -41,13 +43,6 @@ def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
         values += [1.0 - sum(row.values()), *row.values()]
         bounds.append(len(columns))
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
-
-
-DENSE_NODES = 500
-"""Up to this many nodes, measures of W are computed from its full spectrum."""
-
-FALLBACK_NODES = 3000
-"""Up to this many nodes, the full spectrum is computed if the iteration for one eigenvalue does not converge."""
 
 
 def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, float | int | None]:
@@ -60,8 +55,9 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
-        ``components`` (strongly connected if directed), ``diameter``, ``clustering``, ``spectral_gap``,
-        ``effective_neighbors``. The diameter takes O(nodes * edges) time: some seconds for 10,000 nodes.
+        ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
+        Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``. The diameter takes
+        O(nodes * edges) time: some seconds for 10,000 nodes.
     """
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
@@ -70,32 +66,22 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         "nodes": graph.nodes,
         "edges": sum(degrees) if graph.directed else sum(degrees) // 2,
         "degree_min": min(degrees),
-        "degree_mean": average_degree(graph),
+        "degree_mean": sum(degrees) / graph.nodes,
         "degree_max": max(degrees),
         "components": graph.components(),
         "diameter": diameter(graph),
-        "clustering": clustering(graph),
+        "clustering": float(nx.average_clustering(graph.to_networkx())),
         "spectral_gap": spectral_gap(W),
         "effective_neighbors": effective_neighbors(W, gamma),
     }
 
 
-def average_degree(graph: Graph) -> float:
-    """Mean number of neighbours; if directed, of in-neighbours."""
-    return sum(graph.degree(rank, "in") for rank in range(graph.nodes)) / graph.nodes
-
-
-def clustering(graph: Graph) -> float:
-    """The average clustering coefficient (Watts & Strogatz, 1998; directed: Fagiolo, 2007)."""
-    return float(nx.average_clustering(graph.to_networkx()))
-
-
 def diameter(graph: Graph) -> int | None:
     """Hops between the two nodes that are farthest apart; None if some node can't be reached from another."""
-    adjacency = graph.adjacency()
+    adjacency = csr_array(nx.to_scipy_sparse_array(graph.to_networkx()))
     longest = 0
     for rank in range(graph.nodes):
-        order, parents = breadth_first_order(adjacency, rank, directed=True)
+        order, parents = breadth_first_order(adjacency, rank)
         if len(order) < graph.nodes:
             return None
         # The search ends at a farthest node; the length of the way back is the eccentricity.
@@ -121,48 +107,38 @@ def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | Non
     if W.shape[0] == 1:
         return 1.0
     # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
-    second = _eigenvalue(W, "LM", shift=1.0)
-    if second is None:
-        return None
-    gap = 1 - abs(second)
-    return gap if abs(gap) > 1e-12 else 0.0  # a rounding error
+    second = _eigenvalue(csr_array(W), "LM", shift=1.0)
+    gap = None if second is None else 1 - abs(second)
+    return 0.0 if gap is not None and abs(gap) <= 1e-12 else gap  # (a rounding error)
 
 
 def smallest_eigenvalue(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
-    """lambda_n of a symmetric mixing matrix; if it is below 0, mixing overshoots.
-
-    Args:
-        W: a symmetric matrix [nodes, nodes].
-
-    Returns:
-        The eigenvalue, or None if the matrix is large and the iteration does not converge.
-    """
-    value = _eigenvalue(W, "SA", shift=0.0)
+    """lambda_n of a symmetric mixing matrix [nodes, nodes]; if it is below 0, mixing overshoots. None if the matrix is large
+    and the iteration does not converge."""
+    value = _eigenvalue(csr_array(W), "SA", shift=0.0)
     return None if value is None else value.real
 
 
-def _eigenvalue(
-    W: Float[np.ndarray, "nodes nodes"] | csr_array, which: Literal["LM", "SA"], shift: float
-) -> complex | None:
+def _eigenvalue(W: csr_array, which: Literal["LM", "SA"], shift: float) -> complex | None:
     """The eigenvalue of W - shift 1 1^T / n with the largest modulus ("LM") or the smallest real part ("SA"); None if the
     iteration does not converge."""
-    nodes = W.shape[0]
-    symmetric = abs(W - W.T).max() <= 1e-12
+    nodes, symmetric = W.shape[0], _symmetric(W)
     if nodes > DENSE_NODES:
-        sparse = csr_array(W)
-        operator = LinearOperator(W.shape, matvec=lambda x: sparse @ x - shift * x.mean(), dtype=np.float64)
+        operator = LinearOperator(W.shape, matvec=lambda x: W @ x - shift * x.mean(), dtype=np.float64)
         start = generator(0, "eigenvalue").standard_normal(nodes)
-        solve = eigsh if symmetric else eigs
+        solve, options = eigsh if symmetric else eigs, {"k": 1, "v0": start, "ncv": 40, "maxiter": 500}
         try:
-            return complex(
-                solve(operator, k=1, which=which, v0=start, ncv=40, maxiter=500, return_eigenvectors=False)[0]
-            )
+            return complex(solve(operator, which=which, return_eigenvectors=False, **options)[0])
         except ArpackNoConvergence:
-            if nodes > FALLBACK_NODES:
+            if nodes > SPECTRUM_NODES:
                 return None
-    dense = _dense(W) - shift / nodes
+    dense = W.toarray() - shift / nodes
     values = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
     return complex(values[np.argmax(abs(values)) if which == "LM" else np.argmin(values.real)])
+
+
+def _symmetric(W: csr_array) -> bool:
+    return bool(abs(W - W.T).max() <= 1e-12)
 
 
 def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: float) -> float:
@@ -183,24 +159,21 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
         BadInput: for a gamma outside [0, 1).
     """
     if not 0 <= gamma < 1:
-        raise BadInput(f"gamma: {gamma}; accepted: 0 or more, below 1")
-    variance = (
-        _mean_variance_sparse(csr_array(W), gamma)
-        if W.shape[0] > DENSE_NODES
-        else _mean_variance(_dense(W), gamma)
-    )
-    return 1 / (1 - gamma) / variance
+        raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
+    estimate = _estimated_variance if W.shape[0] > DENSE_NODES else _mean_variance
+    return 1 / (1 - gamma) / estimate(csr_array(W), gamma)
 
 
-def _mean_variance(W: Float[np.ndarray, "nodes nodes"], gamma: float) -> float:
+def _mean_variance(W: csr_array, gamma: float) -> float:
     """(1/n) tr C, where C = W (gamma C + I) W^T is the stationary covariance of the walk."""
-    if abs(W - W.T).max() <= 1e-12:
-        squares = np.linalg.eigvalsh(W) ** 2
+    dense = W.toarray()
+    if _symmetric(W):
+        squares = np.linalg.eigvalsh(dense) ** 2
         return float(np.mean(squares / (1 - gamma * squares)))
-    return float(np.trace(solve_discrete_lyapunov(sqrt(gamma) * W, W @ W.T)) / len(W))
+    return float(np.trace(solve_discrete_lyapunov(sqrt(gamma) * dense, dense @ dense.T)) / len(dense))
 
 
-def _mean_variance_sparse(W: csr_array, gamma: float, probes: int = 256) -> float:
+def _estimated_variance(W: csr_array, gamma: float, probes: int = 256) -> float:
     """(1/n) sum_t gamma^t |W^(t+1)|_F^2, with E |A z|^2 = |A|_F^2 for random signs z (Hutchinson, 1990).
 
     W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated.
@@ -218,7 +191,3 @@ def _mean_variance_sparse(W: csr_array, gamma: float, probes: int = 256) -> floa
         # Each term is at most gamma times the one before, or a little more if W is not symmetric.
         if term * gamma / (1 - gamma) <= 1e-4 * total:
             return total
-
-
-def _dense(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> Float[np.ndarray, "nodes nodes"]:
-    return W if isinstance(W, np.ndarray) else W.toarray()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
+from gossamer.topology.cyclon import Cyclon, Sampler
 from gossamer.topology.graph import Direction, Graph, union
-from gossamer.topology.sampler import SampledTopology, Sampler, SamplerHost, SamplerNode
 from gossamer.topology.topology import Layers, Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
@@ -17,8 +19,17 @@ CACHED_GRAPHS = 16
 """The cache keeps at least this many graphs, the most recently used ones."""
 
 CACHED_SIZE = 2_000_000
-"""More graphs are kept as long as their nodes and neighbours are at most this many in total. Asynchronous nodes are in
+"""More graphs are kept as long as their nodes and neighbours are about this many in total. Asynchronous nodes are in
 rounds far apart, and would otherwise draw the graphs of all these rounds again and again."""
+
+
+@dataclass
+class _DrawnGraph:
+    """A graph, with the rows of its mixing matrix that were asked for."""
+
+    graph: Graph
+    weights: Weights | None = None
+    rows: dict[int, dict[int, float]] = field(default_factory=dict)
 
 
 class TopologySchedule:
@@ -35,7 +46,7 @@ class TopologySchedule:
         purpose: the topology's field in the experiment, for keys and errors.
 
     Raises:
-        BadInput: for fewer than one node, a component that is not a topology, or a wrong number of sample counts.
+        BadInput: for fewer than one node, or a component that is not a topology.
     """
 
     def __init__(
@@ -48,20 +59,16 @@ class TopologySchedule:
         purpose: str = "topology",
     ) -> None:
         if nodes < 1:
-            raise BadInput(f"nodes: {nodes}; accepted: 1 or more")
-        if samples is not None and (len(samples) != nodes or min(samples) < 0):
+            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
+        found = topology.call() if isinstance(topology, FunctionComponent) else topology
+        if not isinstance(found, Topology):
             raise BadInput(
-                f"samples: {len(samples)} counts from {min(samples, default=0)} for {nodes} nodes; "
-                f"accepted: {nodes} counts from 0"
+                f"{purpose}: {topology.name_of()} gives a {type(found).__name__}; accepted: a Topology"
             )
-        self.topology = _as_topology(topology, purpose)
-        self.nodes = nodes
-        self.seed = seed
-        self.samples = None if samples is None else tuple(samples)
+        self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
-        self._cached_size = 0
-        layers = self.topology.layers if isinstance(self.topology, Layers) else {}
+        layers = found.layers if isinstance(found, Layers) else {}
         self._layers = {
             name: TopologySchedule(layer, nodes, seed, samples, purpose=f"{purpose}.layers.{name}")
             for name, layer in layers.items()
@@ -72,16 +79,11 @@ class TopologySchedule:
         """Whether nodes find their neighbours themselves, starting from the graph of round 0."""
         return self.topology.sampled
 
-    def sampler(self, node: SamplerNode, host: SamplerHost) -> Sampler | None:
-        """The peer sampler of a node; None for a topology with a graph.
-
-        Args:
-            node: the node.
-            host: the node's engine.
-        """
-        if not isinstance(self.topology, SampledTopology):
+    def sampler(self, node: Any, host: Any) -> Sampler | None:
+        """The peer sampler of a node, arguments as there; None for a topology with a graph."""
+        if not isinstance(self.topology, Cyclon):
             return None
-        return self.topology.sampler(self.seed, self.neighbors(node.rank, 0, "out"), node, host)
+        return Sampler(self.topology, self.seed, self.neighbors(node.rank, 0, "out"), node, host)
 
     @property
     def static(self) -> bool:
@@ -92,39 +94,19 @@ class TopologySchedule:
         return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
 
     def graph(self, round: int) -> Graph:
-        """The graph of a round; the same object for all rounds that share it (while it is cached).
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """The graph of a round; the same object for all rounds that share it (while it is cached)."""
         return self._at(round).graph
 
     def neighbors(
         self, rank: int, round: int, direction: Direction = "both", layer: str | None = None
     ) -> tuple[int, ...]:
-        """The neighbours of a node in a round, sorted.
-
-        Args:
-            rank: the node.
-            round: the round.
-            direction: as for :meth:`Graph.neighbors`; a directed graph requires ``"in"`` or ``"out"``.
-            layer: only the neighbours in this layer.
-
-        Raises:
-            ValueError: for ``"both"`` on a directed graph, or a rank out of range.
-            BadInput: for a layer that the topology does not have.
-        """
+        """The neighbours of a node in a round, sorted; of a layer only those in it. Errors as for
+        :meth:`Graph.neighbors`, and BadInput for a layer that the topology does not have."""
         return self._layer(layer).graph(round).neighbors(rank, direction)
 
     def mixing_weights(self, rank: int, round: int, layer: str | None = None) -> dict[int, float]:
-        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order.
-
-        Its own weight is 1 minus their sum.
-
-        Raises:
-            ValueError: for a rank out of range.
-            BadInput: for weights that do not fit the graph, or a layer that the topology does not have.
-        """
+        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order. Its own weight is 1
+        minus their sum. Raises BadInput for weights that do not fit the graph, or a layer that the topology does not have."""
         schedule = self._layer(layer)
         drawn = schedule._at(round)
         if rank not in drawn.rows:
@@ -148,8 +130,8 @@ class TopologySchedule:
             graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
             raise BadInput(
-                f"{self._purpose}: {graph.components()} components in the graph of {self.topology.name_of()} "
-                f"with {self.nodes} nodes; set {self._purpose}.allow_disconnected to accept"
+                f"{self._purpose}: {graph.components()} components in the graph of {self.topology.name_of()} with"
+                f" {self.nodes} nodes; accepted: a connected graph, or {self._purpose}.allow_disconnected: true"
             )
         self._weights(self._at(0))
 
@@ -159,10 +141,8 @@ class TopologySchedule:
             self._cache.move_to_end(key)
             return self._cache[key]
         drawn = self._cache[key] = _DrawnGraph(self._draw(round))
-        self._cached_size += drawn.size
-        while len(self._cache) > CACHED_GRAPHS and self._cached_size > CACHED_SIZE:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_size -= oldest.size
+        if len(self._cache) > max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs)):
+            self._cache.popitem(last=False)
         return drawn
 
     def _key(self, round: int) -> Hashable:
@@ -196,29 +176,6 @@ class TopologySchedule:
         if name is None:
             return self
         if name not in self._layers:
-            accepted = listed(list(self._layers)) or "none, the topology has no layers"
+            accepted = listed(self._layers) or "none, the topology has no layers"
             raise BadInput(f"layer {name!r}{suggest(name, self._layers)}; accepted: {accepted}")
         return self._layers[name]
-
-
-class _DrawnGraph:
-    """A graph, with the rows of its mixing matrix that were asked for.
-
-    Attributes:
-        size: number of nodes and neighbours.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.size = graph.nodes + sum(graph.degree(rank, "in") for rank in range(graph.nodes))
-        self.weights: Weights | None = None
-        self.rows: dict[int, dict[int, float]] = {}
-
-
-def _as_topology(component: Component, purpose: str) -> Topology:
-    found = component.call() if isinstance(component, FunctionComponent) else component
-    if not isinstance(found, Topology):
-        raise BadInput(
-            f"{purpose}: {component.name_of()} gives a {type(found).__name__}; accepted: a Topology"
-        )
-    return found

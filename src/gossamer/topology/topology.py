@@ -6,13 +6,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import networkx as nx
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, build, register
+from gossamer.config.registry import Component, ComponentField, build, register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph, NetworkX, union
 from gossamer.topology.weights import Weights
@@ -42,24 +42,15 @@ class Topology(Component):
     """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
 
     every_rounds: int | None = Field(default=None, ge=1)
-    weights: Weights | None = None
+    weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
     allow_disconnected: bool = False
-
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _build_weights(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
-        return None if value is None else build("weights", value, info.context, "topology.weights")
-
-    @field_serializer("weights")
-    def _weights_spec(self, weights: Weights | None) -> dict[str, Any] | None:
-        return None if weights is None else weights.spec()
 
     @model_validator(mode="after")
     def _only_random_is_redrawn(self) -> Topology:
         if self.every_rounds is not None and not self.random:
             raise BadInput(
-                f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random; "
-                "accepted: null (or, in layers, every_rounds of a random layer)"
+                f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random;"
+                " accepted: null (or, in layers, every_rounds of a random layer)"
             )
         return self
 
@@ -91,10 +82,7 @@ def located(field: str) -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        if field == "topology":
-            raise
-        problems = (re.sub(r"^topology|(?<=set )topology", field, line) for line in error.problems)
-        raise BadInput(*problems) from None
+        raise BadInput(*(re.sub(r"(^|(?<=or ))topology", field, line) for line in error.problems)) from None
 
 
 class RandomTopology(Topology):
@@ -108,32 +96,17 @@ class RandomTopology(Topology):
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One undirected draw of the model with the nodes 0 to n - 1, connected or not.
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """One undirected draw of the model with the nodes 0 to n - 1, connected or not; errors as for :meth:`draw`."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A connected graph, or any graph with ``allow_disconnected``.
-
-        Raises:
-            BadInput: for parameters that no such graph has, or after :data:`ATTEMPTS` disconnected draws.
-        """
         for _ in range(ATTEMPTS):
             graph = self.generate(nodes, rng)
             if self.allow_disconnected or nx.is_connected(graph):
                 return Graph.from_networkx(graph)
         raise BadInput(
-            f"topology: {nx.number_connected_components(graph)} components in the last of {ATTEMPTS} draws "
-            f"of {self.name_of()} with {nodes} nodes, none of them connected; "
-            "set topology.allow_disconnected to accept"
+            f"topology: {nx.number_connected_components(graph)} components in the last of {ATTEMPTS} draws of"
+            f" {self.name_of()} with {nodes} nodes; accepted: a connected graph, or topology.allow_disconnected: true"
         )
-
-
-def networkx_seed(rng: np.random.Generator) -> int:
-    """A seed for networkx, which draws from Python's own generator."""
-    return int(rng.integers(2**63))
 
 
 @register("topology", "layers")
@@ -151,33 +124,27 @@ class Layers(Topology):
 
     @field_validator("layers", mode="before")
     @classmethod
-    def _build_layers(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
+    def _build_layers(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {
-            name: build("topology", layer, info.context, f"topology.layers.{name}")
-            for name, layer in value.items()
+        built = {
+            name: build("topology", each, info.context, f"topology.layers.{name}")
+            for name, each in value.items()
         }
-
-    @model_validator(mode="after")
-    def _no_sampled_layer(self) -> Layers:
-        for name, layer in self.layers.items():
-            if layer.sampled:
+        for name, layer in built.items():
+            if isinstance(layer, Topology) and layer.sampled:
                 raise BadInput(
                     f"topology.layers.{name}: {layer.name_of()}; accepted: a topology with a graph"
                 )
-        return self
+        return built
 
     @field_serializer("layers")
     def _layers_spec(self, layers: dict[str, Topology]) -> dict[str, Any]:
         return {name: layer.spec() for name, layer in layers.items()}
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The union of one draw of each layer, in order.
-
-        A :class:`~gossamer.topology.TopologySchedule` does not call this: it keeps one schedule per layer, each with its
-        own key, so that the graphs of a layer do not depend on the other layers.
-        """
+        # A schedule does not call this: it keeps one schedule per layer, each with its own key, so that the graphs of a layer
+        # do not depend on the other layers.
         return union([layer.draw(nodes, rng, layer.drawn_at(nodes, round)) for layer in self.layers.values()])
 
     def drawn_at(self, nodes: int, round: int) -> int:

@@ -19,15 +19,8 @@ class Weights(Component):
     """A rule that gives a graph its mixing matrix."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
-        """Check that the rule fits a graph. Called once for each graph, before :meth:`row`.
-
-        Args:
-            graph: the graph.
-            samples: number of training samples of each node; None if unknown.
-
-        Raises:
-            BadInput: for a graph or sample counts that the rule does not fit.
-        """
+        """Check that the rule fits a graph and the nodes' numbers of training samples (None if unknown), before :meth:`row`;
+        raise BadInput otherwise."""
 
     @abstractmethod
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
@@ -49,8 +42,7 @@ class MetropolisHastings(Weights):
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
             raise BadInput(
-                "topology.weights: metropolis-hastings on a directed graph; accepted there: uniform, "
-                "data-size, given (or null, which is uniform there)"
+                "topology.weights: metropolis-hastings on a directed graph; accepted: uniform, data-size, given or null"
             )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
@@ -84,14 +76,14 @@ class DataSize(Weights):
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if samples is None:
             raise BadInput(
-                "topology.weights: data-size without the number of samples of each node; accepted here: "
-                "metropolis-hastings, uniform, given"
+                "topology.weights: data-size without the number of samples of each node; accepted: metropolis-hastings,"
+                " uniform, given"
             )
         for rank in range(graph.nodes):
             if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
                 raise BadInput(
-                    f"topology.weights: data-size, but neither node {rank} nor its in-neighbours have samples; "
-                    "accepted: a sample in each neighbourhood, or other weights"
+                    f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples;"
+                    " accepted: other weights, or another partition"
                 )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
@@ -121,7 +113,7 @@ class CCS(Weights):
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
             raise BadInput(
-                "topology.weights: ccs on a directed graph; accepted there: uniform, data-size, given"
+                "topology.weights: ccs on a directed graph; accepted: uniform, data-size, given or null"
             )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:

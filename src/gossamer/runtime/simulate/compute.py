@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,7 +49,7 @@ class Compute:
         seconds: gives the duration of a computation that starts now.
         execute: runs jobs of one kind as a batch; gives results in order.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called when a computation has ended or is cancelled while it runs, with its start and end in nanoseconds.
+        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
     """
 
     def __init__(
@@ -58,25 +58,22 @@ class Compute:
         seconds: Callable[[Computation], float],
         execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
         settle: Callable[[], None] = lambda: None,
-        watch: Callable[[Computation, int, int], None] | None = None,
+        watch: Callable[[int, ComputationKind, float, float], None] | None = None,
     ) -> None:
         self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
         self._watch = watch
-        self._queues: dict[int, deque[_Queued]] = {}
+        self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
         # Not computed yet.
         self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
 
-    def submit(self, computation: Computation) -> Awaitable[Any]:
-        """Queue a computation at its node; the awaitable gives what ``commit`` returns, at the due instant."""
+    async def submit(self, computation: Computation) -> Any:
+        """Queue a computation at its node; gives what ``commit`` returns, at the due instant."""
         entry = _Queued(computation, asyncio.get_running_loop().create_future())
-        queue = self._queues.setdefault(computation.rank, deque())
+        queue = self._queues[computation.rank]
         queue.append(entry)
         if len(queue) == 1:
             self._start(queue)
-        return self._wait(entry)
-
-    async def _wait(self, entry: _Queued) -> Any:
         try:
             return await entry.future
         except asyncio.CancelledError:
@@ -100,28 +97,28 @@ class Compute:
                 break
 
     def _cancel(self, entry: _Queued) -> None:
-        queue = self._queues[entry.computation.rank]
+        computation = entry.computation
+        queue = self._queues[computation.rank]
         if entry not in queue:
             return  # it has been committed
         running = queue[0] is entry
         queue.remove(entry)
         if running:
-            self._under_way[entry.computation.kind].pop(entry.computation.rank, None)
-            self._ended(entry)
-        if entry.due is not None:
+            assert entry.due is not None
             entry.due.cancel()
-        if running:
+            self._under_way[computation.kind].pop(computation.rank, None)
+            self._ended(entry)
             self._start(queue)
 
     def _ended(self, entry: _Queued) -> None:
-        now = self._clock.now_ns
-        self._busy_ns[entry.computation.rank] += now - entry.start_ns
+        computation, now = entry.computation, self._clock.now_ns
+        self._busy_ns[computation.rank] += now - entry.start_ns
         if self._watch is not None:
-            self._watch(entry.computation, entry.start_ns, now)
+            self._watch(computation.rank, computation.kind, entry.start_ns / NS, now / NS)
 
     def busy_seconds(self, rank: int) -> float:
         """The total time that a node's computations have run, seconds."""
-        queue = self._queues.get(rank)
+        queue = self._queues[rank]
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
@@ -136,10 +133,9 @@ class Compute:
         queue.popleft()
         self._ended(entry)
         self._start(queue)
-        if isinstance(entry.result, Exception):
-            entry.future.set_exception(entry.result)
-            return
         try:
+            if isinstance(entry.result, Exception):
+                raise entry.result
             entry.future.set_result(entry.computation.commit(entry.result))
         except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
             entry.future.set_exception(error)
@@ -148,15 +144,14 @@ class Compute:
         """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
         order in which they began, because their vectors lie in this order in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
-        entries = list(under_way.values())
         self._settle()
-        jobs = []
-        for entry in entries:
+        prepared, jobs = [], []
+        for entry in under_way.values():
             try:
                 jobs.append(entry.computation.prepare())
+                prepared.append(entry)
             except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
                 entry.result = error
-        prepared = [entry for entry in entries if entry.result is _PENDING]
         for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
             entry.result = result
 

@@ -1,4 +1,4 @@
-"""Deterministic graphs: ring, star, complete, torus, hypercube, exponential."""
+"""Families of graphs: ring, star, complete, torus, hypercube, exponential; random regular, Erdős-Rényi, small-world."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.topology.graph import Graph
-from gossamer.topology.topology import Topology
+from gossamer.topology.graph import Graph, NetworkX
+from gossamer.topology.topology import RandomTopology, Topology
 
 
 @register("topology", "ring")
@@ -25,20 +25,11 @@ class Ring(Topology):
 
 @register("topology", "star")
 class Star(Topology):
-    """All nodes are neighbours of one and of no other: the shape of federated learning.
-
-    Args:
-        centre: rank of the node in the middle.
-    """
+    """All nodes are neighbours of one, of rank ``centre``, and of no other: the shape of federated learning."""
 
     centre: int = Field(default=0, ge=0)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The star.
-
-        Raises:
-            BadInput: for a centre that is not one of the nodes.
-        """
         if self.centre >= nodes:
             raise BadInput(f"topology.centre: {self.centre} with {nodes} nodes; accepted: 0 to {nodes - 1}")
         return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))
@@ -49,7 +40,6 @@ class Complete(Topology):
     """Every node is a neighbour of every other. With the default weights, mixing is exact averaging."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        # Not through networkx, which stores a dict per edge: over a gigabyte for 4096 nodes.
         return Graph(nodes, combinations(range(nodes), 2))
 
 
@@ -67,16 +57,11 @@ class Torus(Topology):
     rows: int | None = Field(default=None, ge=1)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The torus.
-
-        Raises:
-            BadInput: for a number of rows that does not divide the number of nodes.
-        """
         divisors = [rows for rows in range(1, nodes + 1) if nodes % rows == 0]
         if self.rows is not None and self.rows not in divisors:
-            accepted = ", ".join(map(str, divisors))
             raise BadInput(
-                f"topology.rows: {self.rows} with {nodes} nodes; accepted: a divisor of {nodes} ({accepted})"
+                f"topology.rows: {self.rows} with {nodes} nodes; accepted: a divisor of {nodes}"
+                f" ({', '.join(map(str, divisors))})"
             )
         rows = self.rows or max(divisor for divisor in divisors if divisor <= isqrt(nodes))
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
@@ -88,11 +73,6 @@ class Hypercube(Topology):
     """Two nodes are neighbours if their ranks differ in exactly one bit; needs a power of two of nodes."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """The hypercube of dimension log2(n).
-
-        Raises:
-            BadInput: for a number of nodes that is not a power of two.
-        """
         dimension = nodes.bit_length() - 1
         if nodes != 1 << dimension:
             raise BadInput(
@@ -111,7 +91,8 @@ class Exponential(Topology):
     """
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        edges = ((i, (i + (1 << k)) % nodes) for i in range(nodes) for k in range(_hops(nodes)))
+        hops = (nodes - 1).bit_length()
+        edges = ((i, (i + (1 << k)) % nodes) for i in range(nodes) for k in range(hops))
         return Graph(nodes, edges, directed=True)
 
 
@@ -134,9 +115,80 @@ class OnePeerExponential(Topology):
 
     def cycle(self, nodes: int) -> int:
         """ceil(log2 n), and 1 for a single node."""
-        return max(1, _hops(nodes))
+        return max(1, (nodes - 1).bit_length())
 
 
-def _hops(nodes: int) -> int:
-    """ceil(log2 n), in integer arithmetic."""
-    return (nodes - 1).bit_length()
+@register("topology", "random-regular")
+class RandomRegular(RandomTopology):
+    """Every node has ``degree`` neighbours; otherwise random (Steger & Wormald, 1999). Degree times nodes must be even.
+
+    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008).
+    """
+
+    degree: int
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        return _regular(nodes, self.degree, rng)
+
+
+def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
+    """A random graph of ``nodes`` nodes with ``degree`` neighbours each, connected or not.
+
+    Raises:
+        BadInput: for a degree that no graph with that many nodes has.
+    """
+    return Graph.from_networkx(_regular(nodes, degree, rng))
+
+
+def _regular(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
+    if not 0 <= degree < nodes or nodes * degree % 2:
+        even = "an even number" if nodes % 2 else "a number"
+        raise BadInput(
+            f"topology.degree: {degree} with {nodes} nodes; accepted: {even} from 0 to {nodes - 1}"
+        )
+    # Near the complete graph the generator fails again and again (a minute for 90 of 99 neighbours), so there the edges to
+    # leave out are drawn.
+    dense = degree > nodes // 2
+    graph: NetworkX = nx.random_regular_graph(nodes - 1 - degree if dense else degree, nodes, seed=_seed(rng))
+    return nx.complement(graph) if dense else graph
+
+
+def _seed(rng: np.random.Generator) -> int:
+    """A seed for networkx, which draws from Python's own generator."""
+    return int(rng.integers(2**63))
+
+
+@register("topology", "erdos-renyi")
+class ErdosRenyi(RandomTopology):
+    """Every possible edge exists with probability ``p``, independently: G(n, p) (Gilbert, 1959).
+
+    Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960).
+    """
+
+    p: float = Field(ge=0, le=1)
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        # In time proportional to the number of edges (Batagelj & Brandes, 2005).
+        graph: NetworkX = nx.fast_gnp_random_graph(nodes, self.p, seed=_seed(rng))
+        return graph
+
+
+@register("topology", "small-world")
+class SmallWorld(RandomTopology):
+    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998).
+
+    Args:
+        degree: neighbours in the lattice, and the mean degree: even, below the number of nodes.
+        p: probability that an edge is rewired to a random node.
+    """
+
+    degree: int
+    p: float = Field(ge=0, le=1)
+
+    def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if not 0 <= self.degree < nodes or self.degree % 2:
+            raise BadInput(
+                f"topology.degree: {self.degree} with {nodes} nodes; accepted: an even number from 0 to {nodes - 1}"
+            )
+        graph: NetworkX = nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))
+        return graph
