@@ -31,7 +31,6 @@ from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.api import Silent
 from gossamer.cores import cores
-from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.mixing_rows import Sum, mix_rows
@@ -238,13 +237,14 @@ def evaluation(only: str) -> Iterator[Row]:
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]
-        evaluator = BatchedEvaluator(Evaluator(task, 1, workers=workers), rows, print)
+        evaluator = Evaluator(task, 1, workers=workers)
+        evaluator.rows = rows
         torch.set_num_threads(1)
         for _ in range(2):  # until the evaluation is recorded
             evaluator.test_each(models)
         baseline = evaluating(task, nodes)
 
-        def ours(evaluate: BatchedEvaluator = evaluator, models: list[Model] = models) -> float:
+        def ours(evaluate: Evaluator = evaluator, models: list[Model] = models) -> float:
             torch.set_num_threads(1)
             start = time.perf_counter()
             evaluate.test_each(models)

@@ -11,7 +11,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.messages import DTYPES, raw
+from gossamer.messages import raw
+from gossamer.messages.reading import DTYPES
 from gossamer.messages.tags import Coded, Model, Part
 
 

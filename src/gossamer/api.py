@@ -1,4 +1,4 @@
-"""Run an experiment, and go on with a run."""
+"""Run an experiment, and resume a run."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ def run(
         out: the folder of all runs; this one goes to ``<out>/<name>/<id>/``.
         name: of the folder between; None is the experiment's.
         observer: told of progress.
-        command: the command line to put on record; None is this process's.
+        command: the command line to record; None is this process's.
         server: for the engine processes: a fork server that was started before, which saves the seconds that it takes
             to import torch; it serves one run. None starts one.
-        listen: for the engine processes: where workers on other machines join (``gossamer worker``), on which all nodes run
-            then; None runs them on this machine.
+        listen: for the engine processes: where workers on other machines join (``gossamer worker``) and run all nodes;
+            None runs them on this machine.
 
     Returns:
         The recorded run.
 
     Raises:
         BadInput: if something in the experiment can't be used; before any work starts.
-        RunFailed: if a node failed or died, or all wait for ever; what was recorded until then is kept, in
-            the folder that the error's ``folder`` names.
+        RunFailed: if a node failed or died, or all nodes wait for ever. What was recorded until then is kept in the folder
+            that the error's ``folder`` names.
     """
     if not isinstance(experiment, Experiment):
         raise BadInput(
@@ -115,8 +115,8 @@ def resume(
     server: ForkServer | None = None,
     listen: Listen | None = None,
 ) -> Run:
-    """Go on with a run from its newest complete checkpoint, in its folder: one that was killed or stopped, or that failed, or
-    one that is done and gets another end.
+    """Continue a run in its folder, from its newest complete checkpoint: one that was killed or stopped, that has failed, or
+    that is done and gets another end.
 
     Args:
         path: the run's folder.
@@ -129,7 +129,7 @@ def resume(
         The recorded run.
 
     Raises:
-        BadInput: if there is nothing to go on from, if the run is done or still going on, or if its experiment was edited.
+        BadInput: if there is no checkpoint, if the run is done or still under way, or if its experiment was edited.
         RunFailed: as for :func:`run`.
     """
     folder, observer = RunFolder.open(Path(path)), observer or Silent()
@@ -142,7 +142,7 @@ def resume(
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
         if experiment.has_faults:
             raise BadInput(
-                f"{path}: a run with faults or engine.restart, whose nodes are saved each for itself; accepted: one without"
+                f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
             )
         if load_run(folder.path).status == "done" and experiment.stop == before.stop:
             raise BadInput(
@@ -171,20 +171,13 @@ def resume(
         with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
-            with folder.segment("events") as events:
-                events.append(_resumed(cut))
-            observer.say(_goes_on(cut, experiment))
-            _record_resumption(folder, experiment, observer)
+            _record_resumption(folder, experiment, cut, observer)
             return _carry_out(engine, trained, folder, observer, trackers, cut)
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
-    """The newest run of an experiment that is not done and has a checkpoint, for :func:`resume`; None where there is none.
-
-    Args:
-        experiment: the very same one.
-        out: the folder of all runs.
-    """
+    """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
+    if there is none. The recorded experiment must be equal to this one."""
     for folder in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
         found = load_run(folder.parent)
         if (
@@ -197,53 +190,34 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 
 
 def _same(found: Mapping[str, Any], experiment: Experiment) -> bool:
-    said = experiment.model_dump(mode="json")
-    if experiment.engine.trainer == "auto":  # of which a record names what was chosen
+    if experiment.engine.trainer == "auto":  # a record names the one that was chosen
         found = {**found, "engine": {**found.get("engine", {}), "trainer": "auto"}}
-    return found == said
+    return found == experiment.model_dump(mode="json")
 
 
-def _goes_on(cut: Cut, experiment: Experiment) -> str:
-    clock = "virtual time" if isinstance(experiment.engine, Simulate) else "time"
-    return f"goes on {_origin(cut)}, {clock} {min(cut.times_s.values()):.4g} s, after {cut.wall_s:.1f} s of wall time"
-
-
-def _origin(cut: Cut) -> str:
+def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, observer: Observer) -> None:
+    """Record and say from where, and in which environment, the run continues."""
     least, most = min(cut.rounds.values()), max(cut.rounds.values())
     rounds = f"round {most}" if least == most else f"rounds {least} to {most}"
-    return f"from checkpoint {cut.number}, {rounds}"
-
-
-def _resumed(cut: Cut) -> dict[str, Any]:
-    return {
-        "time_s": min(cut.times_s.values()),
-        "wall_s": cut.wall_s,
-        "node": NETWORK,
-        "event": "resumed",
-        "detail": _origin(cut),
-    }
+    origin, time_s = f"from checkpoint {cut.number}, {rounds}", min(cut.times_s.values())
+    with folder.segment("events") as events:
+        row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
+        events.append(row)
+    clock = "virtual time" if isinstance(experiment.engine, Simulate) else "time"
+    observer.say(f"goes on {origin}, {clock} {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
+    first = load_run(folder.path).environment
+    here = environment(sys.argv, computes_here=_computes_here(experiment))
+    earlier = first.get("resumed", [])
+    write_json(folder.path / "environment.json", {**first, "resumed": [*earlier, here]})
+    before = (earlier[-1] if earlier else first).get("numerics")
+    if before is not None and before != here["numerics"]:
+        now, then = numerics.summary(here["numerics"]), numerics.summary(before)
+        observer.say(f"bits may differ from those of an undisturbed run: now {now}, before {then}")
 
 
 def _computes_here(experiment: Experiment) -> bool:
     """Whether nodes compute in this process, and not in processes that it starts."""
     return isinstance(experiment.engine, Simulate)
-
-
-def _record_resumption(folder: RunFolder, experiment: Experiment, observer: Observer) -> None:
-    """Add to ``environment.json`` where the run continues, and say so if its bits may differ there."""
-    said = load_run(folder.path).environment
-    here = environment(sys.argv, computes_here=_computes_here(experiment))
-    resumed = [
-        *said.get("resumed", []),
-        {name: here[name] for name in ("command", "started", "machine", "numerics")},
-    ]
-    before = resumed[-2]["numerics"] if len(resumed) > 1 else said.get("numerics")
-    write_json(folder.path / "environment.json", {**said, "resumed": resumed})
-    if before is not None and before != here["numerics"]:
-        now = numerics.summary(here["numerics"])
-        observer.say(
-            f"bits may differ from those of an undisturbed run: now {now}, before {numerics.summary(before)}"
-        )
 
 
 def _carry_out(
@@ -258,7 +232,7 @@ def _carry_out(
     try:
         if _computes_here(experiment) and (said := numerics.warning()) is not None:
             observer.say(said)
-        with engine:  # which is over before its record is put in order: nobody writes to it any more
+        with engine:  # which ends before its record is compacted: nothing writes to it any more
             outcome = engine.run(folder, _Tracked(observer, trackers), cut)
     except BaseException as error:
         close_after(error, folder)
@@ -274,7 +248,7 @@ def _carry_out(
 
 
 def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
-    # Imported when used: an engine brings what only it needs.
+    # Engines are imported when they are used, since each imports much that only it needs.
     if isinstance(experiment.engine, Simulate):
         if listen is not None:
             raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
@@ -287,13 +261,13 @@ def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | 
 
 
 def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunFailed | None:
-    """Models, tables and the status; gives how the run failed, if it did."""
+    """Write models, tables and the status; return how the run failed, if it did."""
 
     def write_outcome() -> None:
         if outcome.parameters is not None:
             folder.write_models(outcome.parameters, outcome.buffers)
         if experiment.engine.trainer == "auto":
-            # What "auto" chose depends on the machine's mood; the record says what ran.
+            # What "auto" chose depends on timings; the record says what ran.
             engine = {**experiment.engine.model_dump(), "trainer": outcome.trainer}
             write_text(folder.path / "experiment.yaml", experiment.override(engine=engine).to_yaml())
 

@@ -15,20 +15,8 @@ VARIABLE = "MKL_CBWR"
 DEFAULT = "AUTO"
 """The fastest kernels of the processor whose bits do not depend on alignment."""
 
-_MODES = {
-    1: "off",
-    2: "AUTO",
-    3: "COMPATIBLE",
-    4: "SSE2",
-    6: "SSSE3",
-    7: "SSE4_1",
-    8: "SSE4_2",
-    9: "AVX",
-    10: "AVX2",
-}
-_MODES |= {11: "AVX512_MIC", 12: "AVX512", 13: "AVX512_MIC_E1", 14: "AVX512_E1"}
-_STRICT = 0x10000
-_ALL = -1
+_OFF, _ALL = 1, -1
+"""MKL's numbers for "bits may depend on alignment", and for "the mode with all of its options"."""
 _SETTINGS = (
     "ATEN_CPU_CAPABILITY",
     "MKL_ENABLE_INSTRUCTIONS",
@@ -60,8 +48,7 @@ def mode() -> str | None:
         ask = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get
     except (OSError, AttributeError):  # MKL lies elsewhere: it read the variable, unless it was used before
         return "off" if _torch_came_first else os.environ.get(VARIABLE) or "off"
-    found = int(ask(_ALL))
-    return _MODES.get(found & ~_STRICT, str(found)) + (",STRICT" if found & _STRICT else "")
+    return "off" if ask(_ALL) == _OFF else os.environ.get(VARIABLE, DEFAULT)
 
 
 def warning() -> str | None:

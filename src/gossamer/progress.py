@@ -36,11 +36,7 @@ def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher
 
 
 class Tally:
-    """Collects rows into evaluations, and knows how far the run is.
-
-    Args:
-        experiment: the experiment that runs.
-    """
+    """Collects rows into evaluations, and knows how far the run is."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.nodes = experiment.nodes
@@ -87,13 +83,8 @@ class Tally:
         return None
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
-        """How far the run is between two evaluations, in one line.
-
-        Args:
-            rounds: the rounds that all nodes together have completed.
-            time_s: the engine's time.
-            seconds: real seconds since the run was started or resumed.
-        """
+        """How far the run is between two evaluations, in one line: the rounds that all nodes together have completed, the
+        engine's time, and real seconds since the run was started or resumed."""
         of = f" of {self.nodes * self.rounds:,}" if self.rounds else ""
         done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
         return f"{done}  {self.clock} {time_s:.4g} s  running for {seconds:.0f} s"
@@ -132,30 +123,35 @@ def megabytes(n: int) -> str:
 
 
 class Watcher(Silent):
-    """An observer that shows nothing, but knows the round.
-
-    Args:
-        experiment: the experiment that runs.
-    """
+    """An observer that shows nothing, but knows the mean number of rounds that a node has completed."""
 
     round = 0
-    """The mean number of rounds that a node has completed."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._tally = Tally(experiment)
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Update the round."""
         self.round = rounds // self._tally.nodes
 
 
-class Lines(Watcher):
-    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart.
+class _Display(Watcher):
+    """An observer that shows lines: the size of the run at its start, a first loss that diverges, and evaluations."""
 
-    Args:
-        experiment: the experiment that runs.
-        clock: returns real seconds; None counts from now.
-    """
+    def start(self, description: Mapping[str, Any]) -> None:
+        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        if (divergence := self._tally.divergence(row)) is not None:
+            self.say(divergence)
+        if (line := self._tally.add(row)) is not None:
+            self.evaluated(line)
+
+    def evaluated(self, line: str) -> None:
+        """Show a complete evaluation."""
+
+
+class Lines(_Display):
+    """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart."""
 
     def __init__(self, experiment: Experiment, clock: Callable[[], float] | None = None) -> None:
         super().__init__(experiment)
@@ -164,28 +160,20 @@ class Lines(Watcher):
         self._share, self._patience = 0.0, QUIET_S
 
     def start(self, description: Mapping[str, Any]) -> None:
-        """Print the size of the run."""
         self._began = self._seconds()
-        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+        super().start(description)
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Update the round, and print a line if the last one was long ago."""
         super().progress(rounds, time_s)
         self._share, now = self._tally.share(rounds, time_s), self._seconds()
         if now - self._said >= self._patience:
             self._patience = min(2 * self._patience, LONGEST_QUIET_S)
             self.say(self._tally.so_far(rounds, time_s, now - self._began))
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Print a line if an evaluation is complete."""
-        if (said := self._tally.divergence(row)) is not None:
-            self.say(said)
-        line = self._tally.add(row)
-        if line is not None:
-            self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
+    def evaluated(self, line: str) -> None:
+        self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._said = self._seconds()
         print(text, file=sys.stderr, flush=True)
 
@@ -213,7 +201,7 @@ def _bar(experiment: Experiment) -> Iterator[Watcher]:
         yield _Bar(experiment, bar, figures)
 
 
-class _Bar(Watcher):
+class _Bar(_Display):
     """A live bar: rounds, engine time, accuracy and its spread, bytes, elapsed and remaining time."""
 
     def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
@@ -224,12 +212,11 @@ class _Bar(Watcher):
         self._evaluation = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
-        """Print the size of the run."""
         self._bar.start_task(self._task)
-        self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
+        super().start(description)
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """Move the bar at most ten times a second: a simulation reports every round of every node."""
+        # At most ten times a second: a simulation reports every round of every node.
         super().progress(rounds, time_s)
         share, wall = self._tally.share(rounds, time_s), self._wall()
         if wall - self._shown < 0.1 and share < 1.0:
@@ -239,13 +226,8 @@ class _Bar(Watcher):
         self._bar.update(self._task, completed=share, rounds=f"round {self.round}{of}")
         self._figures.plain = f"{self._tally.clock} {time_s:.1f} s{self._evaluation}"
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Show the latest complete evaluation."""
-        if (said := self._tally.divergence(row)) is not None:
-            self.say(said)
-        if self._tally.add(row) is not None:
-            self._evaluation = f" · {self._tally.latest} · {self._tally.sent()} sent"
+    def evaluated(self, line: str) -> None:
+        self._evaluation = f" · {self._tally.latest} · {self._tally.sent()} sent"
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
         self._bar.console.print(text, markup=False, highlight=False)

@@ -11,15 +11,17 @@ import pytest
 from command_line import Cli
 
 
-def test_descriptions_are_whole_sentences(cli: Cli) -> None:
+def test_names_by_kind_and_one_kind_with_its_parameters(cli: Cli) -> None:
     text = cli("list")[1]
-    assert "`" not in text
+    assert len(text.splitlines()) < 24  # a screen
     assert re.search(r"^wrapper +\(none\)", text, re.MULTILINE)
     # In a pipe, in one line, whatever the width of a terminal.
-    [line] = [line for line in text.splitlines() if "one-peer-exponential" in line]
-    assert re.match(r"topology +one-peer-exponential ", line)
-    [line] = [line for line in text.splitlines() if "all-reduce" in line]
+    assert re.search(r"^topology .*one-peer-exponential,", text, re.MULTILINE)
+    [line] = [line for line in cli("list", "algorithm")[1].splitlines() if "all-reduce" in line]
+    assert "`" not in line
     assert line.rstrip().endswith("then the exact average over all nodes (the topology is not used).")
+    for plural, kind in (("aggregators", "aggregator"), ("topologies", "topology")):
+        assert cli("list", plural) == cli("list", kind)
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,16 @@ def assert_same_record(one: Run, other: Run) -> None:
 
 
 def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Path) -> None:
-    """After 20 rounds: to 1e-5 with one another, to the bit with itself."""
+    """After 8 rounds: to 1e-5 with one another, to the bit with itself.
+
+    No more threads than two compute at once: where others use the cores too, threads that wait for each other in every
+    operation take a hundred times as long.
+    """
     runs: list[Run] = []
-    for trainer, threads, workers in itertools.product(["sequential", "batched"], [1, 2], [1, 2]):
+    for trainer, (threads, workers) in itertools.product(["sequential", "batched"], [(1, 1), (1, 2), (2, 1)]):
         engine = {"trainer": trainer, "threads": threads, "workers": workers}
         first, again = (
-            play(tmp_path / f"{trainer}-{threads}-{workers}-{number}", engine=engine, stop={"rounds": 20})
-            for number in range(2)
+            play(tmp_path / f"{trainer}-{threads}-{workers}-{number}", engine=engine) for number in range(2)
         )
         assert_same_record(first, again)
         runs.append(first)
@@ -78,7 +81,7 @@ def test_trainers_threads_and_workers_agree_and_each_repeats_itself(tmp_path: Pa
         assert difference <= 1e-5 * torch.linalg.vector_norm(reference)
     # One torch thread in each worker: how many workers there are changes nothing at all.
     assert same_bits(runs[0], runs[1])
-    assert same_bits(runs[4], runs[5])
+    assert same_bits(runs[3], runs[4])
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])

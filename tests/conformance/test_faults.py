@@ -308,21 +308,6 @@ CHURN: dict[str, Any] = {
 SILENCE: dict[str, Any] = {"name": "loss", "probability": 1.0}
 
 
-@pytest.mark.parametrize("sharing", ["fifo", "fair"])
-def test_newcomers_that_ask_for_ever_in_vain_end_the_run(
-    tmp_path: Path, sharing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a network that lets nothing through: one line, with who asks whom, and since when."""
-    monkeypatch.setattr(fault_runner, "MOST_IDLE", 300)
-    network = {"name": "uniform", "bandwidth_mbps": 0.1, "sharing": sharing}
-    with pytest.raises(
-        RunFailed,
-        match=r"^all nodes wait, whoever comes and goes: node 0 for the model of node [15], asked for in vain since 0\.\d+ s;",
-    ) as caught:
-        play(tmp_path, CHURN, SILENCE, network=network, gather={"lost_peer": "skip", "timeout_s": 1.0})
-    assert len(str(caught.value).splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("faults", "stop"),
     [

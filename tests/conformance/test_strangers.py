@@ -20,7 +20,7 @@ import gossamer
 from gossamer import Experiment, Run
 from gossamer.runtime.processes.security.guard import ALL_LINES
 from gossamer.runtime.processes.transport import wire
-from gossamer.runtime.processes.transport.incoming import HELLO_TIMEOUT_S
+from gossamer.runtime.processes.transport.connection import HELLO_TIMEOUT_S
 
 NODES, ROUNDS = 8, 40
 MiB = 2**20
@@ -221,7 +221,7 @@ def test_strangers_that_fill_every_place_do_not_keep_nodes_out(tmp_path: Path) -
     """They dial first, say nothing and stay; the nodes dial after their first step."""
     short = {"stop": {"rounds": 3}}
     alone = gossamer.run(described(engine=SIMULATE, **short), tmp_path)
-    strangers = Strangers(NODES * 60, nothing, staying=1.0)
+    strangers = Strangers(NODES * 120, nothing, staying=1.0)
     done = among(
         strangers, described(compute={"name": "constant", "seconds_per_step": 1.0}, **short), tmp_path
     )

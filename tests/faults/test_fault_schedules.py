@@ -138,7 +138,10 @@ def test_faults_are_a_list(faults: Any) -> None:
             {"gather": {"lost_peer": "fail"}},
             "gather.lost_peer: fail, with faults: nodes that are away; accepted: skip, wait",
         ),
-        ({"algorithm": "sgp"}, "faults: nodes that are away, for sgp; accepted: an algorithm that bears it"),
+        (
+            {"algorithm": "sgp"},
+            "faults: nodes that are away, for sgp; accepted: an algorithm that tolerates it",
+        ),
         (
             {"algorithm": {"name": "fedavg", "server": 2}},
             "faults: node 2 is away, which fedavg can't do without",
@@ -153,9 +156,9 @@ def test_absences_that_the_experiment_does_not_tolerate_are_refused(
 
 def test_losses_without_a_timeout_are_refused() -> None:
     said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
-    assert said == "gather.timeout_s: null with faults that lose messages; accepted: seconds"
+    assert said == "gather.timeout_s: null, with faults that lose messages; accepted: seconds"
     assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp").startswith(
-        "faults: some that lose messages, for sgp"
+        "faults: messages are lost, for sgp"
     )
 
 

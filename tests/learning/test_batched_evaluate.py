@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
-from gossamer.learning import batched_evaluate as module
-from gossamer.learning.batched_evaluate import BatchedEvaluator
+from gossamer.learning import evaluate as module
 from gossamer.learning.evaluate import BATCH, Evaluator, Found
 from gossamer.learning.gradients import ForMany
 from gossamer.learning.rows import Rows
@@ -39,7 +38,8 @@ class Scene:
             if gap:
                 between.append(self.rows.fresh())  # so that they don't lie together
         self.said: list[str] = []
-        self.many = BatchedEvaluator(self.single, self.rows, self.said.append)
+        self.many = Evaluator(task, 1, workers=self.workers, say=self.said.append)
+        self.many.rows = self.rows
 
     def found(self) -> list[Found]:
         """What is said of the models at once; the third time it is computed by recorded programs."""

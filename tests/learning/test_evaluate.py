@@ -8,7 +8,7 @@ import pytest
 import torch
 from learning_tasks import images, start
 
-from gossamer.learning.evaluate import BATCH, Evaluator, columns_each
+from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import RootMean, Task
@@ -62,7 +62,7 @@ def test_every_evaluation_set_has_a_sample_of_its_own() -> None:
     assert {name: found[f"ood_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
     alone = Evaluator(task, 1, 50).test(model)
     assert {name: found[f"test_{name}"] for name in alone} == alone  # with the same bits
-    assert columns_each(evaluator, [model, model]) == [found, found]
+    assert evaluator.columns_each([model, model]) == [found, found]
 
 
 def test_a_nodes_training_samples() -> None:

@@ -30,7 +30,7 @@ def fresh(name: str, seed: int = 3) -> nn.Module:
 def test_the_flat_vector_is_the_parameters_in_their_order(name: str) -> None:
     module = fresh(name)
     layout = Layout.of(module)
-    flat = flatten(module, layout)
+    flat = flatten(module)
     assert layout.size == sum(parameter.numel() for parameter in module.parameters())
     for field, (known, parameter) in zip(layout.parameters, module.named_parameters(), strict=True):
         assert (field.name, field.shape) == (known, tuple(parameter.shape))
@@ -52,7 +52,7 @@ def called(module: nn.Module, model: Model, images: torch.Tensor) -> tuple[torch
 @pytest.mark.parametrize("name", MODELS)
 def test_flat_vectors_are_the_module(name: str) -> None:
     module, images = fresh(name).eval(), torch.randn(5, 1, 8, 8)
-    model = flatten(module, Layout.of(module))
+    model = flatten(module)
     outputs, buffers = called(bare_module(MODELS[name]).eval(), model, images)
     assert torch.equal(outputs, module(images))
     assert torch.equal(buffers, model.buffers)
@@ -61,11 +61,11 @@ def test_flat_vectors_are_the_module(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_a_forward_pass_writes_into_buffers_comes_back(name: str) -> None:
     module, images = fresh(name).train(), torch.randn(5, 1, 8, 8)
-    model = flatten(module, Layout.of(module))
+    model = flatten(module)
     before = model.buffers.clone()
     _, buffers = called(bare_module(MODELS[name]).train(), model, images)
     module(images)
-    assert torch.equal(buffers, flatten(module, Layout.of(module)).buffers)
+    assert torch.equal(buffers, flatten(module).buffers)
     assert torch.equal(model.buffers, before)
 
 

@@ -228,9 +228,8 @@ def test_the_trained_part_is_the_one_that_torch_trains() -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("model", [*SMOOTH, "frozen"])
-@pytest.mark.parametrize("workers", [1, 2])
 def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
-    kind: type[Trainer], model: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    kind: type[Trainer], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
     monkeypatch.setitem(batched.LIMITS, "cpu", (8 << 20, 16))
@@ -242,7 +241,7 @@ def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
     )
     expected = plain.train(asked)
     size = start(task, 0).parameters.numel()
-    shared = Workers(workers)
+    shared = Workers(2)
     recording = kind(task, MOMENTUM, Rows(size), workers=shared)
     for _ in range(3):  # the first two calls record
         for one, other in zip(expected, recording.train(asked), strict=True):

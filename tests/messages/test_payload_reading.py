@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.errors import GossamerError
-from gossamer.messages import MAX_DIMENSIONS, BufferSpec, FrameError, decode, describe, encode, raw
+from gossamer.messages import BufferSpec, FrameError, decode, describe, encode, raw
+from gossamer.messages.reading import MAX_DIMENSIONS
 from payload_samples import VECTOR, ext, payloads, tensor_ext
 
 INDICES = tensor_ext(torch.int64, 3)
@@ -62,16 +63,16 @@ def nested(code: int, levels: int) -> bytes:
         (ext(2, VECTOR + VECTOR + b"\x09"), "indices are torch.float32"),
         (ext(2, VECTOR + b"\xc0\x09"), "indices are NoneType"),
         (ext(2, VECTOR + INDICES + b"\xc3"), "size is True"),
-        (ext(2, VECTOR + INDICES + b"\x09\x00"), "not as long as what it holds"),
-        (ext(2, VECTOR + INDICES) + b"\x09", "not as long as what it holds"),
+        (ext(2, VECTOR + INDICES + b"\x09\x00"), "not as long as its content"),
+        (ext(2, VECTOR + INDICES) + b"\x09", "not as long as its content"),
         (ext(2, b"\x01\x00\x09"), "not a vector"),
         (ext(2, ext(2, b"") + b"\x00\x09"), "inside a key or a part"),
-        (ext(3, VECTOR + VECTOR + VECTOR), "not as long as what it holds"),
+        (ext(3, VECTOR + VECTOR + VECTOR), "not as long as its content"),
         (ext(3, ext(3, VECTOR)), "parameters are not a vector|a model inside a model"),
         (ext(3, b"\x93\x01\x02\x03"), "parameters are not a vector|a model inside a model"),
         (ext(4, tensor_ext(torch.float32, 2, 2)[3:]), "parameters are not a vector|a model inside a model"),
         (ext(4, VECTOR[3:] + b"\x00"), "header"),
-        (ext(5, b"\x01\x02"), "not as long as what it holds"),
+        (ext(5, b"\x01\x02"), "not as long as its content"),
         (b"\x81" + ext(5, b"\x01") + b"\x01", "inside a key or a part"),
         (ext(3, VECTOR + tensor_ext(torch.float32)), "buffers are not a vector"),
         (ext(3, VECTOR + b"\x90"), "nested deeper|not a vector"),

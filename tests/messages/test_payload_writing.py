@@ -11,21 +11,8 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from gossamer.messages import (
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_TENSORS,
-    Encoded,
-    decode,
-    describe,
-    encode,
-    freeze,
-    raw,
-    reading,
-    wire_bytes,
-    writing,
-)
+from gossamer.messages import Encoded, decode, describe, encode, freeze, raw, reading, wire_bytes, writing
+from gossamer.messages.reading import MAX_DEPTH, MAX_DIMENSIONS, MAX_ITEMS, MAX_TENSORS
 from gossamer.messages.tags import Coded, Model, Part
 from payload_samples import payloads, same
 

@@ -274,5 +274,5 @@ def test_a_network_that_loses_messages_later_is_refused_where_they_are_waited_fo
 ) -> None:
     with pytest.raises(BadInput, match=r"gather\.timeout_s: null on a network that loses messages"):
         prepare(on_a_circle(tmp_path / "circle.xml", event, "d-psgd"))
-    with pytest.raises(BadInput, match="network: one that loses messages, for sgp"):
+    with pytest.raises(BadInput, match="network: messages are lost, for sgp"):
         prepare(on_a_circle(tmp_path / "circle.xml", event, "sgp"))

@@ -98,7 +98,7 @@ def test_tensors_come_to_lie_where_they_are_wanted(tmp_path: Path) -> None:
     assert torch.equal(found.unread[0].payload, -torch.ones(4))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.data())
 def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"

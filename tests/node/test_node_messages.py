@@ -48,28 +48,15 @@ def test_a_payload_is_fixed_at_the_call(tmp_path: Path) -> None:
         if node.rank:
             return (await node.receive()).payload
         vector, inner = torch.ones(4), [1]
-        node.send(1, {"v": vector, "list": inner}, "m")
+        node.broadcast([2, 1], {"v": vector, "list": inner}, "m")
         vector.zero_()
         inner.append(2)
         await node.sleep(1)
         return None
 
-    got = play(tmp_path, script, network=FAR).values[1]
-    assert got["v"].tolist() == [1.0] * 4
-    assert got["list"] == [1]
-
-
-def test_a_broadcast_is_fixed_at_the_call_too(tmp_path: Path) -> None:
-    async def script(node: Node) -> Any:
-        if node.rank:
-            return (await node.receive()).payload
-        vector = torch.ones(4)
-        node.broadcast([2, 1], vector, "m")
-        vector.zero_()
-        return None
-
     values = play(tmp_path, script, 3, network=FAR).values
-    assert values[1].tolist() == values[2].tolist() == [1.0] * 4
+    for got in (values[1], values[2]):
+        assert (got["v"].tolist(), got["list"]) == ([1.0] * 4, [1])
 
 
 def test_the_parameters_travel_as_the_snapshot_that_they_were(tmp_path: Path) -> None:
@@ -163,19 +150,6 @@ def test_a_receiver_that_writes_a_shared_tensor_is_found_by_the_next_one(
         play(tmp_path, script, 3, network=FAR)
 
 
-def test_a_receiver_that_writes_a_tensor_that_is_still_under_way_to_another_one_is_found(
-    tmp_path: Path,
-) -> None:
-    async def script(node: Node) -> None:
-        if node.rank == 0:
-            node.broadcast([1, 2], {"v": torch.ones(10_000)}, "m")
-        else:
-            (await node.receive("m")).payload["v"].add_(1.0)
-
-    with pytest.raises(RunFailed, match="modified in place"):
-        play(tmp_path, script, 3, network=SLOW)
-
-
 def test_containers_of_a_message_are_the_receivers_to_change(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         sent = {"list": [1], "inner": {"x": torch.ones(2)}}
@@ -205,19 +179,10 @@ def test_only_other_ranks_can_be_sent_to(tmp_path: Path, to: int) -> None:
             with pytest.raises(ValueError, match=rf"send to rank {to}"):
                 node.broadcast([1, to], None, "m")
 
-    played = play(tmp_path, script)
-    assert len(played.values) == 2
-
-
-def test_a_broadcast_with_a_bad_rank_sends_nothing(tmp_path: Path) -> None:
-    async def script(node: Node) -> Any:
-        if node.rank == 0:
-            with pytest.raises(ValueError, match="rank 9"):
-                node.broadcast([1, 9], "x", "m")
         await node.sleep(1)
-        return node.drain()
+        assert node.drain() == []
 
-    assert play(tmp_path, script).values[1] == []
+    play(tmp_path, script)
 
 
 def test_what_can_not_travel_is_an_error_at_the_call(tmp_path: Path) -> None:

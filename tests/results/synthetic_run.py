@@ -93,6 +93,7 @@ def synthetic(
                     "node": node,
                     "round": pace,
                     "step": 5 * pace,
+                    "moment": f"tick {index}" if asynchronous else "round",
                     "time_s": index * 5.0 if asynchronous else 0.061 * r,
                     "wall_s": 0.2 + 0.013 * r + 0.0001 * node,
                     "train_loss": 2.3 - 2.1 * progress + 0.05 * rng.random(),
@@ -110,6 +111,7 @@ def synthetic(
                 "node": -1,
                 "round": r,
                 "step": 5 * r,
+                "moment": f"tick {index}" if asynchronous else "round",
                 "time_s": index * 5.0 if asynchronous else 0.061 * r,
             }
             average = {"test_accuracy": float(0.1 + 0.86 * (1 - np.exp(-1.2 * rate * r)))} if tested else {}
@@ -150,19 +152,26 @@ def timed(
         lost: nodes that were lost on the way.
         settings: further fields of the experiment.
     """
-    config = {
+    config: dict[str, Any] = {
         "name": "timed",
         "seed": seed,
         "nodes": len(points[0][1]),
         "evaluation": {"every_s": 1.0},
         **settings,
     }
+    every_s = config["evaluation"].get("every_s")
     folder = RunFolder.create(out, "timed", experiment=yaml.safe_dump(config), environment={})
     with folder.segment("metrics") as metrics, folder.segment("events") as events:
         for number, (time_s, values) in enumerate(points):
             for node, value in enumerate(values):
                 if value is not None:
-                    row = {"node": node, "round": number, "time_s": time_s, "bytes_sent": round(100 * time_s)}
+                    row: dict[str, Any] = {
+                        "node": node,
+                        "round": number,
+                        "time_s": time_s,
+                        "bytes_sent": round(100 * time_s),
+                    }
+                    row["moment"] = f"tick {round(time_s / every_s)}" if every_s else "round"
                     metrics.append({**row, metric: value})
         for node in lost:
             events.append({"time_s": 1.0, "node": node, "event": "lost", "detail": "killed"})

@@ -139,13 +139,6 @@ def test_a_killed_run_is_shown_to_its_last_complete_evaluation(tmp_path: Path) -
     assert "<dt>parameters</dt><dd>50</dd>" in page
 
 
-def test_runs_of_different_tasks_are_not_compared_without_a_word(tmp_path: Path) -> None:
-    first, second = (synthetic(tmp_path, nodes=2, rounds=(0, 10), seed=seed) for seed in (1, 2))
-    other = synthetic(tmp_path, nodes=2, rounds=(0, 10), experiment={"task": {"name": "mnist"}})
-    assert "different tasks" not in render([first, second])
-    assert "The runs are of different tasks</strong> (digits, mnist)" in render([first, second, other])
-
-
 def test_the_page_asks_for_nothing_from_the_network(tmp_path: Path) -> None:
     page = render([synthetic(tmp_path, nodes=3, rounds=(0, 10))])
     assert "default-src 'none'" in page  # the browser then refuses what plotly could ask for

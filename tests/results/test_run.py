@@ -83,7 +83,6 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         ("environment.json", "{", "environment"),
         ("status.json", "[]", "status"),
         ("models.safetensors", "no tensors at all", "parameters"),
-        ("models.safetensors", "no tensors at all", "parameter_count"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, read: str) -> None:
@@ -113,10 +112,10 @@ def test_labels_say_what_sets_runs_apart(tmp_path: Path) -> None:
     )
     assert labels([a1]) == ["x"]  # type: ignore[list-item]
     assert labels([a1, other]) == ["x", "y"]  # type: ignore[list-item]
-    assert labels([a1, b1]) == ["algorithm d-psgd", "algorithm jwins"]  # type: ignore[list-item]
+    assert labels([a1, b1]) == ["d-psgd", "jwins"]  # type: ignore[list-item]
     assert labels([a1, a2]) == ["seed 1", "seed 2"]  # type: ignore[list-item]
-    assert labels([a1, b1, other]) == ["x (algorithm d-psgd)", "x (algorithm jwins)", "y"]  # type: ignore[list-item]
-    assert labels([a1, a2, b1, b2])[3] == "algorithm jwins, seed 2"  # type: ignore[list-item]
+    assert labels([a1, b1, other]) == ["x (d-psgd)", "x (jwins)", "y"]  # type: ignore[list-item]
+    assert labels([a1, a2, b1, b2])[3] == "jwins, seed 2"  # type: ignore[list-item]
 
 
 def test_labels_of_equal_experiments_are_their_ids(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.run import Run
 from gossamer.results.tidy import (
     ASYNCHRONY,
-    curve,
     final_summary,
     lower_is_better,
     main_metric,
@@ -39,7 +38,8 @@ def test_statistics_are_those_of_the_nodes(
     rows = [{"node": i, "round": 4, "test_accuracy": value} for i, value in enumerate(values)]
     network = {"node": -1, "round": 4, "test_accuracy": 1e6}
     run = recorded(tmp_path_factory.mktemp("run"), *rows, network)
-    [(x, mean, std, low, high, count)] = curve(run, "test_accuracy").rows()
+    table = summary(run, "test_accuracy")
+    [(x, mean, std, low, high, count)] = table.select("round", "mean", "std", "min", "max", "count").rows()
     assert (x, low, high, count) == (4, min(values), max(values), len(values))
     assert mean == pytest.approx(np.mean(values), abs=1e-9)
     assert std == pytest.approx(np.std(values), abs=1e-6)
@@ -56,9 +56,8 @@ def test_a_curve_has_a_place_on_every_axis(tmp_path: Path) -> None:
     )
     expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
     for x, places in expected.items():
-        table = curve(run, "test_loss", x)
-        assert table.columns == ["x", "mean", "std", "min", "max", "count"]
-        assert table["x"].to_list() == places
+        table = summary(run, "test_loss")
+        assert table[x].to_list() == places
         assert table["mean"].to_list() == [2.0, 1.0]
         assert table["count"].to_list() == [2, 1]
 
@@ -86,12 +85,15 @@ def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -
     ]
     run = recorded(
         tmp_path,
-        *({"node": n, "round": r, "time_s": t, "test_loss": float(r)} for n, r, t in at),
+        *(
+            {"node": n, "round": r, "time_s": t, "moment": f"tick {t // 5:.0f}", "test_loss": float(r)}
+            for n, r, t in at
+        ),
         experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}",
     )
-    table = curve(run, "test_loss", "time_s")
+    table = summary(run, "test_loss")
     assert table["count"].to_list() == [2, 2, 2]
-    assert table["x"].to_list() == pytest.approx([0.0, 5.005, 10.01])
+    assert table["time_s"].to_list() == pytest.approx([0.0, 5.005, 10.01])
     assert table["mean"].to_list() == [0.0, 5.0, 9.0]
 
 
@@ -117,7 +119,7 @@ def test_metrics_are_ordered_and_only_those_with_values(tmp_path: Path) -> None:
     names = ["test_accuracy", "test_f1", "test_loss", "train_loss", "consensus_distance", "drift"]
     assert metric_names(run) == names
     assert main_metric(run) == "test_accuracy"
-    assert curve(run, "consensus_distance")["mean"].to_list() == [1.0]
+    assert summary(run, "consensus_distance")["mean"].to_list() == [1.0]
 
 
 def test_the_final_summary_tells_last_and_best(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_the_best_figure_is_of_complete_evaluations(tmp_path: Path) -> None:
     assert (best.mean, best.round) == (pytest.approx(0.35), 3)
 
 
-def uneven(*, moments: bool = True) -> list[dict[str, Any]]:
+def uneven() -> list[dict[str, Any]]:
     """Node 0 ends round k at k s, node 1 at 4 k s; both are recorded once more at 6.5 s. Node 0 has taken a step of its
     next round by then."""
     rows = [
@@ -201,8 +203,6 @@ def uneven(*, moments: bool = True) -> list[dict[str, Any]]:
     ]
     for row in rows:
         row |= {"test_accuracy": row["time_s"] / 10, "bytes_sent": round(10 * row["time_s"])}
-        if not moments:
-            del row["moment"]
     return rows
 
 
@@ -216,14 +216,6 @@ def test_the_end_of_nodes_of_their_own_pace_is_a_point_of_its_own(tmp_path: Path
     assert (accuracy.mean, accuracy.count) == (pytest.approx(0.65), 2)
     assert points(run)["time_s"].to_list() == [0.0, 2.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5]
     assert points(run)["bytes"][-1] == 130
-
-
-def test_a_record_without_moments_is_read_by_rounds_with_no_node_twice(tmp_path: Path) -> None:
-    run = recorded(tmp_path, *uneven(moments=False))
-    accuracy = final_summary(run).metrics["test_accuracy"]
-    assert (accuracy.round, accuracy.count) == (1, 2)
-    assert accuracy.mean == pytest.approx((0.1 + 0.65) / 2)  # node 1 as it was last in that round
-    assert summary(run, "test_accuracy")["count"].to_list() == [2, 2, 1, 1, 1, 1, 1]
 
 
 def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> None:
@@ -249,8 +241,8 @@ def test_on_a_grid_of_time_the_rows_of_rounds_are_no_points(tmp_path: Path) -> N
         for node in (0, 1)
     ]
     run = recorded(tmp_path, *rows, *end, experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}")
-    table = curve(run, "test_loss", "time_s")
-    assert table["x"].to_list() == [1.375, 6.375, 11.375, 13.0]
+    table = summary(run, "test_loss")
+    assert table["time_s"].to_list() == [1.375, 6.375, 11.375, 13.0]
     assert table["mean"].to_list() == [0.5, 1.5, 2.5, 5.5]
     assert table["count"].to_list() == [2, 2, 2, 2]
 
@@ -280,9 +272,7 @@ def test_an_end_that_is_another_point_is_none_of_its_own(
 def test_unknown_names_are_bad_input(tmp_path: Path) -> None:
     run = recorded(tmp_path, {"node": 0, "round": 0, "test_accuracy": 1.0})
     with pytest.raises(BadInput, match=r"'test_acuracy' \(did you mean 'test_accuracy'\?\)"):
-        curve(run, "test_acuracy")
-    with pytest.raises(BadInput, match="x: got 'seconds'; accepted: bytes, round"):
-        curve(run, "test_accuracy", "seconds")
+        summary(run, "test_acuracy")
 
 
 def test_asynchrony_comes_last_and_counters_are_no_metrics(tmp_path: Path) -> None:
@@ -317,10 +307,6 @@ def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
         final = found[name]
         assert (final.mean, final.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
         assert (final.count, final.best) == (2, None)
-    for row in written:
-        del row["messages_taken"]
-    older = recorded(tmp_path / "older", *written)
-    assert final_summary(older).metrics["staleness_s"].mean == pytest.approx((4.0 + 1.0) / 2)
 
 
 @pytest.mark.parametrize(

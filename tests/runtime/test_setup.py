@@ -37,8 +37,8 @@ class TakesMore(Algorithm):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (NotAsync, "run() is not async"),
-        (Yields, "run() has a yield, which makes a generator of it"),
+        (NotAsync, "run() is not async, or has a yield"),
+        (Yields, "run() is not async, or has a yield"),
         (TakesMore, "run() can't be called with a node (missing a required argument: 'rounds')"),
     ],
 )

@@ -29,33 +29,36 @@ def listing(
     kind: Annotated[str | None, typer.Argument(help="algorithm, topology, partition, task, ...")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the names that an experiment can use, with parameters and their defaults."""
+    """List the names that an experiment can use; those of one kind with their parameters and defaults."""
     from gossamer.config.registry import KINDS, names
 
-    if kind is not None and kind not in KINDS:
-        raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(list(KINDS))}")
-    found = {each: names(each) for each in ([kind] if kind else sorted(KINDS))}
+    plurals = {plural: each for each in KINDS for plural in (f"{each}s", f"{each[:-1]}ies")}
+    only = kind if kind in KINDS else plurals.get(kind or "")
+    if kind is not None and only is None:
+        raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(KINDS)}")
+    found = {each: dict(sorted(names(each).items())) for each in ([only] if only else sorted(KINDS))}
     if as_json:
         table = {
-            each: {name: _parameters(cls) for name, cls in sorted(classes.items())}
-            for each, classes in found.items()
+            each: {name: _parameters(cls) for name, cls in classes.items()} for each, classes in found.items()
         }
         typer.echo(json.dumps(table))
         return
-    from rich.table import Table
+    from gossamer.results.formatting import print_table
 
-    from gossamer.results.formatting import table_console
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("kind", "name", "parameters", "description"):
-        shown.add_column(heading, overflow="fold")
-    for each, classes in found.items():
-        for name, cls in sorted(classes.items()):
-            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
-            shown.add_row(each, name, parameters, _first_paragraph(cls.__doc__ or ""))
-        if not classes:
-            shown.add_row(each, "(none)", "", "")
-    table_console().print(shown)
+    if only is None:
+        rows = [(each, ", ".join(classes) or "(none)") for each, classes in found.items()]
+        print_table(("kind", "names"), rows, labels=2)
+        typer.echo("\nparameters: gossamer list KIND; any name can also be module:Class")
+        return
+    described = [
+        (
+            name,
+            "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items()),
+            _first_paragraph(cls.__doc__ or ""),
+        )
+        for name, cls in found[only].items()
+    ]
+    print_table(("name", "parameters", "description"), described, labels=3)
 
 
 def _first_paragraph(docstring: str) -> str:
@@ -66,13 +69,12 @@ def _first_paragraph(docstring: str) -> str:
 
 def _parameters(cls: Any) -> dict[str, str]:
     """Field name -> its default, or its type where a value is required."""
-    shown = {}
-    for name, field in cls.model_fields.items():
-        required = getattr(field.annotation, "__name__", str(field.annotation))
-        shown[name] = (
-            f"({required})" if field.is_required() else str(field.get_default(call_default_factory=True))
-        )
-    return shown
+    return {
+        name: f"({getattr(field.annotation, '__name__', field.annotation)})"
+        if field.is_required()
+        else str(field.get_default(call_default_factory=True))
+        for name, field in cls.model_fields.items()
+    }
 
 
 def topology(

@@ -61,7 +61,10 @@ app.command(epilog=EXIT_CODES)(worker)
 
 def main() -> None:
     """The program ``gossamer``."""
-    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s")
+    handler = logging.StreamHandler()
+    # Libraries that set their own level (Parsl) are heard from warnings on, too.
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
+    logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
     atexit.register(
         gc.freeze
@@ -112,7 +115,7 @@ def _usage_problem(error: Any) -> str:
 
 
 def _refused(error: Any) -> str:
-    """A refused value and what is accepted; in the parser's words unless pydantic has checked it."""
+    """A refused value and what is accepted; in the parser's words unless it had pydantic check the value."""
     from pydantic import ValidationError
 
     from gossamer.config.validation import accepted

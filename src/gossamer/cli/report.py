@@ -132,18 +132,10 @@ def report(
 
 
 def _print_time_to(rows: pl.DataFrame, baseline: str | None) -> None:
-    from rich.table import Table
-
-    from gossamer.results.formatting import table_console
+    from gossamer.results.formatting import print_table
     from gossamer.results.time_to import note, tables
 
-    console = table_console()
     for title, head, lines in tables(rows, baseline):
-        table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-        for column, heading in enumerate(head):
-            table.add_column(heading, overflow="fold", justify="right" if column else "left")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-        console.print()
-    console.print(note(baseline))
+        print_table(head, lines, title=title)
+        print()
+    print(note(baseline))

@@ -275,27 +275,19 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
     from gossamer.results.checkpoints import newest
     from gossamer.results.tidy import ASYNCHRONY, final_summary
 
-    summary = final_summary(done)
-    lines = {}
+    summary, lines = final_summary(done), {}
     if done.status == "stopped":
         of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
-        at = max(round_, summary.rounds or 0)
-        lines["STOPPED"] = (
-            f"at round {at}{of}, before its end; the figures below are those recorded until then"
-        )
+        at = f"at round {max(round_, summary.rounds or 0)}{of}"
+        lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
     if done.lost:
         lines["status"] = done.outcome
-    lines |= {
-        name.replace("_", " "): _spread(final)
-        for name, final in summary.metrics.items()
-        if name not in ASYNCHRONY
-    }
-    clock = "virtual time" if done.experiment["engine"]["name"] == "simulate" else "time"
-    lines |= {
-        clock: f"{summary.time_s or 0:.4g} s",
-        "wall time": f"{summary.wall_s or 0:.1f} s",
-        "sent": megabytes(summary.bytes_sent or 0),
-    }
+    for name, final in summary.metrics.items():
+        if name not in ASYNCHRONY:
+            lines[name.replace("_", " ")] = _spread(final)
+    lines["virtual time" if done.virtual else "time"] = f"{summary.time_s or 0:.4g} s"
+    lines["wall time"] = f"{summary.wall_s or 0:.1f} s"
+    lines["sent"] = megabytes(summary.bytes_sent or 0)
     if done.private_bytes is not None:
         mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
         lines["private memory"] = f"{mean:.1f} MiB a node, {most:.1f} at most"
@@ -304,31 +296,31 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
         lines["report"] = str(page)
     if done.status == "stopped":
         saved = newest(done.path / "checkpoints") is not None
-        lines["to go on"] = (
-            f"gossamer resume {done.path}" if saved else "not possible: the run saved no checkpoint"
-        )
+        to_go_on = f"gossamer resume {done.path}" if saved else "not possible: the run saved no checkpoint"
+        lines["to go on"] = to_go_on
     for name, text in lines.items():
         typer.echo(f"{name:20} {text}")
 
 
 def _print_profile(done: Run) -> None:
     """Print where the time of a run went, and the peak of memory."""
-    wall_s = done.wall_s or 0.0
-    parts = done.profile
+    wall_s, parts = done.wall_s or 0.0, done.profile
+    lines = []
     if parts:
         parts["events"] = wall_s - sum(parts.values())
     for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
-        typer.echo(f"{name:20} {seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
+        lines.append((name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)"))
     for part, forms in done.execution.items():
-        for form, count in forms.items():
-            unit = "sum" if part == "mix" else "shape of input" if count == 1 else "shapes of input"
-            typer.echo(f"{part:20} {form} ({count} {unit}{'s' if part == 'mix' and count != 1 else ''})")
+        unit = "sums" if part == "mix" else "shapes of input"
+        lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
     if done.peak_vectors is not None:
         share = done.peak_vectors / done.nodes
-        typer.echo(f"{'vectors at the peak':20} {done.peak_vectors} ({share:.1f} a node)")
+        lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} a node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
-    typer.echo(f"{'peak memory':20} {peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")
+    lines.append(("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB"))
+    for name, text in lines:
+        typer.echo(f"{name:20} {text}")
 
 
 def _spread(final: Final) -> str:

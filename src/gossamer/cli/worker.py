@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.options import Quiet, importing, interruptible, log_errors_only
-from gossamer.errors import BadInput
 
 
 def worker(
@@ -37,16 +36,17 @@ def worker(
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
     log_errors_only(quiet)
-    host, separator, port = coordinator.rpartition(":")
-    if not separator or not host or not port.isdecimal():
-        raise BadInput(f"{coordinator!r}; accepted: HOST:PORT")
+    from gossamer.runtime.processes.session import parse_address
+
+    parse_address(coordinator)
     with importing():
         from gossamer.cores import cores
-        from gossamer.runtime.processes.worker.worker import Coordinator, run_worker
+        from gossamer.runtime.processes.worker.worker import run_worker
 
     with interruptible():
         run_worker(
-            Coordinator(host.strip("[]"), int(port), token),
+            coordinator,
+            token,
             slots or cores(),
             address=address,
             data_root=None if data_root is None else str(data_root),

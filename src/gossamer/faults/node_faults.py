@@ -17,6 +17,7 @@ from gossamer.faults.fault import (
     Fault,
     FaultInterval,
     FaultPlan,
+    LinkFault,
     Nodes,
     RoundCrash,
     StartFrom,
@@ -229,5 +230,10 @@ class Freeze(Fault):
     for_s: PositiveFloat
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        ranks = select_ranks(self.nodes, nodes, seed, field)
-        return FaultPlan([FaultInterval(self.at_s, self.at_s + self.for_s, "freeze", rank) for rank in ranks])
+        ranks, end_s = select_ranks(self.nodes, nodes, seed, field), self.at_s + self.for_s
+        links = (*ranks, *(nodes + rank for rank in ranks))  # nothing passes on them, and nothing is lost
+        return FaultPlan(
+            [FaultInterval(self.at_s, end_s, "freeze", rank) for rank in ranks],
+            slowdowns=[SlowdownWindow.unchecked(self.at_s, end_s, math.inf, ranks)],
+            link_faults=[LinkFault(self.at_s, end_s, stopped=links, loses=False)],
+        )

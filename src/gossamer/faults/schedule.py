@@ -12,9 +12,9 @@ from itertools import count
 from operator import attrgetter
 
 from gossamer.errors import BadInput
-from gossamer.faults.fault import Fault, FaultInterval, FaultPlan, LinkFault, RoundCrash, StartFrom
+from gossamer.faults.fault import Fault, FaultInterval, FaultPlan, RoundCrash, StartFrom
 from gossamer.faults.network_faults import FaultyNetwork
-from gossamer.network import ComputeProfile, Network, Slowdowns, SlowdownWindow
+from gossamer.network import ComputeProfile, Network, Slowdowns
 
 AWAY = ("crash", "leave", "join")
 """The kinds of intervals in which a node is away."""
@@ -71,8 +71,7 @@ class FaultSchedule:
         self._slowdowns = [window for plan in plans for window in plan.slowdowns]
         self._link_faults = [fault for plan in plans for fault in plan.link_faults]
         finite = [each for plan in plans if not plan.endless for each in plan.intervals]
-        self._freezes = [each for each in finite if each.kind == "freeze"]
-        self.freezes = bool(self._freezes)
+        self.freezes = any(fault.stopped for fault in self._link_faults)
         self.asks_neighbors = any(
             "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
             for fault in faults
@@ -102,15 +101,10 @@ class FaultSchedule:
             base: the network.
             frozen: whether it is the network that keeps messages from frozen nodes.
         """
-        link_faults = list(self._link_faults)
-        for each in self._freezes if frozen else ():
-            assert each.node is not None
-            # Nothing passes on its uplink and its downlink, and nothing is lost.
-            links = each.node, self._nodes + each.node
-            link_faults.append(LinkFault(each.from_s, each.to_s, stopped=links, loses=False))
+        link_faults = tuple(fault for fault in self._link_faults if frozen or not fault.stopped)
         if not link_faults:
             return base
-        return FaultyNetwork(base=base, link_faults=tuple(link_faults), sharing=base.sharing)
+        return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
 
     def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
         """A settled compute profile under the faults; ``base`` itself if they don't change it.
@@ -122,10 +116,7 @@ class FaultSchedule:
         Raises:
             BadInput: for a profile other than ``slowdowns`` that depends on the time.
         """
-        windows = tuple(self._slowdowns)
-        for each in self._freezes if frozen else ():
-            assert each.node is not None
-            windows += (SlowdownWindow.unchecked(each.from_s, each.to_s, math.inf, (each.node,)),)
+        windows = tuple(each for each in self._slowdowns if frozen or math.isfinite(each.factor))
         if not windows:
             return base
         if isinstance(base, Slowdowns):
@@ -138,11 +129,13 @@ class FaultSchedule:
         return Slowdowns.model_construct(base=base, windows=windows, random=None)
 
     def factor(self, rank: int, time_s: float) -> float:
-        """The factor by which a node's computations take longer at some time."""
+        """The factor by which the computations of a node that is not frozen take longer at some time."""
         return math.prod(
             window.factor
             for window in self._slowdowns
-            if rank in (window.ranks or ()) and window.from_s <= time_s < window.to_s
+            if rank in (window.ranks or ())
+            and window.from_s <= time_s < window.to_s
+            and math.isfinite(window.factor)
         )
 
 
@@ -175,13 +168,22 @@ class FaultEventQueue:
         """Remove and return the events up to now."""
         while self._heap and self._heap[0][0] <= now_s:
             time_s, ends, _, _, interval = heapq.heappop(self._heap)
+            node, away = interval.node, interval.kind in AWAY
             if not ends:
                 self._push(interval.to_s, True, interval)
-            if interval is self._latest:
-                self._take_next()
-            event = self._end(interval, time_s) if ends else self._start(interval, time_s)
-            if event is not None:
-                yield event
+                if interval is self._latest:
+                    self._take_next()
+                if node is not None and away and math.isinf(interval.to_s):
+                    self._gone_for_good.add(node)
+            if node is not None:
+                state = node, "away" if away else interval.kind
+                self._active[state] += -1 if ends else 1
+                if self._active[state] != (not ends):
+                    continue  # another interval says the same
+            what, detail = interval.kind, interval.detail
+            if ends:
+                what, detail = "return" if away else END_EVENTS.get(what, f"{what}-over"), ""
+            yield FaultEvent(time_s, what, node, interval.start_from, detail)
 
     def add(self, interval: FaultInterval) -> None:
         """Add an interval that starts now or later."""
@@ -200,26 +202,3 @@ class FaultEventQueue:
         if math.isfinite(time_s):
             rank = -1 if interval.node is None else interval.node
             heapq.heappush(self._heap, (time_s, ends, rank, next(self._numbers), interval))
-
-    def _start(self, interval: FaultInterval, time_s: float) -> FaultEvent | None:
-        if interval.node is not None:
-            state = interval.node, _state(interval)
-            self._active[state] += 1
-            if interval.kind in AWAY and math.isinf(interval.to_s):
-                self._gone_for_good.add(interval.node)
-            if self._active[state] > 1:
-                return None
-        return FaultEvent(time_s, interval.kind, interval.node, interval.start_from, interval.detail)
-
-    def _end(self, interval: FaultInterval, time_s: float) -> FaultEvent | None:
-        if interval.node is not None:
-            state = interval.node, _state(interval)
-            self._active[state] -= 1
-            if self._active[state]:
-                return None
-        what = "return" if interval.kind in AWAY else END_EVENTS.get(interval.kind, f"{interval.kind}-over")
-        return FaultEvent(time_s, what, interval.node, interval.start_from)
-
-
-def _state(interval: FaultInterval) -> str:
-    return "away" if interval.kind in AWAY else interval.kind

@@ -6,7 +6,8 @@ the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.rows import Rows
+from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResult, first_step_at
-from gossamer.learning.workers import Workers
+from gossamer.learning.workers import chunks, power_below
 from gossamer.messages.tags import Model
-from gossamer.tasks.task import Task
 
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
 """The most bytes of parameters in a chunk (but at least one node), and the most nodes. On a CPU a chunk fits into the cache;
@@ -39,15 +38,8 @@ class BatchedTrainer(Trainer):
     name = "batched"
     nodes = True
 
-    def __init__(
-        self,
-        task: Task,
-        optimizer: Optimizer,
-        rows: Rows,
-        device: torch.device | str = "cpu",
-        workers: Workers | None = None,
-    ) -> None:
-        super().__init__(task, optimizer, rows, device, workers)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         if problem := _hindrance(self.module):
             raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
         largest_bytes, most = LIMITS["cpu" if self.device_type == "cpu" else "gpu"]
@@ -63,18 +55,19 @@ class BatchedTrainer(Trainer):
     def _share(
         self, run: Callable[[Sequence[Any]], list[Any]], jobs: Sequence[Any], keys: Sequence[Hashable]
     ) -> list[Any]:
-        split = list(chunks(_groups(keys), self._chunk))
+        groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for index, key in enumerate(keys):
+            groups[key].append(index)
+        split = list(chunks(groups.values(), self._chunk))
         done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
-        results: list[Any] = [None] * len(jobs)
-        for chunk, some in zip(split, done, strict=True):
-            for index, result in zip(chunk, some, strict=True):
-                results[index] = result
-        return results
+        found = dict(
+            zip((i for chunk in split for i in chunk), (r for some in done for r in some), strict=True)
+        )
+        return [found[index] for index in range(len(jobs))]
 
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         results, flat = self._block(len(jobs))
-        parameters = self._stack([job.at.parameters for job in jobs])
-        buffers = self._stack([job.at.buffers for job in jobs])
+        parameters, buffers = self._stacked([job.at for job in jobs])
         batches = torch.stack([job.batch for job in jobs])
         if not self._gradients.only_reads(parameters, buffers, batches):
             parameters = parameters.clone()
@@ -83,31 +76,31 @@ class BatchedTrainer(Trainer):
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         results, parameters = self._block(len(jobs))
-        start = self._stack([job.start.parameters for job in jobs])
-        buffers = self._stack([job.start.buffers for job in jobs])
+        start, buffers = self._stacked([job.start for job in jobs])
         states = {name: self._writable([job.state[name] for job in jobs]) for name in jobs[0].state}
         state = {name: matrix for name, (_, matrix) in states.items()}
         losses = torch.zeros(len(jobs), device=parameters.device)
         batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
         first = first_step_at(self._gradients, start, parameters, buffers, batches)
         for batch in batches:
-            loss, buffers, *gradients = self._gradients(
-                parameters if first is None else first, buffers, batch
-            )
+            at = parameters if first is None else first
+            loss, buffers, *gradients = self._gradients(at, buffers, batch)
             losses += loss
             self._optimize(parameters, gradients, state, jobs[0].lr, first)
             first = None
         ended = {name: self.rows.filled(rows, matrix) for name, (rows, matrix) in states.items()}
-        empty = jobs[0].start.buffers if buffers.shape[1] == 0 else None
+        rows = self.rows.filled(results, parameters)
+        # (Without buffers, all nodes share the empty vector.)
+        kept = [
+            each.to(rows[0].device, copy=True) if len(each) else jobs[0].start.buffers for each in buffers
+        ]
         return [
             TrainResult(
-                Model(row, buffers[number].to(row.device, copy=True) if empty is None else empty),
-                {name: rows[number] for name, rows in ended.items()},
+                Model(row, kept[number]),
+                {name: of[number] for name, of in ended.items()},
                 loss / max(len(batches), 1),
             )
-            for number, (row, loss) in enumerate(
-                zip(self.rows.filled(results, parameters), losses.tolist(), strict=True)
-            )
+            for number, (row, loss) in enumerate(zip(rows, losses.tolist(), strict=True))
         ]
 
     def _optimize(
@@ -137,21 +130,22 @@ class BatchedTrainer(Trainer):
     def _block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "nodes params"]]:
         """New rows, and a matrix of their values on this trainer's device."""
         rows, matrix = self.rows.block(count)
-        return rows, matrix if matrix.device.type == self.device_type else torch.empty_like(
-            matrix, device=self._device
-        )
+        if matrix.device.type != self.device_type:
+            matrix = torch.empty_like(matrix, device=self._device)
+        return rows, matrix
 
-    def _stack(self, vectors: Sequence[Tensor]) -> Float[Tensor, "nodes values"]:
-        """Vectors as a matrix on this trainer's device, to be read only."""
-        stack = self.rows.stack if len(vectors[0]) == self.rows.length else torch.stack
-        return stack(list(vectors)).to(self._device)
+    def _stacked(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
+        """Parameters [nodes, P] and buffers [nodes, B] on this trainer's device, to be read only."""
+        parameters = self.rows.stack([model.parameters for model in models])
+        buffers = torch.stack([model.buffers for model in models])
+        return parameters.to(self._device), buffers.to(self._device)
 
     def _writable(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Float[Tensor, "nodes values"]]:
         """Optimizer state: new rows (or new counters) and a matrix of their values, which steps write."""
         if len(vectors[0]) != self.rows.length:
             return [torch.empty_like(vector) for vector in vectors], torch.stack(list(vectors))
         rows, matrix = self._block(len(vectors))
-        return rows, matrix.copy_(self._stack(vectors))
+        return rows, matrix.copy_(self.rows.stack(vectors))
 
 
 def can_batch(module: nn.Module) -> bool:
@@ -167,25 +161,3 @@ def _hindrance(module: nn.Module) -> str | None:
         if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
     return None
-
-
-def _groups(keys: Sequence[Hashable]) -> list[list[int]]:
-    groups: dict[Hashable, list[int]] = {}
-    for index, key in enumerate(keys):
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
-
-
-def chunks(groups: list[list[int]], largest: int) -> Iterator[list[int]]:
-    """Split groups into chunks whose sizes are powers of two, so that few shapes are recorded."""
-    for group in groups:
-        start = 0
-        while start < len(group):
-            size = min(largest, power_below(len(group) - start))
-            yield group[start : start + size]
-            start += size
-
-
-def power_below(number: int) -> int:
-    """The largest power of two up to a number, which is at least 1."""
-    return 1 << (number.bit_length() - 1)

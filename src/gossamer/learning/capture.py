@@ -6,8 +6,8 @@ The recorded program runs below all that, as one call without the lock. It has t
 hence the same bits.
 
 Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing
-written but what it made itself. So a function is recorded twice, on different values, while it runs as usual; nothing of
-that kind may be seen, and the program must be the same both times and reproduce the second result to the bit. Otherwise
+written but what the function created. So a function is recorded twice, on different values, while it runs as usual; nothing
+of that kind may be seen, and the program must be the same both times and reproduce the second result to the bit. Otherwise
 the function goes on as usual, and :meth:`Captured.forms` says why. (Draws from Python's own ``random``, and a counter in
 Python that matters only later, go unnoticed.)
 """
@@ -31,7 +31,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out."""
 
 MOST_SHAPES = 64
-"""Shapes of one function that are recorded; what has more goes on through Python."""
+"""Shapes of one function that are recorded; further ones go on through Python."""
 
 _LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
 _STATISTICS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
@@ -59,18 +59,10 @@ class Program:
             result: tuple[Tensor, ...] = self._run(*arguments, *self.constants)
         return result
 
-    def difference(self, other: Program) -> str | None:
-        """Why two recordings are not of the same operations; None if they are."""
-        if self.source != other.source:
-            return "two calls are not the same operations"
-        if any(one is not another for one, another in zip(self.constants, other.constants, strict=True)):
-            return "a call reads tensors that another one does not"
-        return None
-
 
 class Captured:
-    """A function that is recorded, once for each shape of its arguments, when it is first called, and runs as a
-    program from its third call on.
+    """A function that is recorded, once for each shape of its arguments, in its first two calls on different values, and
+    then runs as a program.
 
     Args:
         function: gives the function, or this thread's own one.
@@ -80,58 +72,88 @@ class Captured:
     def __init__(self, function: Callable[[], Function], most_shapes: int = MOST_SHAPES) -> None:
         self._function, self._most_shapes = function, most_shapes
         self._lock = threading.Lock()
-        self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}
-        self._programs: dict[Hashable, Program | None] = {}
-        self._reasons: dict[Hashable, str] = {}  # of the shapes that are not recorded
+        self._programs: dict[Hashable, Program] = {}
+        self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # once, with these arguments
+        self._reasons: dict[Hashable, str] = {}  # of the shapes that have no program
 
     @property
     def programs(self) -> list[Program]:
         """The programs that were found to do what the function does."""
-        with self._lock:
-            return [program for program in self._programs.values() if program is not None]
+        return list(self._programs.values())
 
     def forms(self) -> dict[str, int]:
         """In which form calls run: the number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the
         reason."""
-        found = Counter("recorded" for _ in self.programs)
         with self._lock:
+            found = Counter("recorded" for _ in self._programs)
             found.update(f"eager: {reason}" for reason in self._reasons.values())
         return dict(found)
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
-        if key not in self._programs:
-            if key in self._recorded or len(self._programs) + len(self._recorded) < self._most_shapes:
+        if (program := self._programs.get(key)) is not None:
+            return program(*arguments)
+        if key in self._recorded:
+            return self._record(key, arguments)
+        if key not in self._reasons:
+            if len(self._programs) + len(self._reasons) < self._most_shapes:
                 return self._record(key, arguments)
             with self._lock:  # (one entry for all shapes above the limit)
                 self._reasons[None] = f"more than {self._most_shapes} shapes of input"
-        program = self._programs.get(key)
-        return self._function()(*arguments) if program is None else program(*arguments)
+        return self._function()(*arguments)
 
     def only_reads(self, *arguments: Tensor) -> bool:
         """Whether it is known that a call will not write its arguments."""
-        return self._programs.get(_key(arguments)) is not None
+        return _key(arguments) in self._programs
 
     def _record(self, key: Hashable, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
         results, program = record(self._function(), arguments)
         with self._lock:
+            if key in self._programs or (key in self._reasons and key not in self._recorded):
+                return results  # another thread was first
             if isinstance(program, str):
-                self._programs[key], self._reasons[key] = None, program
                 self._recorded.pop(key, None)
-            elif key in self._programs:
-                pass  # another thread was first
+                self._reasons[key] = program
             elif key not in self._recorded:
                 self._recorded[key], self._reasons[key] = (program, before), _SEEN_ONCE
-            elif not _equal(before, self._recorded[key][1]):
+            elif not all(map(torch.equal, before, self._recorded[key][1])):
                 first, _ = self._recorded.pop(key)
-                problem = program.difference(first) or _difference(program, before, results)
-                self._programs[key] = None if problem else program
-                if problem:
-                    self._reasons[key] = problem
-                else:
+                problem = _difference(first, program, before, results)
+                if problem is None:
+                    self._programs[key] = program
                     del self._reasons[key]
+                else:
+                    self._reasons[key] = problem
         return results
+
+
+def _key(arguments: Sequence[Tensor]) -> Hashable:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments)
+
+
+def _difference(
+    first: Program, program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]
+) -> str | None:
+    """Why a second recording is not the same program as the first one, or does not give its call's results to the bit;
+    None if all is well."""
+    if first.source != program.source:
+        return "two calls are not the same operations"
+    if any(one is not other for one, other in zip(first.constants, program.constants, strict=True)):
+        return "a call reads tensors that another one does not"
+    try:
+        again = program(*arguments)
+    except RuntimeError as error:
+        return f"the recorded operations fail ({_brief(error)})"
+    for one, other in zip(results, again, strict=True):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        if not (alike and bool(((one == other) | (one.isnan() & other.isnan())).all())):
+            return "the recorded operations give other bits"
+    return None
+
+
+class _CannotRecord(Exception):
+    """The reason why a call can't be written down as a program."""
 
 
 def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Program | str]:
@@ -162,20 +184,23 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:120]}"
 
 
-class _CannotRecord(Exception):
-    """The reason why a call can't be written down as a program."""
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Base of modes that see the operations below autograd and vmap."""
 
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations below autograd and vmap."""
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Nothing is compiled here; to say so to the compiler would load it, which takes a second.
         return False
 
+
+class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations."""
+
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # They hold every tensor, so that no two have the same id.
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self._made: set[int] = set()  # storages that the function itself made
@@ -188,17 +213,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors((args, kwargs)):
             if storage_of(tensor) not in self._made:
                 self._versions.setdefault(id(tensor), (tensor, tensor._version))
-        foreign = {storage_of(tensor) for tensor, _ in self._versions.values()}
         result = func(*args, **kwargs)
-        self._made |= {storage_of(tensor) for tensor in _tensors(result)} - foreign
+        self._made |= {storage_of(tensor) for tensor in _tensors(result)} - self._foreign()
         self.calls.append((func, args, kwargs, result))
         return result
 
+    def _foreign(self) -> set[int]:
+        return {storage_of(tensor) for tensor, _ in self._versions.values()}
+
     def wrote(self) -> bool:
         """Whether anything was written that the function did not make: an argument, or a memory of its own."""
-        foreign = {storage_of(tensor) for tensor, _ in self._versions.values()}
         if any(tensor._version != version for tensor, version in self._versions.values()):
             return True
+        foreign = self._foreign()
         return any(storage_of(tensor) in foreign for call in self.calls for tensor in _written(*call[:3]))
 
 
@@ -207,11 +234,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     written = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            written += _tensors(value)
-    if func._schema.name in _STATISTICS:
-        written += _tensors(args[3:5])
-    return written
+            written += _tensors(args[number] if number < len(args) else kwargs.get(argument.name))
+    return written + (_tensors(args[3:5]) if func._schema.name in _STATISTICS else [])
 
 
 class _Watch(TorchFunctionMode):
@@ -246,19 +270,16 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
                 raise _CannotRecord("it decides by values")
             targets.append(f"v{len(lines)}_{len(targets)}")
             names.setdefault(id(output), targets[-1])
-        name = func._schema.name.replace("::", ".")
         comma = "," if isinstance(result, tuple | list) and len(targets) == 1 else ""
         assigned = f"{', '.join(targets)}{comma} = " if targets else ""
-        lines.append(f"    {assigned}torch.ops.{name}({', '.join(given)})")
+        lines.append(f"    {assigned}torch.ops.{func._schema.name.replace('::', '.')}({', '.join(given)})")
     if any(id(tensor) not in names for tensor in results):
         raise _CannotRecord("a result comes from no operation of torch's")
     inputs = [f"a{number}" for number in range(len(arguments))] + [f"c{n}" for n in range(len(constants))]
     returned = "".join(f"{names[id(tensor)]}, " for tensor in results)
-    source = "\n".join([f"def run({', '.join(inputs)}):", *lines, f"    return ({returned})\n"])
-    try:
-        return Program(source, constants)
-    except RuntimeError as error:  # something that torch's interpreter has no words for
-        raise _CannotRecord(f"torch's interpreter lacks an operation ({_brief(error)})") from error
+    return Program(
+        "\n".join([f"def run({', '.join(inputs)}):", *lines, f"    return ({returned})\n"]), constants
+    )
 
 
 def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
@@ -277,23 +298,6 @@ def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:
     return needed[::-1]
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _key(arguments: Sequence[Tensor]) -> Hashable:
-    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments)
-
-
-def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
-
-
 def _literal(value: Any, names: dict[int, str]) -> str:
     if isinstance(value, Tensor):
         return names[id(value)]
@@ -303,24 +307,16 @@ def _literal(value: Any, names: dict[int, str]) -> str:
         return f'float("{value}")'
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
-    if value is None or isinstance(
-        value, bool | int | float | str | torch.dtype | torch.memory_format | torch.layout
-    ):
+    plain = bool | int | float | str | torch.dtype | torch.memory_format | torch.layout
+    if value is None or isinstance(value, plain):
         return repr(value)
     raise _CannotRecord(f"an operation takes a value of type {type(value).__name__}")
 
 
-def _difference(program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]) -> str | None:
-    """Why a program does not give a call's results to the bit; None if it does."""
-    try:
-        again = program(*arguments)
-    except RuntimeError as error:
-        return f"the recorded operations fail ({_brief(error)})"
-    for one, other in zip(results, again, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype or not bool(_same_bits(one, other).all()):
-            return "the recorded operations give other bits"
-    return None
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def _same_bits(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common."""
+    return int(tensor.untyped_storage()._cdata)

@@ -10,18 +10,16 @@ from gossamer.learning.batched import BatchedTrainer, can_batch
 from gossamer.learning.trainer import SequentialTrainer, Trainer, TrainJob
 
 MEASURED_NODES = 64
-"""Nodes whose first batch is used to measure, at most..."""
+"""The most nodes whose first batch is used to measure..."""
 MEASURED_VALUES = 1_500_000
 """...and fewer of large models, of which a few take long enough to tell."""
-
 BOUND_S = 0.0025
-"""A step of one node that takes so many seconds on a CPU is taken for bound by its arithmetic or its memory, as those of
-convolutional networks are, and the batched trainer is not measured, which would take half a second and more. What it could
-save are the calls of some hundred tensor operations, half a millisecond where the machine is not busy."""
-
+"""A step of one node that takes this many seconds on a CPU is bound by its arithmetic or its memory, as those of
+convolutional networks are. Then the batched trainer is not measured, which would take half a second and more: it could save
+the calls of some hundred tensor operations, half a millisecond where the machine is not busy."""
 FEW = 4
 MUCH = 1.4
-"""If a few nodes take so many times as long in one trainer, that settles it."""
+"""If a few nodes take this many times as long in one trainer, that settles it."""
 LONG_S = 0.5
 """Seconds that need no further measurement."""
 
@@ -30,7 +28,7 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
     """The trainer that takes less time for some jobs, and what was found, in words.
 
     Args:
-        make: makes a trainer.
+        make: builds a trainer.
         jobs: one step of each of some nodes.
     """
     jobs = jobs[: max(8, MEASURED_VALUES // len(jobs[0].start.parameters))]
@@ -41,10 +39,7 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
         sequential.train([job])
     alone = _seconds(sequential, jobs, 1)
     if sequential.device_type == "cpu" and alone > BOUND_S:
-        return (
-            sequential,
-            f"trainer: sequential (a step takes {alone * 1e3:.1f} ms; no comparison)",
-        )
+        return sequential, f"trainer: sequential (a step takes {alone * 1e3:.1f} ms; no comparison)"
     batched = make(BatchedTrainer)
     try:
         batched.train(jobs[:FEW])
@@ -61,13 +56,11 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
 
 
 def _seconds(trainer: Trainer, jobs: Sequence[TrainJob], count: int) -> float:
-    """Seconds of so many of the jobs: other ones, or in another order, each time, since the same step again is not
-    recorded."""
+    """Seconds of this many jobs: other ones, or in another order, each time, since the same step again is not recorded."""
     taken: list[float] = []
-    for turn in range(3):
-        some = [*jobs[turn + 1 :], *jobs[: turn + 1]][:count]
+    for turn in range(1, 4):
         start = time.perf_counter()
-        trainer.train(some)
+        trainer.train([*jobs[turn:], *jobs[:turn]][:count])
         taken.append(time.perf_counter() - start)
         if taken[0] > LONG_S:
             break

@@ -1,7 +1,4 @@
-"""Computations of a node, as engines see them: the job, and what commits its result.
-
-An engine decides when a computation runs and when its result is due.
-"""
+"""Computations of a node, as engines see them: an engine decides when a computation runs and when its result is due."""
 
 from __future__ import annotations
 
@@ -11,13 +8,10 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
-from gossamer.learning.batched_evaluate import BatchedEvaluator
-from gossamer.learning.evaluate import Evaluator, Found
-from gossamer.learning.optimizer import State
-from gossamer.learning.trainer import Trainer, TrainResult
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.trainer import Trainer
 from gossamer.messages.tags import Model
 
 
@@ -41,7 +35,6 @@ class Computation:
         work: its duration in local steps.
         prepare: returns the job; called when the node's earlier computations are done, since they hand on optimizer state.
         commit: takes the result at its due instant and returns the value of the await.
-        cancelled: set when nobody waits for the result any more, which is then not committed.
     """
 
     kind: ComputationKind
@@ -50,17 +43,6 @@ class Computation:
     work: float
     prepare: Callable[[], Any]
     commit: Callable[[Any], Any]
-    cancelled: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class ApplyJob:
-    """One optimizer step with a given gradient [P]."""
-
-    start: Model
-    gradient: Float[Tensor, " params"]
-    lr: float
-    state: State
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,35 +54,25 @@ class EvaluateJob:
     samples: Int[np.ndarray, " n"]
 
 
-def execute(
-    kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator | BatchedEvaluator
-) -> list[Any]:
+def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evaluator: Evaluator) -> list[Any]:
     """Run jobs of one kind; results in the jobs' order."""
     if kind is ComputationKind.TRAIN:
         return list(trainer.train(jobs))
     if kind is ComputationKind.GRADIENT:
         return list(trainer.gradient(jobs))
     if kind is ComputationKind.APPLY:
-        return [_apply(job, trainer) for job in jobs]
-    tested = {
-        on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on))
-        for on in dict.fromkeys(job.on for job in jobs)
-        if on != "train"
-    }
-    return [
-        evaluator.train(job.model, job.samples) if job.on == "train" else _given(next(tested[job.on]))
-        for job in jobs
-    ]
-
-
-def _given(found: Found | Exception) -> Found:
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _apply(job: ApplyJob, trainer: Trainer) -> TrainResult:
-    parameters = trainer.rows.fresh()
-    state = {name: value.clone() for name, value in job.state.items()}
-    trainer.step(parameters, job.gradient.clone(), state, job.lr, job.start.parameters)
-    return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
+        return [trainer.apply(job) for job in jobs]
+    results: list[Any] = [None] * len(jobs)
+    for on in dict.fromkeys(job.on for job in jobs):
+        numbers = [number for number, job in enumerate(jobs) if job.on == on]
+        if on == "train":
+            found: list[Any] = [
+                evaluator.train(jobs[number].model, jobs[number].samples) for number in numbers
+            ]
+        else:
+            found = evaluator.test_each([jobs[number].model for number in numbers], on)
+        for number, each in zip(numbers, found, strict=True):
+            if isinstance(each, Exception):
+                raise each
+            results[number] = each
+    return results

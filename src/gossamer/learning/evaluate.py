@@ -1,36 +1,43 @@
-"""Evaluation: loss and metrics of a model on a keyed sample of each evaluation set (or on a node's training
-samples)."""
+"""Evaluation: loss and metrics of models on a keyed sample of each evaluation set, or on a node's training samples.
+
+One model at a time, or many at once by ``vmap`` over stacked parameters: then models are split into chunks that fit into a
+core's cache with their activations. Either way one worker evaluates a model or a chunk, so that results do not depend on the
+number of workers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.func import functional_call
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_leaves
 
-from gossamer.errors import GossamerError, is_own
-from gossamer.learning.capture import Captured, Function
-from gossamer.learning.gradients import channels_last
+from gossamer.errors import GossamerError, cause, is_own
+from gossamer.learning.capture import Captured, DispatchMode, Function
+from gossamer.learning.gradients import ForMany, channels_last
 from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
-from gossamer.learning.workers import Workers
+from gossamer.learning.rows import Rows
+from gossamer.learning.workers import Workers, chunks, power_below
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
-if TYPE_CHECKING:
-    from gossamer.learning.batched_evaluate import BatchedEvaluator
-
 BATCH = 100
 """Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
-
-MEAN = "the mean over the samples, one value"
-"""The value of a loss or metric, in error messages."""
+LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
+"""The most bytes of a chunk's models together with the largest tensor of their forward pass, and the most models."""
+LEAST = 4
+"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, passes are bound by arithmetic or by memory, and
+models are evaluated one at a time."""
 
 Found = dict[str, float]
 """Name -> value of the loss and of each metric."""
@@ -45,10 +52,11 @@ class Evaluator:
         samples: number of samples of each set to use; None is all.
         device: where it computes.
         workers: the threads that may call it at the same time, each with a separate module.
+        say: called with a message if many models can't be evaluated at once.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
-        measures: the loss and each metric, or the mean of which a metric is the root.
+        rows: the store of parameters, for many models at once; None is one model at a time, the default.
     """
 
     def __init__(
@@ -58,16 +66,21 @@ class Evaluator:
         samples: int | None = None,
         device: torch.device | str = "cpu",
         workers: Workers | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
         self.task, self.device = task, device
-        self.workers = workers or Workers(1)
+        self.workers, self._say = workers or Workers(1), say
+        self.rows: Rows | None = None
         measures = {"loss": task.loss, **task.metrics}
         self._roots = {name for name, measure in measures.items() if isinstance(measure, RootMean)}
-        self.measures = {
+        self._measures = {
             name: measure.mean if isinstance(measure, RootMean) else measure
             for name, measure in measures.items()
         }
-        self._means = Captured(lambda: self.workers.own(self._make_means))
+        one, many = partial(self._make_means, many=False), partial(self._make_means, many=True)
+        self._one = Captured(lambda: self.workers.own(one))
+        self._many = Captured(lambda: self.workers.own(many))
+        self._chunk: int | None = None  # not known yet
         drawn = {name: _sample(task, name, seed, samples) for name in task.tests}
         self.sets = {name: (channels_last(x.to(device)), y.to(device)) for name, (x, y) in drawn.items()}
 
@@ -75,20 +88,42 @@ class Evaluator:
         """``loss`` and every metric of the task on an evaluation set: means over its sample, and roots of such means."""
         return self._evaluate(model, *self.sets[on])
 
-    def forms(self) -> dict[str, int]:
-        """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
-        return self._means.forms()
-
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
         """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
-        return self.workers.map(lambda model: self._attempt(model, on), models)
+        problem = None
+        if self.rows is not None and models:
+            try:
+                if self._chunk is None:
+                    self._chunk = self._size(models[0], self.rows)
+                if self._chunk >= LEAST:
+                    split = chunks([list(range(len(models)))], self._chunk)
+                    parts = self.workers.map(
+                        lambda some: self._together([models[i] for i in some], on), split
+                    )
+                    return [found for part in parts for found in part]
+            except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
+                problem = error
+        alone = self.workers.map(lambda model: self._attempt(model, on), models)
+        if problem is not None and not any(isinstance(each, Exception) for each in alone):
+            self._chunk = 1
+            self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
+        return alone
 
     def columns(self, model: Model) -> Found:
         """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set."""
-        return columns({on: self.test(model, on) for on in self.sets})
+        return _columns(self.sets, [self.test(model, on) for on in self.sets])
+
+    def columns_each(self, models: Sequence[Model]) -> list[Found | Exception]:
+        """:meth:`columns` of each model, or the exception that the user's code raised for it."""
+        tested = zip(*(self.test_each(models, on) for on in self.sets), strict=True)
+        found: list[Found | Exception] = []
+        for each in tested:
+            error = next((one for one in each if isinstance(one, Exception)), None)
+            found.append(error or _columns(self.sets, each))
+        return found
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
-        """The same over some training samples, given by their indices [n]."""
+        """Loss and metrics over some training samples, given by their indices [n]."""
         chosen = torch.from_numpy(samples)
         inputs, targets = self.task.train
         return self._evaluate(model, inputs[chosen].to(self.device), targets[chosen].to(self.device))
@@ -101,13 +136,9 @@ class Evaluator:
                 for end in (slice(BATCH), slice(len(inputs) - rest, len(inputs))):  # (empty without a rest)
                     self._evaluate(model, inputs[end], targets[end])
 
-    def results(self, totals: Sequence[float], samples: int) -> Found:
-        """The results of a model, from each measure's sum over some samples."""
-        means = [total / max(samples, 1) for total in totals]
-        return {
-            name: math.sqrt(mean) if name in self._roots else mean
-            for name, mean in zip(self.measures, means, strict=True)
-        }
+    def forms(self) -> dict[str, int]:
+        """How measures were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
+        return dict(Counter(self._many.forms()) + Counter(self._one.forms()))
 
     def _attempt(self, model: Model, on: str) -> Found | Exception:
         try:
@@ -116,45 +147,91 @@ class Evaluator:
             return error
 
     def _evaluate(self, model: Model, inputs: Tensor, targets: Tensor) -> Found:
-        totals = [0.0] * len(self.measures)
-        parameters, buffers = (
-            vector.to(self.device, copy=True) for vector in model
-        )  # a model may write them
+        totals = [0.0] * len(self._measures)
+        given = [vector.to(self.device, copy=True) for vector in model]  # a model may write them
         with torch.no_grad():
-            for x, y in batches(inputs, targets):
-                for number, mean in enumerate(self._means(parameters, buffers, x, y)):
+            for x, y in _batches(inputs, targets):
+                for number, mean in enumerate(self._one(*given, x, y)):
                     totals[number] += float(mean) * len(x)
-        return self.results(totals, len(inputs))
+        return self._results(totals, len(inputs))
 
-    def _make_means(self) -> Function:
-        """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``."""
+    def _together(self, models: Sequence[Model], on: str) -> list[Found]:
+        stacks = self._stack(models)
+        totals = torch.zeros(len(self._measures), len(models), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for x, y in _batches(*self.sets[on]):
+                given = stacks
+                if not self._many.only_reads(*given, x, y):
+                    given = [stack.clone() for stack in stacks]
+                for total, mean in zip(totals, self._many(*given, x, y), strict=True):
+                    total += mean.double() * len(x)
+        return [self._results(column, len(self.sets[on][0])) for column in totals.T.tolist()]
+
+    def _results(self, totals: Sequence[float], samples: int) -> Found:
+        """The results of a model, from each measure's sum over some samples."""
+        means = {name: total / max(samples, 1) for name, total in zip(self._measures, totals, strict=True)}
+        return {name: math.sqrt(mean) if name in self._roots else mean for name, mean in means.items()}
+
+    def _size(self, model: Model, rows: Rows) -> int:
+        """The number of models like this one in a chunk."""
+        largest, means = _Largest(), self._make_means(many=True)
+        with largest, torch.no_grad():
+            means(*self._stack([model]), *next(_batches(*self.sets["test"])))
+        most_bytes, most = LIMITS["cpu" if torch.device(self.device).type == "cpu" else "gpu"]
+        each = 4 * len(model.parameters) + largest.nbytes
+        return power_below(min(max(most_bytes // each, 1), most))
+
+    def _stack(self, models: Sequence[Model]) -> list[Tensor]:
+        """Parameters [models, P] and buffers [models, B] on the evaluator's device, to be read only."""
+        assert self.rows is not None
+        parameters = self.rows.stack([model.parameters for model in models])
+        buffers = torch.stack([model.buffers for model in models])
+        return [parameters.to(self.device), buffers.to(self.device)]
+
+    def _make_means(self, many: bool) -> Function:
+        """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``; for many models, parameters are
+        [models, P], buffers [models, B] and means [models]."""
         module = bare_module(self.task.model, self.device).eval()
         layout = Layout.of(module)
 
+        def means_of_one(
+            leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor
+        ) -> tuple[Tensor, ...]:
+            with ForMany() if many else nullcontext():
+                with _naming("task.model", inputs=x):
+                    outputs = functional_call(module, (leaves, buffers), (x,))
+                return tuple(_measured(name, measure, outputs, y) for name, measure in self._measures.items())
+
+        means_of: Any = vmap(means_of_one, in_dims=(0, 0, None, None)) if many else means_of_one
+
         def means(parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             named = named_parameters(parameters, layout.parameters)
-            with naming("task.model", inputs=x):
-                outputs = functional_call(
-                    module, (named, named_buffers(buffers, layout, module)), (channels_last(x),)
-                )
-            return tuple(measured(name, measure, outputs, y) for name, measure in self.measures.items())
+            # (Convolutions for many models at once are fastest with images as they are.)
+            x = x.contiguous() if many else channels_last(x)
+            return tuple(means_of(named, named_buffers(buffers, layout, module), x, y))
 
         return means
 
 
-def columns(found: Mapping[str, Found]) -> Found:
+class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the size of the largest tensor that is created."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if all(returned.alias_info is None for returned in func._schema.returns):  # no view
+            made = [value.nbytes for value in tree_leaves(result) if isinstance(value, Tensor)]
+            self.nbytes = max([self.nbytes, *made])
+        return result
+
+
+def _columns(sets: Iterable[str], found: Sequence[Any]) -> Found:
     """The results on all evaluation sets as columns ``<set>_<name>``."""
-    return {f"{on}_{name}": value for on, each in found.items() for name, value in each.items()}
-
-
-def columns_each(evaluator: Evaluator | BatchedEvaluator, models: Sequence[Model]) -> list[Found | Exception]:
-    """The recorded columns of each model, as :meth:`Evaluator.columns`; or the exception that the user's code raised."""
-    by_set = {on: evaluator.test_each(models, on) for on in evaluator.sets}
-    found: list[Found | Exception] = []
-    for each in zip(*by_set.values(), strict=True):
-        error = next((one for one in each if isinstance(one, Exception)), None)
-        found.append(error or columns(dict(zip(by_set, each, strict=True))))
-    return found
+    pairs = zip(sets, found, strict=True)
+    return {f"{on}_{name}": value for on, each in pairs for name, value in each.items()}
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
@@ -167,7 +244,7 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
     return inputs[chosen], targets[chosen]
 
 
-def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean that a measure returns, as a tensor of one value. (A user's metric may also return a plain number.)
 
     Raises:
@@ -175,21 +252,19 @@ def measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Te
     """
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
     given = {"outputs": outputs, "targets": targets} if isinstance(outputs, Tensor) else {"targets": targets}
-    with naming(field, **given):
+    with _naming(field, **given):
         value: object = measure(outputs, targets)
-    if isinstance(value, Tensor):
-        found = value
-    elif isinstance(value, int | float | np.generic | np.ndarray):
-        found = torch.as_tensor(value)
-    else:
-        raise TypeError(f"{field}: gives {type(value).__name__}; accepted: {MEAN}")
+    accepted = "accepted: the mean over the samples, one value"
+    if not isinstance(value, Tensor | int | float | np.generic | np.ndarray):
+        raise TypeError(f"{field}: gives {type(value).__name__}; {accepted}")
+    found = torch.as_tensor(value)
     if found.numel() != 1:
-        raise TypeError(f"{field}: gives a tensor of shape {tuple(found.shape)}; accepted: {MEAN}")
+        raise TypeError(f"{field}: gives a tensor of shape {tuple(found.shape)}; {accepted}")
     return found
 
 
 @contextmanager
-def naming(field: str, **given: Tensor) -> Iterator[None]:
+def _naming(field: str, **given: Tensor) -> Iterator[None]:
     """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
     try:
         yield
@@ -201,7 +276,7 @@ def naming(field: str, **given: Tensor) -> Iterator[None]:
         raise RuntimeError(f"{field}, given {tensors}: {type(error).__name__}: {message}") from error
 
 
-def batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Split samples into batches for forward passes."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

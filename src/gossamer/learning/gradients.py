@@ -47,8 +47,14 @@ def gradient_function(
         tensors = {**leaves, **others}
         with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
-            loss = task.loss(outputs, y)
-        _check_loss(loss)
+            loss: object = task.loss(outputs, y)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            raise TypeError(
+                f"task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value"
+            )
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
@@ -69,26 +75,11 @@ def gradient_function(
         after = flatten_buffers(after, buffers, layout)
         if nodes:
             return losses.detach(), after, *_apart(found)
-        by_field = dict(zip(trained, found, strict=True))
-        parts = [
-            by_field[field].reshape(-1)
-            if field in by_field
-            else torch.zeros_like(field.of(parameters)).reshape(-1)
-            for field in layout.parameters
-        ]
-        return losses.detach(), after, torch.cat(parts)
+        parts = {field: torch.zeros_like(field.of(parameters)) for field in frozen}
+        parts.update(zip(trained, found, strict=True))
+        return losses.detach(), after, torch.cat([parts[field].reshape(-1) for field in layout.parameters])
 
     return gradients
-
-
-def _check_loss(loss: object) -> None:
-    if not isinstance(loss, Tensor):
-        found = type(loss).__name__
-    elif loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}"
-    else:
-        return
-    raise TypeError(f"task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value")
 
 
 class ForMany(TorchFunctionMode):
@@ -105,7 +96,9 @@ class ForMany(TorchFunctionMode):
         if func in (torch.argmax, Tensor.argmax) and kwargs.keys() <= {"input", "dim", "keepdim"}:
             return _argmax(*args, **kwargs)
         if func is F.embedding and not torch.is_grad_enabled():
-            return _embedding(func, *args, **kwargs)
+            max_norm = args[3] if len(args) > 3 else kwargs.get("max_norm")
+            if max_norm is None:  # else it writes the table
+                return _embedding(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -132,19 +125,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return -torch.where(counted, chosen, 0.0).sum() / counted.sum()
 
 
-def _embedding(
-    func: Any,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: Any = None,
-    max_norm: Any = None,
-    *rest: Any,
-    **options: Any,
-) -> Tensor:
+def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
     """Reads only the rows that are looked up, where torch's own form under ``vmap`` copies the whole table."""
-    if max_norm is not None:  # it writes the table
-        found: Tensor = func(input, weight, padding_idx, max_norm, *rest, **options)
-        return found
     return weight.index_select(0, input.flatten()).view(*input.shape, weight.shape[1])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import cache
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP = 1 << 30
@@ -17,30 +18,26 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether this is glibc and it agreed.
     """
-    mallopt = _libc_function("mallopt")
-    return (
-        mallopt is not None
-        and bool(mallopt(_M_MMAP_THRESHOLD, _KEEP))
-        and bool(mallopt(_M_TRIM_THRESHOLD, _KEEP))
+    libc = _glibc()
+    return libc is not None and all(
+        libc.mallopt(which, _KEEP) for which in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
     )
 
 
 def trim() -> None:
     """Return memory that this thread has freed to the system, for a process that will wait for a while."""
-    mallopt, malloc_trim = _libc_function("mallopt"), _libc_function("malloc_trim")
-    malloc, free = _libc_function("malloc"), _libc_function("free")
-    if mallopt is None or malloc_trim is None or malloc is None or free is None:
-        return
-    # glibc returns the end of a thread's own heap only when something large is freed there.
-    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    mallopt(_M_TRIM_THRESHOLD, 0)
-    free(malloc(_LARGE))
-    malloc_trim(0)
-    mallopt(_M_TRIM_THRESHOLD, _KEEP)
+    if (libc := _glibc()) is not None:
+        # glibc returns the end of a thread's own heap only when something large is freed there.
+        libc.mallopt(_M_TRIM_THRESHOLD, 0)
+        libc.free(libc.malloc(_LARGE))
+        libc.malloc_trim(0)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEEP)
 
 
-@cache  # each lookup creates classes, which only the garbage collector frees
-def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
-    if not sys.platform.startswith("linux"):
+@cache  # each lookup of a function creates classes, which only the garbage collector frees
+def _glibc() -> Any:
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if libc is None or not all(hasattr(libc, name) for name in ("mallopt", "malloc_trim")):
         return None
-    return getattr(ctypes.CDLL(None), name, None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return libc

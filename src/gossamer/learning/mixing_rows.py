@@ -30,7 +30,7 @@ SHARE_BYTES = 4 << 20
 REACH = 2**31 - 1
 """The largest index of a matrix for MKL, which counts by 32 bits."""
 SHORT_RUN = 8
-"""Fewer sums are not worth a product of their own."""
+"""Fewer sums are not worth a separate product."""
 _COLUMNS = 64
 """Blocks begin at multiples of this many columns and are no narrower, where kernels would round differently."""
 
@@ -49,20 +49,20 @@ class Sum:
             out.add_(vector, alpha=weight)
 
 
-@dataclass(frozen=True, eq=False)
 class _Terms:
-    """The terms of all sums, one sum after the other: row numbers [t] and weights [t]. Sum i has the terms from
-    ``starts[i]`` to ``starts[i + 1]``; starts is [s + 1]."""
+    """The terms of all sums, one sum after the other, of rows that are given by number [t].
 
-    numbers: Int[np.ndarray, " t"]
-    weights: Float[Tensor, " t"]
-    starts: Int[Tensor, " s_plus_1"]
+    Attributes:
+        weights: of each term, float32 [t].
+        starts: sum i has the terms from ``starts[i]`` to ``starts[i + 1]``; int64 [sums + 1].
+        read: the numbers of distinct rows, ascending [d].
+        positions: of each term's row among these [t].
+    """
 
-    @staticmethod
-    def of(sums: Sequence[Sum], numbers: Int[np.ndarray, " t"]) -> _Terms:
-        starts = np.cumsum([0, *(len(each.vectors) for each in sums)])
-        weights = [weight for each in sums for weight in each.weights]
-        return _Terms(numbers, torch.tensor(weights, dtype=torch.float32), torch.from_numpy(starts))
+    def __init__(self, sums: Sequence[Sum], numbers: Int[np.ndarray, " t"]) -> None:
+        self.weights = torch.tensor([weight for each in sums for weight in each.weights], dtype=torch.float32)
+        self.starts = torch.from_numpy(np.cumsum([0, *(len(each.vectors) for each in sums)]))
+        self.read, self.positions = np.unique(numbers, return_inverse=True)
 
 
 _Add = Callable[[Float[Tensor, "rows columns"], slice | Tensor], None]
@@ -86,20 +86,16 @@ def mix_rows(
             return False
         torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
         return True
-    numbers = rows.numbers(vectors)
+    numbers, written = rows.numbers(vectors), rows.numbers(results)
     # With the padding between rows: widths are multiples of 16 then.
     columns = rows.matrix.stride(0)
     kernel = _kernel(columns >= _COLUMNS)
     if numbers is None or kernel is None:
         return False
-    written = rows.numbers(results)
     assert written is not None
     firsts = np.cumsum([0, *(len(each.vectors) for each in sums)])
     runs = [
-        (
-            kernel(_Terms.of(sums[start:stop], numbers[firsts[start] : firsts[stop]])),
-            select(written[start:stop]),
-        )
+        (kernel(_Terms(sums[start:stop], numbers[firsts[start] : firsts[stop]])), select(written[start:stop]))
         for start, stop in _runs(written, max(1, REACH // columns))
     ]
     pool = rows.matrix.as_strided((rows.rows, columns), (columns, 1))
@@ -129,25 +125,19 @@ def _runs(written: Int[np.ndarray, " s"], most: int) -> list[tuple[int, int]]:
 
 def mix_stacked(sums: Sequence[Sum]) -> Float[Tensor, "sums params"] | None:
     """The sums of vectors on one device by few launches; None if the vectors differ in shape, type or device."""
-    first = sums[0].vectors[0]
-    kind = (first.shape, first.dtype, first.device)
-    positions: dict[tuple[int, ...], int] = {}
-    distinct: list[Tensor] = []
-    numbers: list[int] = []
-    for vector in (vector for each in sums for vector in each.vectors):
-        if (vector.shape, vector.dtype, vector.device) != kind or vector.dim() != 1:
-            return None
-        number = positions.setdefault((vector.data_ptr(), *vector.stride()), len(distinct))
-        if number == len(distinct):
-            distinct.append(vector)
-        numbers.append(number)
-    terms = _Terms.of(sums, np.array(numbers))
+    vectors = [vector for each in sums for vector in each.vectors]
+    if len({(vector.shape, vector.dtype, vector.device) for vector in vectors}) > 1:
+        return None
+    distinct = {(vector.data_ptr(), *vector.stride()): vector for vector in vectors}
+    numbers = {place: number for number, place in enumerate(distinct)}
+    terms = _Terms(sums, np.array([numbers[vector.data_ptr(), *vector.stride()] for vector in vectors]))
+    device = vectors[0].device
     return embedding_bag(
-        torch.from_numpy(terms.numbers).to(first.device),
-        torch.stack(distinct),
-        terms.starts[:-1].to(first.device),
+        torch.from_numpy(terms.positions).to(device),
+        torch.stack(list(distinct.values())),
+        terms.starts[:-1].to(device),
         mode="sum",
-        per_sample_weights=terms.weights.to(first.device, first.dtype),
+        per_sample_weights=terms.weights.to(device, vectors[0].dtype),
     )
 
 
@@ -160,10 +150,8 @@ def _kernel(wide: bool) -> _Kernel | None:
 
 def _in_order(kernel: _Kernel, wide: bool) -> bool:
     rng = np.random.default_rng(0)
-    sums = [
-        (rng.integers(0, 20, size=terms), rng.normal(size=terms))
-        for terms in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
-    ]
+    counts = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
+    sums = [(rng.integers(0, 20, size=terms), rng.normal(size=terms)) for terms in counts]
     numbers = np.concatenate([numbers for numbers, _ in sums])
     for columns in (64, 80, 128, 1040) if wide else (16, 48):
         table = torch.from_numpy(rng.normal(size=(20 + len(sums), columns))).float()
@@ -174,7 +162,7 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
         with warnings.catch_warnings():
             # torch warns once per process that its sparse matrices may still change.
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-            kernel(_Terms.of(given, numbers))(table, slice(20, None))
+            kernel(_Terms(given, numbers))(table, slice(20, None))
         if not torch.equal(table[20:], expected):
             return False
     return True
@@ -182,23 +170,15 @@ def _in_order(kernel: _Kernel, wide: bool) -> bool:
 
 def _sparse(terms: _Terms) -> _Add:
     """MKL's product of a sparse and a dense matrix, from rows to rows without copies."""
-    sums = len(terms.starts) - 1
-    starts = terms.starts.int()
-    first, last = int(terms.numbers.min()), int(terms.numbers.max())
-    near = torch.from_numpy((terms.numbers - first).astype(np.int32))
-
-    @functools.cache
-    def gathered() -> tuple[Tensor, Tensor]:
-        read, positions = np.unique(terms.numbers, return_inverse=True)
-        return torch.from_numpy(read), torch.from_numpy(positions.astype(np.int32))
+    sums, starts, read = len(terms.starts) - 1, terms.starts.int(), terms.read
+    first, stop = int(read[0]), int(read[-1]) + 1
+    among_read = torch.from_numpy(terms.positions.astype(np.int32))
+    among_near = torch.from_numpy((read[terms.positions] - first).astype(np.int32))
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
-        if (last - first + 1) * columns.stride(0) <= REACH:
-            source, indices = columns[first : last + 1], near
-        else:
-            distinct, indices = gathered()
-            source = columns[distinct]  # a copy
-        size = (sums, len(source))
+        near = (stop - first) * columns.stride(0) <= REACH
+        source = columns[first:stop] if near else columns[torch.from_numpy(read)]  # else a copy
+        indices, size = among_near if near else among_read, (sums, len(source))
         matrix = torch.sparse_csr_tensor(starts, indices, terms.weights, size=size, check_invariants=False)
         out = columns[target] if isinstance(target, slice) else columns.new_empty(sums, columns.shape[1])
         torch.addmm(out, matrix, source, beta=0, out=out)
@@ -210,12 +190,11 @@ def _sparse(terms: _Terms) -> _Add:
 
 def _bags(terms: _Terms) -> _Add:
     """torch's sums of embeddings, which take a contiguous table."""
-    read, indices = np.unique(terms.numbers, return_inverse=True)
-    source, positions, offsets = select(read), torch.from_numpy(indices), terms.starts[:-1]
+    source, positions, offsets = select(terms.read), torch.from_numpy(terms.positions), terms.starts[:-1]
 
     def add(columns: Float[Tensor, "rows columns"], target: slice | Tensor) -> None:
         # Pieces that fit into one core's cache.
-        width = max(1, (1 << 20) // (4 * len(read) * _COLUMNS)) * _COLUMNS
+        width = max(1, (1 << 20) // (4 * len(terms.read) * _COLUMNS)) * _COLUMNS
         for piece in torch.split(columns, width, dim=1):
             piece[target] = embedding_bag(
                 positions, piece[source].contiguous(), offsets, mode="sum", per_sample_weights=terms.weights

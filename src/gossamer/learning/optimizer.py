@@ -9,9 +9,10 @@ flat vector does not have.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, ClassVar, final
 
 import torch
@@ -105,29 +106,24 @@ class Optimizer(Component):
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(_NORM_EPS)).clamp_(max=1.0))
+        if start is not None and not self._stepped_from(start, parameters, gradient, lr):
+            parameters.copy_(start)
+            start = None
         if start is None:
             self.update(parameters, gradient, state, lr)
-        else:
-            self.update_from(start, parameters, gradient, state, lr)
 
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Take one step with a clipped gradient; arguments as for :meth:`step`."""
 
-    def update_from(
-        self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
-    ) -> None:
-        """:meth:`update` of a copy of ``start``. An override may save the copy, but gives the same bits."""
-        self.update(parameters.copy_(start), gradient, state, lr)
+    def _stepped_from(self, start: Tensor, parameters: Tensor, gradient: Tensor, lr: float) -> bool:
+        """Take a step from ``start`` without copying it first; False, and nothing done, where there is no such form."""
+        return False
 
 
 def counter(parameters: Tensor) -> Tensor:
     """No steps taken so far, [..., 1]; on the CPU, since it is read before each step."""
     return torch.zeros((*parameters.shape[:-1], 1))
-
-
-def _zeros(parameters: Tensor, *names: str) -> State:
-    return {name: torch.zeros_like(parameters) for name in names}
 
 
 @register("optimizer", "sgd")
@@ -154,10 +150,8 @@ class SGD(Optimizer):
         return self
 
     def init(self, parameters: Tensor) -> State:
-        if not self.momentum:
-            return {}
-        state = _zeros(parameters, "velocity")
-        return state | {"steps": counter(parameters)} if self.dampening else state
+        state = {"velocity": torch.zeros_like(parameters)} if self.momentum else {}
+        return state | {"steps": counter(parameters)} if self.momentum and self.dampening else state
 
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         if self.weight_decay:
@@ -184,23 +178,77 @@ class SGD(Optimizer):
             maximize=False,
         )
 
-    def update_from(
-        self, start: Tensor, parameters: Tensor, gradient: Tensor, state: State, lr: float
-    ) -> None:
+    def _stepped_from(self, start: Tensor, parameters: Tensor, gradient: Tensor, lr: float) -> bool:
         if self.momentum or type(self).update is not SGD.update:  # a subclass may take other steps
-            super().update_from(start, parameters, gradient, state, lr)
-            return
+            return False
         if self.weight_decay:
             gradient.add_(start, alpha=self.weight_decay)
         torch.add(start, gradient, alpha=-lr, out=parameters)
+        return True
+
+
+class TorchOptimizer(Optimizer):
+    """Base of the other optimizers. Each calls one function of torch.optim.
+
+    The function takes lists of tensors: a stack of nodes is one tensor if all of them have taken equally many steps, else
+    one tensor for each node.
+    """
+
+    elementwise: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Any]]
+    """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's, or an adapter of it."""
+    vectors: ClassVar[tuple[str, ...]]
+    """Names of the state, except the steps, in the order of the function's arguments."""
+    counts: ClassVar[bool] = True
+    """Whether a step depends on the number of steps before."""
+    fused: ClassVar[bool] = False
+    """Whether to use torch's fused kernel on a CPU, which needs one sweep over memory."""
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The fields that are arguments of the function, by name."""
+        taken = inspect.signature(type(self).function).parameters.keys() - {"lr"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name in taken}
+
+    def init(self, parameters: Tensor) -> State:
+        state = {name: torch.zeros_like(parameters) for name in self.vectors}
+        return state | {"steps": counter(parameters)} if self.counts else state
+
+    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        steps = state.get("steps", torch.zeros(1))
+        fused = self.fused and parameters.device.type == "cpu"
+        by_node = len(steps) > 1 and bool(steps.min() < steps.max())
+        if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):
+            by_node = True  # a fused kernel takes contiguous tensors, which padded rows are only one by one
+        type(self).function(
+            _tensors(parameters, by_node),
+            _tensors(gradient, by_node),
+            *(_tensors(state[name], by_node) if name in state else [] for name in self.vectors),
+            list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
+            lr=lr,
+            foreach=False,
+            maximize=False,
+            **self._settings,
+            **({"fused": True} if fused else {}),
+        )
+        if "steps" in state:
+            steps.add_(1)
+
+
+def _tensors(stack: Tensor, by_node: bool) -> List:
+    return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
 
 
 @register("optimizer", "rprop")
-class Rprop(Optimizer):
+class Rprop(TorchOptimizer):
     """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches: it uses only the
     signs of gradients. The learning rate is the first step size and has no effect later."""
 
-    elementwise: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Any]] = staticmethod(
+        lambda *state, lr, **options: rprop(*state, **options)
+    )
+    vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
+    counts: ClassVar[bool] = False
 
     eta_minus: float = Field(default=0.5, gt=0, lt=1)
     eta_plus: float = Field(default=1.2, gt=1)
@@ -221,111 +269,47 @@ class Rprop(Optimizer):
             )
         return self
 
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        bounds = {"step_size_min": self.min_step, "step_size_max": self.max_step}
+        return {"etaminus": self.eta_minus, "etaplus": self.eta_plus, **bounds}
+
     def init(self, parameters: Tensor) -> State:
-        return _zeros(parameters, "previous") | {"size": torch.full_like(parameters, self.lr)}
-
-    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        rprop(
-            [parameters],
-            [gradient],
-            [state["previous"]],
-            [state["size"]],
-            [torch.zeros(())],
-            foreach=False,
-            step_size_min=self.min_step,
-            step_size_max=self.max_step,
-            etaminus=self.eta_minus,
-            etaplus=self.eta_plus,
-        )
+        return super().init(parameters) | {"size": torch.full_like(parameters, self.lr)}
 
 
-_NO_STEPS = torch.zeros(1)
-"""For functions that only count them."""
-
-
-class TorchOptimizer(Optimizer):
-    """Base of the other optimizers. Each calls one function of torch.optim.
-
-    The function takes lists of tensors: a stack of nodes is one tensor if all of them have taken equally many steps, else
-    one tensor for each node.
-    """
-
-    elementwise: ClassVar[bool] = True
-    function: ClassVar[Callable[..., Any]]
-    """``(parameters, gradients, *vectors, steps, *, lr, **settings)``: torch's, or an adapter of it."""
-    vectors: ClassVar[tuple[str, ...]]
-    """Names of the state, except the steps, in the order of the function's arguments."""
-    settings: ClassVar[tuple[str, ...]]
-    """Names of the fields that the function takes."""
-    fused: ClassVar[bool] = False
-    """Whether to use torch's fused kernel on a CPU, which needs one sweep over memory."""
+class DecayingOptimizer(TorchOptimizer):
+    """Base of the optimizers with weight decay."""
 
     weight_decay: float = Field(default=0.0, ge=0)
 
-    def init(self, parameters: Tensor) -> State:
-        return _zeros(parameters, *self.vectors) | {"steps": counter(parameters)}
 
-    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        steps = state.get("steps", _NO_STEPS)
-        fused = self.fused and parameters.device.type == "cpu"
-        by_node = len(steps) > 1 and bool(steps.min() < steps.max())
-        if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):
-            by_node = True  # a fused kernel takes contiguous tensors, which padded rows are only one by one
-        type(self).function(
-            _tensors(parameters, by_node),
-            _tensors(gradient, by_node),
-            *(_tensors(state[name], by_node) if name in state else [] for name in self.vectors),
-            list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
-            lr=lr,
-            foreach=False,
-            maximize=False,
-            **{name: getattr(self, name) for name in self.settings},
-            **({"fused": True} if fused else {}),
-        )
-        if "steps" in state:
-            steps.add_(1)
-
-
-def _tensors(stack: Tensor, by_node: bool) -> List:
-    return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
-
-
+@wraps(asgd)
 def _asgd(
-    p: List,
-    g: List,
-    averages: List,
-    counts: List,
-    *,
-    lr: float,
-    lambd: float,
-    alpha: float,
-    t0: float,
-    **rest: Any,
+    p: List, g: List, averages: List, steps: List, *, lr: float, lambd: float, alpha: float, **options: Any
 ) -> None:
-    weights = [1 / (count.double() - t0).clamp(min=1) for count in counts]
-    sizes = [lr / (1 + lambd * lr * count.double()) ** alpha for count in counts]
-    asgd(p, g, averages, weights, sizes, counts, lr=lr, lambd=lambd, alpha=alpha, t0=t0, **rest)
+    weights = [1 / (count.double() - options["t0"]).clamp(min=1) for count in steps]
+    sizes = [lr / (1 + lambd * lr * count.double()) ** alpha for count in steps]
+    asgd(p, g, averages, weights, sizes, steps, lr=lr, lambd=lambd, alpha=alpha, **options)
 
 
 @register("optimizer", "asgd")
-class ASGD(TorchOptimizer):
+class ASGD(DecayingOptimizer):
     """Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as torch.optim.ASGD: the average is part of the
     state, the parameters are the last iterate. A step uses its own learning rate; torch's uses that of the step before."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
-    settings: ClassVar[tuple[str, ...]] = ("lambd", "alpha", "t0", "weight_decay")
 
     lambd: float = Field(default=1e-4, ge=0)
     alpha: float = Field(default=0.75, ge=0)
     t0: float = Field(default=1e6, ge=0)
 
 
-class MomentOptimizer(TorchOptimizer):
+class MomentOptimizer(DecayingOptimizer):
     """Base of Adam and its variants, which keep moving averages of the gradient and of its square."""
 
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
-    settings: ClassVar[tuple[str, ...]] = ("beta1", "beta2", "eps", "weight_decay")
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -338,7 +322,6 @@ class Adam(MomentOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "largest")
-    settings: ClassVar[tuple[str, ...]] = (*MomentOptimizer.settings, "amsgrad")
     fused: ClassVar[bool] = True
 
     amsgrad: bool = False
@@ -368,12 +351,11 @@ class Adamax(MomentOptimizer):
     vectors: ClassVar[tuple[str, ...]] = ("first", "norm")
 
 
-def _nadam(
-    p: List, g: List, first: List, second: List, products: List, counts: List, **settings: Any
-) -> None:
+@wraps(nadam)
+def _nadam(p: List, g: List, first: List, second: List, products: List, steps: List, **options: Any) -> None:
     # torch wants one value; nodes that have taken equally many steps have the same one.
     own = [product.flatten()[0].clone() for product in products]
-    nadam(p, g, first, second, own, counts, **settings)
+    nadam(p, g, first, second, own, steps, **options)
     for product, new in zip(products, own, strict=True):
         product.fill_(new)
 
@@ -384,11 +366,6 @@ class NAdam(MomentOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_nadam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "product")
-    settings: ClassVar[tuple[str, ...]] = (
-        *MomentOptimizer.settings,
-        "momentum_decay",
-        "decoupled_weight_decay",
-    )
 
     momentum_decay: float = Field(default=0.004, ge=0)
     decoupled_weight_decay: bool = False
@@ -403,18 +380,16 @@ class RAdam(MomentOptimizer):
     enough."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(radam)
-    settings: ClassVar[tuple[str, ...]] = (*MomentOptimizer.settings, "decoupled_weight_decay")
 
     decoupled_weight_decay: bool = False
 
 
 @register("optimizer", "adagrad")
-class Adagrad(TorchOptimizer):
+class Adagrad(DecayingOptimizer):
     """Adagrad (Duchi, Hazan and Singer, 2011), as torch.optim.Adagrad."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adagrad)
     vectors: ClassVar[tuple[str, ...]] = ("sum",)
-    settings: ClassVar[tuple[str, ...]] = ("lr_decay", "eps", "weight_decay")
 
     lr_decay: float = Field(default=0.0, ge=0)
     initial_accumulator_value: float = Field(default=0.0, ge=0)
@@ -426,12 +401,12 @@ class Adagrad(TorchOptimizer):
 
 
 @register("optimizer", "rmsprop")
-class RMSprop(TorchOptimizer):
+class RMSprop(DecayingOptimizer):
     """RMSprop (Tieleman and Hinton, 2012; centered: Graves, 2013), as torch.optim.RMSprop."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(rmsprop)
     vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
-    settings: ClassVar[tuple[str, ...]] = ("alpha", "eps", "weight_decay", "momentum", "centered")
+    counts: ClassVar[bool] = False
 
     alpha: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -440,19 +415,16 @@ class RMSprop(TorchOptimizer):
 
     def init(self, parameters: Tensor) -> State:
         kept = {"square": True, "mean": self.centered, "velocity": self.momentum > 0}
-        return _zeros(parameters, *(name for name, wanted in kept.items() if wanted))
+        return {name: value for name, value in super().init(parameters).items() if kept[name]}
 
 
 @register("optimizer", "adadelta")
-class Adadelta(TorchOptimizer):
+class Adadelta(DecayingOptimizer):
     """Adadelta (Zeiler, 2012), as torch.optim.Adadelta, whose learning rate is 1 by default."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adadelta)
     vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
-    settings: ClassVar[tuple[str, ...]] = ("rho", "eps", "weight_decay")
+    counts: ClassVar[bool] = False
 
     rho: float = Field(default=0.9, ge=0, lt=1)
     eps: float = Field(default=1e-6, gt=0)
-
-    def init(self, parameters: Tensor) -> State:
-        return _zeros(parameters, *self.vectors)

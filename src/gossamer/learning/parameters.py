@@ -64,38 +64,34 @@ class Layout:
                 raise BadInput(
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
-        layout = Layout(_fields(list(module.named_parameters())), _fields(list(module.named_buffers())))
+        layout = Layout(_fields(module.named_parameters()), _fields(module.named_buffers()))
         if layout.size == 0:
             raise BadInput("task.model: the module has no parameters; accepted: at least one")
         return layout
 
 
-def _fields(named: list[tuple[str, Tensor]]) -> tuple[Field, ...]:
-    fields, start = [], 0
+def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
+    fields: list[Field] = []
     for name, tensor in named:
-        fields.append(Field(name, start, tuple(tensor.shape)))
-        start += tensor.numel()
+        fields.append(Field(name, fields[-1].stop if fields else 0, tuple(tensor.shape)))
     return tuple(fields)
 
 
-def flatten(module: nn.Module, layout: Layout) -> Model:
+def flatten(module: nn.Module) -> Model:
     """A module's parameters [P] and buffers [B] as new flat vectors on the CPU."""
-    parameters = torch.empty(layout.size)
-    buffers = torch.empty(layout.buffer_size)
-    with torch.no_grad():
-        for field, tensor in zip(layout.parameters, module.parameters(), strict=True):
-            field.of(parameters).copy_(tensor)
-        for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
-            field.of(buffers).copy_(buffer)
-    return Model(parameters, buffers)
+
+    def flat(tensors: Iterable[Tensor]) -> Tensor:
+        parts = [tensor.detach().reshape(-1).to("cpu", torch.float32) for tensor in tensors]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    return Model(flat(module.parameters()), flat(module.buffers()))
 
 
 def initial_model(make: Callable[[], nn.Module], seed: int) -> Model:
     """The flat vectors of a fresh module whose initial values are drawn for a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make()
-    return flatten(module, Layout.of(module))
+        return flatten(make())
 
 
 def bare_module(make: Callable[[], nn.Module], device: torch.device | str = "cpu") -> nn.Module:

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,36 +48,66 @@ class Rows:
     Attributes:
         rows: number of rows that have memory.
         peak: largest number of rows that were taken at once.
+        matrix: all rows, by number [rows, P]; on the CPU only.
     """
 
     def __init__(self, length: int, device: str = "cpu") -> None:
         self.length = length
         self._device = torch.device(device)
+        self._pooled = self._device.type == "cpu"
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap
         # Any thread, or the garbage collector, may drop a row's last tensor. There, its number is only noted.
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
+        self._gathered: list[Tensor] = []
         self.rows = 0
         self.peak = 0
-        if self._device.type == "cpu":
+        if self._pooled:
             self._array = _reserve(self._stride)
             self._base = self._array.ctypes.data
             self.matrix = torch.from_numpy(self._array)[:, :length]
-
-    def fresh(self) -> Float[Tensor, " length"]:
-        """A new row, writable until it is shared; its values are undefined."""
-        if self._device.type != "cpu":
-            return torch.empty(self.length, device=self._device)
-        with self._lock:
-            self._collect()
-            return self._row(heapq.heappop(self._free) if self._free else self._grow(1))
 
     @property
     def taken(self) -> int:
         """Rows that are in use now."""
         return len(self._taken) - len(self._ended)
+
+    # --- taking rows
+
+    def fresh(self) -> Float[Tensor, " length"]:
+        """A new row, writable until it is shared; its values are undefined."""
+        if not self._pooled:
+            return torch.empty(self.length, device=self._device)
+        with self._lock:
+            self._collect()
+            return self._row(heapq.heappop(self._free) if self._free else self._grow(1))
+
+    def vector(self, length: int) -> Float[Tensor, " length"]:
+        """A new, writable vector of any length; a row if it is as long as one."""
+        return self.fresh() if length == self.length else torch.empty(length, device=self._device)
+
+    def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
+        """A row of these values: the vector itself if it is a whole row."""
+        return vector if self.number(vector) is not None else self.fresh().copy_(vector.detach())
+
+    def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
+        """New rows, and one writable matrix of their values: over the rows themselves if they are adjacent, else separate
+        memory. :meth:`filled` gives the rows their values."""
+        if not self._pooled:
+            matrix = torch.empty(count, self.length, device=self._device)
+            # (Plain rows would share a version counter.)
+            return [row.data for row in matrix.unbind()], matrix
+        with self._lock:
+            self._collect()
+            numbers = self._together(count)
+            rows = [self._row(index) for index in numbers]
+        first = numbers[0]
+        if numbers[-1] - first != count - 1:
+            return rows, self._apart(count)
+        # A separate tensor, since slices of the matrix would share a version counter.
+        return rows, torch.from_numpy(self._array[first : first + count, : self.length])
 
     def _collect(self) -> None:
         while self._ended:
@@ -92,39 +123,12 @@ class Rows:
         return first
 
     def _row(self, index: int) -> Float[Tensor, " length"]:
-        # A new view object, which lives exactly as long as anything shares the storage.
+        # A new view object, which exists exactly as long as anything shares the storage.
         view = self._array[index, : self.length]
         reference = self._taken[index] = _RowReference(view, _end)
         reference.ended, reference.index = self._ended, index
         self.peak = max(self.peak, len(self._taken))
         return torch.from_numpy(view)
-
-    def vector(self, length: int) -> Float[Tensor, " length"]:
-        """A new, writable vector of any length; a row if it is as long as one."""
-        return self.fresh() if length == self.length else torch.empty(length, device=self._device)
-
-    def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
-        """A row of these values: the vector itself if it is a whole row."""
-        if self.number(vector) is not None:
-            return vector
-        return self.fresh().copy_(vector.detach())
-
-    def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
-        """New rows, and one writable matrix of their values: over the rows themselves if they are adjacent, else separate
-        memory. :meth:`filled` gives the rows their values."""
-        if self._device.type != "cpu":
-            matrix = torch.empty(count, self.length, device=self._device)
-            # (Plain rows would share a version counter.)
-            return [row.data for row in matrix.unbind()], matrix
-        with self._lock:
-            self._collect()
-            numbers = self._together(count)
-            rows = [self._row(index) for index in numbers]
-        first = numbers[0]
-        if numbers[-1] - first != count - 1:
-            return rows, self._beside(count)
-        # A separate tensor, since slices of the matrix would share a version counter.
-        return rows, torch.from_numpy(self._array[first : first + count, : self.length])
 
     def _together(self, count: int) -> list[int]:
         """Numbers of free rows, ascending: the lowest ones if they are adjacent, else the first adjacent ones, else new
@@ -135,15 +139,16 @@ class Rows:
         free = np.sort(np.array([*lowest, *self._free], dtype=np.int64))
         runs = np.flatnonzero(free[count - 1 :] - free[: max(len(free) - count + 1, 0)] == count - 1)
         if len(runs):
-            numbers: list[int] = free[runs[0] : runs[0] + count].tolist()
-            self._free = np.delete(free, slice(runs[0], runs[0] + count)).tolist()  # sorted, hence a heap
-        elif len(lowest) < count or self.rows + count <= SPREAD * (len(self._taken) + count):
+            run = slice(runs[0], runs[0] + count)
+            self._free = np.delete(free, run).tolist()  # sorted, hence a heap
+            return list(free[run].tolist())
+        if len(lowest) < count or self.rows + count <= SPREAD * (len(self._taken) + count):
             self._free = free.tolist()
             first = self._grow(count)
-            numbers = list(range(first, first + count))
-        else:
-            return lowest
-        return numbers
+            return list(range(first, first + count))
+        return lowest
+
+    # --- many rows as a matrix
 
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
         """The rows of a :meth:`block`, or any vectors, with the values of a matrix."""
@@ -158,38 +163,32 @@ class Rows:
         numbers = self.numbers(vectors)
         if numbers is not None and isinstance(which := select(numbers), slice):
             return self.matrix[which]
-        return torch.stack(list(vectors), out=self._beside(len(vectors)))
+        return torch.stack(list(vectors), out=self._apart(len(vectors)))
 
     def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
-        """Vectors as a new contiguous matrix: over free rows if enough of them are adjacent, which then are lost to the
-        pool."""
-        if self._device.type != "cpu":
-            return torch.stack(list(vectors))
-        count = len(vectors)
-        with self._lock:
-            self._collect()
-            numbers = self._together(count) if len(self._free) >= count else []
-            if not numbers or numbers[-1] - numbers[0] != count - 1:
-                self._free += numbers
-                heapq.heapify(self._free)
-                return torch.stack(list(vectors))
-        values = self._array[numbers[0] : numbers[-1] + 1].reshape(-1)[: count * self.length]
-        return torch.stack(list(vectors), out=torch.from_numpy(values.reshape(count, self.length)))
+        """Vectors as a new contiguous matrix, over free rows if enough of them are adjacent: the pool never gets these
+        back."""
+        rows, matrix = self.block(len(vectors))
+        self._gathered += rows
+        whole = matrix.as_strided((len(vectors), self.length), (self.length, 1))
+        return torch.stack(list(vectors), out=whole)
 
-    def _beside(self, count: int) -> Float[Tensor, "count length"]:
+    def _apart(self, count: int) -> Float[Tensor, "count length"]:
         """A matrix outside the store with the store's distance between rows."""
         return torch.empty(count, self._stride, device=self._device)[:, : self.length]
 
+    # --- finding rows again
+
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
-        if self._device.type != "cpu" or tensor.device.type != "cpu":
+        if not self._pooled or tensor.device.type != "cpu":
             return False
         offset = tensor.untyped_storage().data_ptr() - self._base
         return offset >= 0 and offset // (self._stride * 4) in self._taken
 
     def number(self, tensor: Tensor) -> int | None:
         """The number of a whole row in :attr:`matrix`; None for any other tensor."""
-        if self._device.type != "cpu":
+        if not self._pooled:
             return None
         # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self._stride * 4)
@@ -198,23 +197,15 @@ class Rows:
 
     def numbers(self, tensors: Sequence[Tensor]) -> Int[np.ndarray, " n"] | None:
         """The numbers of whole rows; None if any of the tensors is not a whole row."""
-        if self._device.type != "cpu":
+        known = {id(tensor): tensor for tensor in tensors}  # since many nodes mix the same vector
+        numbers = {key: self.number(tensor) for key, tensor in known.items()}
+        if None in numbers.values():
             return None
-        known: dict[int, int] = {}  # by id, since many nodes mix the same vector
-        numbers = np.empty(len(tensors), dtype=np.int64)
-        for at, tensor in enumerate(tensors):
-            number = known.get(id(tensor))
-            if number is None:
-                number = self.number(tensor)
-                if number is None:
-                    return None
-                known[id(tensor)] = number
-            numbers[at] = number
-        return numbers
+        return np.array([numbers[id(tensor)] for tensor in tensors], dtype=np.int64)
 
     def is_row(self, tensor: Tensor) -> bool:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
-        if self._device.type == "cpu":
+        if self._pooled:
             return self.number(tensor) is not None
         alike = tensor.dtype is torch.float32 and tensor.device.type == self._device.type
         return alike and tensor.shape == (self.length,)
@@ -235,8 +226,7 @@ class _RowReference(weakref.ref[np.ndarray]):
     index: int
 
 
-def _end(reference: weakref.ref[np.ndarray]) -> None:
-    assert isinstance(reference, _RowReference)
+def _end(reference: Any) -> None:  # (at the interpreter's end too, when globals are gone)
     reference.ended.append(reference.index)
 
 

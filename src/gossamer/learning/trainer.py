@@ -1,7 +1,7 @@
 """Trainers: local steps of one node after the other; :mod:`gossamer.learning.batched` takes many nodes at once.
 
-A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. All trainers compute
-the same mathematics; their bits differ (matrix kernels round differently when they are batched).
+A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. All trainers compute the same
+mathematics, but their bits differ, because matrix kernels round differently when they are batched.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gossamer.learning.capture import Captured, Function
+from gossamer.learning.capture import MOST_SHAPES, Captured, Function
 from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import Layout, bare_module
@@ -62,6 +62,16 @@ class GradientJob:
     seed: int
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class ApplyJob:
+    """One optimizer step with a given gradient [P]."""
+
+    start: Model
+    gradient: Float[Tensor, " params"]
+    lr: float
+    state: State
+
+
 J = TypeVar("J", TrainJob, GradientJob)
 R = TypeVar("R")
 
@@ -80,6 +90,8 @@ class Trainer(ABC):
     name = ""
     nodes = False
     """Whether it computes the gradients of many nodes at once."""
+    compiled = False
+    """Whether it computes them by torch.compile."""
 
     def __init__(
         self,
@@ -101,18 +113,20 @@ class Trainer(ABC):
         trains = [parameter.requires_grad for parameter in self.module.parameters()]
         self._trained = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if moves)
         self._frozen = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if not moves)
-        self._gradients = Captured(lambda: self._workers.own(self._make_gradients))
+        # (Below compiled code there are no operations of torch's to be recorded.)
+        most_shapes = 0 if self.compiled else MOST_SHAPES
+        self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes)
 
     def _make_module(self) -> nn.Module:
         return bare_module(self.task.model, self._device).train()
 
     def _make_gradients(self) -> Function:
-        # A module of this thread's own.
-        return gradient_function(self.task, self._make_module(), self._data, self._trained, nodes=self.nodes)
+        given = self.task, self._make_module(), self._data, self._trained
+        return gradient_function(*given, nodes=self.nodes, compiled=self.compiled)
 
     def forms(self) -> dict[str, int]:
         """How gradients were computed; see :meth:`~gossamer.learning.capture.Captured.forms`."""
-        return self._gradients.forms()
+        return {"given to torch.compile": 1} if self.compiled else self._gradients.forms()
 
     @abstractmethod
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
@@ -121,6 +135,13 @@ class Trainer(ABC):
     @abstractmethod
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         """Every job's gradient, in the jobs' order."""
+
+    def apply(self, job: ApplyJob) -> TrainResult:
+        """Take an optimizer step; without a loss."""
+        parameters = self.rows.fresh()
+        state = {name: value.clone() for name, value in job.state.items()}
+        self.step(parameters, job.gradient.clone(), state, job.lr, job.start.parameters)
+        return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
 
     def step(
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
@@ -168,13 +189,11 @@ class SequentialTrainer(Trainer):
         _, _, gradient = function(*at, job.batch)
         return self.rows.fresh().copy_(gradient)
 
-    def _copied(self, value: Tensor) -> Tensor:
-        """A copy of optimizer state; a counter stays on the CPU."""
-        return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
-
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
-        result = self.rows.fresh()
-        ended = {name: self._copied(value) for name, value in job.state.items()}
+        def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
+            return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
+
+        result, ended = self.rows.fresh(), {name: copied(value) for name, value in job.state.items()}
         # These are copies if the store is on another device than the trainer, else the rows themselves.
         start, buffers = job.start.parameters.to(self._device), job.start.buffers.to(self._device)
         parameters = result if result.device == start.device else torch.empty_like(start)
@@ -201,19 +220,7 @@ class CompiledTrainer(SequentialTrainer):
     on machines with a C++ compiler. Its bits differ from those of the other trainers."""
 
     name = "compiled"
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        # None is recorded: below compiled code there are no operations of torch's to be seen.
-        self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes=0)
-
-    def forms(self) -> dict[str, int]:
-        return {"given to torch.compile": 1}
-
-    def _make_gradients(self) -> Function:
-        return gradient_function(
-            self.task, self._make_module(), self._data, self._trained, nodes=False, compiled=True
-        )
+    compiled = True
 
 
 def first_step_at(

@@ -4,9 +4,9 @@ workers."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,10 +14,6 @@ from gossamer.cores import cores
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def _nothing() -> None:
-    """The default between two items."""
 
 
 class Workers:
@@ -30,7 +26,7 @@ class Workers:
     """
 
     def __init__(
-        self, count: int | None = None, threads: int = 1, between: Callable[[], None] = _nothing
+        self, count: int | None = None, threads: int = 1, between: Callable[[], None] = lambda: None
     ) -> None:
         self.count = cores() if count is None else count
         self.between = between
@@ -43,28 +39,26 @@ class Workers:
         ended."""
         todo = list(items)
         numbers = iter(range(len(todo)))
-        results: list[R | None] = [None] * len(todo)
+        results: list[Any] = [None] * len(todo)
 
         def work(between: Callable[[], None]) -> None:
             for number in numbers:  # threads can share an iterator over a range: next() on it is atomic
                 results[number] = function(todo[number])
                 between()
 
-        if self.count == 1 or len(todo) < 2:
-            work(self.between)
-            return results  # type: ignore[return-value]
-        if self._pool is None:
+        helpers = min(self.count, len(todo)) - 1
+        if helpers > 0 and self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self.count - 1, "compute", torch.set_num_threads, (self._threads,)
             )
-        others = [self._pool.submit(work, _nothing) for _ in range(min(self.count, len(todo)) - 1)]
+        others = [self._pool.submit(work, lambda: None) for _ in range(helpers) if self._pool]
         try:
             work(self.between)
         finally:
             errors = [error for other in others if (error := other.exception()) is not None]
         if errors:
             raise errors[0]
-        return results  # type: ignore[return-value]
+        return results
 
     def own(self, make: Callable[[], T]) -> T:
         """This thread's instance, created at its first call."""
@@ -80,3 +74,18 @@ class Workers:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+def chunks(groups: Iterable[list[int]], largest: int) -> Iterator[list[int]]:
+    """Split groups into chunks whose sizes are powers of two, so that few shapes are recorded."""
+    for group in groups:
+        start = 0
+        while start < len(group):
+            size = min(largest, power_below(len(group) - start))
+            yield group[start : start + size]
+            start += size
+
+
+def power_below(number: int) -> int:
+    """The largest power of two up to a number, which is at least 1."""
+    return 1 << (number.bit_length() - 1)

@@ -19,37 +19,24 @@ Both engines use this module: ``processes`` sends what :func:`encode` gives; ``s
 :func:`freeze` gives and charges :func:`wire_bytes` for it.
 """
 
-from gossamer.messages.format import (
-    DTYPES,
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_TENSORS,
-    BufferSpec,
-    FrameError,
-    raw,
-)
-from gossamer.messages.message import (
+from gossamer.messages.reading import BufferSpec, FrameError, decode, describe, raw
+from gossamer.messages.writing import (
     BEGIN_BYTES,
     CHUNK_BYTES,
     DATA_BYTES,
+    Encoded,
+    encode,
     framed_bytes,
+    freeze,
     pack_head,
     unpack_head,
     wire_bytes,
 )
-from gossamer.messages.reading import decode, describe
-from gossamer.messages.writing import Encoded, encode, freeze
 
 __all__ = [
     "BEGIN_BYTES",
     "CHUNK_BYTES",
     "DATA_BYTES",
-    "DTYPES",
-    "MAX_DEPTH",
-    "MAX_DIMENSIONS",
-    "MAX_ITEMS",
-    "MAX_TENSORS",
     "BufferSpec",
     "Encoded",
     "FrameError",

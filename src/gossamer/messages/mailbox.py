@@ -53,7 +53,7 @@ class Ages:
         return mean, largest
 
     def saved(self) -> list[int | float]:
-        """What :meth:`restore` takes."""
+        """The state, for :meth:`restore`."""
         return [self._count, self._total, self._largest]
 
     def restore(self, saved: Iterable[int | float]) -> None:
@@ -69,7 +69,7 @@ class Waiter:
         prefix: the messages' tag begins with it.
         sources: ranks it takes messages from; None is any.
         wanted: wake when this many of ``sources`` have a message here (1 for a plain receive).
-        exact: the messages' tag is the prefix, and does not go on after it.
+        exact: the messages' tag is the prefix, with nothing after it.
     """
 
     __slots__ = ("_future", "expired", "length", "prefix", "seen", "sources", "wanted")
@@ -109,7 +109,8 @@ class Waiter:
         await self._future
 
     def __str__(self) -> str:
-        tag = f"tag {_shown(self.prefix)}" if self.prefix else "any message"
+        shown = self.prefix[0] if len(self.prefix) == 1 else self.prefix
+        tag = f"tag {shown!r}" if self.prefix else "any message"
         waiting = sorted(self.sources - self.seen) if self.sources is not None else None
         return f"{tag} from {'anyone' if waiting is None else f'ranks {waiting}'}"
 
@@ -125,15 +126,14 @@ class Mailbox:
         taken: how many messages were taken out so far.
     """
 
-    __slots__ = ("_dropped", "_late", "_messages", "_picky", "_retired", "_waiters", "taken")
+    __slots__ = ("_dropped", "_late", "_messages", "_retired", "_waiters", "taken")
 
     def __init__(self, dropped: Callable[[Message], None]) -> None:
         self._messages: list[Message] = []
         self._waiters: list[Waiter] = []
-        self._late: dict[int, Counter[Prefix]] = {}
+        self._late: Counter[tuple[int, Prefix]] = Counter()
         self._dropped = dropped
         self._retired = False
-        self._picky = False  # whether some messages are dropped as they come
         self.taken = 0
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class Mailbox:
 
     def deliver(self, message: Message) -> None:
         """Put a message in, and wake the tasks that wait for it."""
-        if self._picky and self._refuses(message):
+        if (self._late or self._retired) and self._refuses(message):
             self._dropped(message)
             return
         self._messages.append(message)
@@ -159,39 +159,30 @@ class Mailbox:
 
     def late(self) -> list[tuple[int, Prefix, int]]:
         """The messages that will be dropped when they come: (source, prefix, how many)."""
-        return [
-            (source, prefix, count)
-            for source, counts in self._late.items()
-            for prefix, count in counts.items()
-        ]
+        return [(source, prefix, count) for (source, prefix), count in self._late.items()]
 
     def restore(self, unread: Iterable[Message], late: Iterable[tuple[int, Prefix, int]]) -> None:
         """Hold what :meth:`unread` and :meth:`late` gave; for an empty mailbox."""
         self._messages = list(unread)
         for source, prefix, count in late:
-            self._late.setdefault(source, Counter())[prefix] += count
-            self._picky = True
+            self._late[source, prefix] += count
 
     def _refuses(self, message: Message) -> bool:
         if self._retired:
             return True
-        late, tag = self._late.get(message.source), message.tag
-        if late is None:
-            return False
-        # Lost messages are expected for ever, so there may be many: prefixes are looked up, not searched.
-        prefix = next((tag[:length] for length in range(len(tag) + 1) if tag[:length] in late), None)
-        if prefix is None:
-            return False
-        late[prefix] -= 1
-        if late[prefix] == 0:
-            del late[prefix]
-            if not late:
-                self.forget_late(message.source)
-        return True
+        # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
+        source, tag = message.source, message.tag
+        for key in ((source, tag[:length]) for length in range(len(tag) + 1)):
+            if key in self._late:
+                self._late[key] -= 1
+                if not self._late[key]:
+                    del self._late[key]
+                return True
+        return False
 
     def retire(self) -> None:
         """No task will take a message any more: drop all that are here, and all that come."""
-        self._retired = self._picky = True
+        self._retired = True
         messages, self._messages = self._messages, []
         for message in messages:
             self._dropped(message)
@@ -199,13 +190,11 @@ class Mailbox:
     def close(self, prefix: Prefix, sources: Iterable[int]) -> None:
         """The next message of each source under this tag comes too late and will be dropped."""
         for source in sources:
-            self._late.setdefault(source, Counter())[prefix] += 1
-            self._picky = True
+            self._late[source, prefix] += 1
 
     def forget_late(self, source: int) -> None:
         """Expect no late messages of a source: it was restarted and will not send them."""
-        self._late.pop(source, None)
-        self._picky = self._retired or bool(self._late)
+        self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
 
     def take_first(self, prefix: Prefix, sources: set[int] | None, *, exact: bool = False) -> Message | None:
         """Take out the oldest message that fits, if there is one."""
@@ -245,10 +234,9 @@ class Mailbox:
         return taken
 
     def watch(self, waiter: Waiter) -> None:
-        """Tell a waiter of the messages that are here and of those that come."""
+        """Tell a waiter of the messages that are here and of later ones."""
         self._waiters.append(waiter)
-        for message in self._messages:
-            waiter.offer(message)
+        self.recount(waiter)
 
     def recount(self, waiter: Waiter) -> None:
         """Let a waiter count again, after another task took messages."""
@@ -266,9 +254,5 @@ class Mailbox:
             waiter.wake()
 
     def waiting(self) -> list[str]:
-        """What each waiting task waits for, in words."""
+        """The messages that each waiting task waits for, in words."""
         return [str(waiter) for waiter in self._waiters]
-
-
-def _shown(prefix: Prefix) -> str:
-    return repr(prefix[0] if len(prefix) == 1 else prefix)

@@ -1,45 +1,112 @@
-"""From a structure, and the buffers that follow it, to a payload. Everything wrong is a :class:`FrameError`."""
+"""The wire format's limits, and the way from a structure and its buffers to a payload. Everything wrong is a FrameError."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.messages.format import (
-    CODED,
-    DTYPES,
-    MAX_DEPTH,
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_TENSORS,
-    MODEL,
-    PARAMETERS,
-    PART,
-    SHAPES,
-    TENSOR,
-    BufferSpec,
-    FrameError,
-    model_fault,
-    part_fault,
-)
+from gossamer.errors import GossamerError
 from gossamer.messages.tags import Coded, Model, Part, Payload
+
+MAX_DEPTH = 32
+"""Levels of containers in a payload."""
+MAX_ITEMS = 65_536
+"""Values in a payload without keys; limited because an empty list is one byte to send and 56 to hold."""
+MAX_TENSORS = 4_096
+"""Tensors in a payload, those of parts and models included."""
+MAX_DIMENSIONS = 32
+
+DTYPES: tuple[torch.dtype, ...] = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+"""The dtypes that can be sent. A dtype's code is its index: append only. (torch calls complex32 experimental.)"""
+SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
+"""By number of dimensions: a dtype's code, and the shape."""
+TENSOR, PART, MODEL, PARAMETERS, CODED = 1, 2, 3, 4, 5
+"""The extension types."""
+
+_INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class FrameError(GossamerError, ValueError):
+    """Bytes from a socket or a file that are not what they should be; the message is one line."""
+
+
+class BufferSpec(NamedTuple):
+    """The dtype and shape of one buffer that follows a structure."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def part_fault(values: Any, where: Any, size: Any) -> str | None:
+    """The contradiction in a part, by dtypes and shapes alone (tensors' or :class:`BufferSpec`'s)."""
+    if not isinstance(values, Tensor | BufferSpec) or len(values.shape) != 1:
+        return "a part's values are not a vector"
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63:
+        return f"a part's size is {size!r}; accepted: the length of the whole vector"
+    count = values.shape[0]
+    if count > size:
+        return f"a part of {count} values of a vector of {size}"
+    if not isinstance(where, Tensor | BufferSpec) or where.dtype not in _INDEX_DTYPES:
+        found = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
+        return f"a part's indices are {found}; accepted: {', '.join(map(str, _INDEX_DTYPES))}"
+    if tuple(where.shape) != (count,):
+        return f"a part of {count} values has indices of shape {tuple(where.shape)}"
+    return None
+
+
+def model_fault(parameters: Any, buffers: Any) -> str | None:
+    """The contradiction in a model, likewise."""
+    for name, vector in (("parameters", parameters), ("buffers", buffers)):
+        whole = isinstance(vector, Tensor | BufferSpec) and len(vector.shape) == 1
+        if not (whole or (name == "parameters" and isinstance(vector, Part | Coded))):
+            return f"a model's {name} are not a vector"
+    return None
+
+
+def raw(buffer: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes; an empty tensor has none."""
+    return buffer.reshape(-1).view(torch.uint8).numpy().data
 
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
-    """The payload that a structure and its buffers stand for; its tensors are the buffers themselves.
+    """The payload of a structure and its buffers; its tensors are the buffers themselves.
 
     Args:
         structure: as in :class:`Encoded`.
         buffers: tensors of the dtypes and shapes that :func:`describe` gives.
 
     Raises:
-        FrameError: for anything that :func:`encode` would not have written, and for buffers of another
-            number, dtype or shape.
+        FrameError: for anything that :func:`encode` would not have written, and for other buffers.
     """
     return Reader(structure, buffers).whole()
 
@@ -63,32 +130,29 @@ _LENGTHS = {
     **{0xDC + i: ("array", 2 << i) for i in range(2)},
     **{0xDE + i: ("map", 2 << i) for i in range(2)},
 }
-_NUMBERS: dict[int, tuple[int, bool]] = {
+_NUMBERS = {
     **{0xCC + i: (1 << i, False) for i in range(4)},
     **{0xD0 + i: (1 << i, True) for i in range(4)},
 }
 
 
 class Reader:
-    """Reads the subset of msgpack that :mod:`gossamer.messages.writing` and :func:`gossamer.messages.pack_head` write.
+    """Reads the subset of msgpack that :mod:`gossamer.messages.writing` writes.
 
-    Why not msgpack's own reader: it allocates each array as large as announced before it reads the first
-    element, on each of its hundreds of levels, so a megabyte can ask for gigabytes; it takes types that no
-    payload has; and its errors are of many classes. Here nothing is allocated ahead of the bytes that fill
-    it, and everything wrong is a :class:`FrameError`.
+    msgpack's own reader allocates each array as large as announced before it reads the first element, on each of its
+    hundreds of levels, so a megabyte can ask for gigabytes; it also takes types that no payload has. Here nothing is
+    allocated ahead of the bytes that fill it, and everything wrong is a :class:`FrameError`.
 
     Args:
         data: the bytes.
-        buffers: what the tensors stand for; without them tensors become :class:`BufferSpec`.
+        buffers: of the tensors; without them tensors become :class:`BufferSpec`.
     """
 
     def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
         self._data = data
         self._buffers = buffers
         self._items = 0
-        self._open: set[int] = (
-            set()
-        )  # models and encoded parameters that are being read: neither holds its like
+        self._open: set[int] = set()  # extensions that are being read: none holds its like
         self.at = 0
         self.specs: list[BufferSpec] = []
 
@@ -177,7 +241,7 @@ class Reader:
         return found
 
     def _inner(self, depth: int = MAX_DEPTH + 1) -> Any:
-        """A key, or what stands in a part or a model; it is not counted as a value of its own."""
+        """A key, or a component of a part or a model, which does not count as a value."""
         self._items -= 1
         return self.value(depth)
 
@@ -211,7 +275,7 @@ class Reader:
         if fault is not None:
             raise FrameError(fault)
         if self.at != end:
-            raise FrameError("an extension that is not as long as what it holds")
+            raise FrameError("an extension that is not as long as its content")
         return value
 
     def _tensor(self, length: int) -> Tensor | BufferSpec:
@@ -223,32 +287,29 @@ class Reader:
         # Strides are 64-bit too, and torch takes an empty dimension as 1 in them.
         if math.prod(max(length, 1) for length in spec.shape) * spec.dtype.itemsize >= 2**63:
             raise FrameError(f"a tensor of shape {spec.shape}")
-        place = len(self.specs)
-        if place >= MAX_TENSORS:
+        number = len(self.specs)
+        if number >= MAX_TENSORS:
             raise FrameError(f"more than {MAX_TENSORS} tensors")
         self.specs.append(spec)
         if self._buffers is None:
             return spec
-        if place >= len(self._buffers):
+        if number >= len(self._buffers):
             raise FrameError(f"{len(self._buffers)} buffers for more tensors")
-        buffer = self._buffers[place]
+        buffer = self._buffers[number]
         if buffer.dtype is not spec.dtype or tuple(buffer.shape) != spec.shape:
             raise FrameError(
-                f"buffer {place} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
+                f"buffer {number} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
             )
-        # What torch does with a bool that is neither 0 nor 1 is undefined.
+        # A bool that is neither 0 nor 1 has undefined effects in torch.
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
-            raise FrameError(f"buffer {place} is torch.bool and has a byte above 1")
+            raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")
         return buffer
 
 
 def _index_fault(part: Part) -> str | None:
-    """Whether indices lie outside the vector."""
     if not isinstance(part.where, Tensor) or part.where.numel() == 0:
         return None
     lowest, highest = (int(end) for end in part.where.aminmax())
-    return (
-        None
-        if lowest >= 0 and highest < part.size
-        else f"a part's indices run from {lowest} to {highest} in a vector of {part.size}"
-    )
+    if lowest >= 0 and highest < part.size:
+        return None
+    return f"a part's indices run from {lowest} to {highest} in a vector of {part.size}"

@@ -1,4 +1,4 @@
-"""What nodes say to each other: tags, payloads, messages, and the handle of a message on its way."""
+"""Messages between nodes: tags, payloads, counters, and the handle of a message on its way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Tag = str | int | tuple[str | int, ...]
-"""What a message is about; a receiver asks for a tag or for a prefix of it."""
+"""The subject of a message; a receiver asks for a tag or for a prefix of it."""
 
 Payload = Any
 """None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Model`, :class:`Part`, :class:`Coded`, and
@@ -125,8 +125,7 @@ class Message:
 
 @dataclass(slots=True)
 class Traffic:
-    """What one node has put on and taken from the wire so far: whole frames, headers included, handshakes and
-    credit not.
+    """The traffic of one node so far: whole frames with their headers, without handshakes and credit.
 
     Args:
         bytes_sent: by this node, cancelled and lost messages included as far as they were sent.
@@ -152,8 +151,7 @@ class Traffic:
 
 
 class Sending(ABC):
-    """A message that was queued. Awaiting it returns when at most one window of it is still
-    unacknowledged."""
+    """A message that was queued. Awaiting it returns when at most one window of it is still unacknowledged."""
 
     @abstractmethod
     def __await__(self) -> Generator[Any, None, None]: ...

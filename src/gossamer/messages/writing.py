@@ -1,7 +1,9 @@
-"""From a payload to what travels: :func:`encode` for a socket or a file, :func:`freeze` within a process."""
+"""From a payload to what travels: :func:`encode` for a socket or a file, :func:`freeze` within a process; heads and sizes."""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,9 +13,8 @@ import msgpack
 import torch
 from torch import Tensor
 
-from gossamer.messages.format import (
+from gossamer.messages.reading import (
     CODED,
-    CODES,
     DTYPES,
     MAX_DEPTH,
     MAX_DIMENSIONS,
@@ -24,15 +25,33 @@ from gossamer.messages.format import (
     PART,
     SHAPES,
     TENSOR,
+    FrameError,
+    Reader,
     model_fault,
     part_fault,
 )
-from gossamer.messages.reading import Reader
-from gossamer.messages.tags import Coded, Model, Part, Payload
+from gossamer.messages.tags import Coded, Model, Part, Payload, Tag, as_tag
 
+CHUNK_BYTES = 16 * 1024
+"""Bytes of a message that travel in one chunk.
+
+A quarter of the window (:data:`gossamer.messages.tags.WINDOW`): while the credit for one chunk comes back, three
+more are under way, so the link does not run dry. Larger chunks would make a sender stop and wait, and take
+longer to cancel; smaller ones cost more headers and system calls.
+"""
+BEGIN_BYTES = 19
+"""Header of a message's first chunk (:data:`gossamer.runtime.processes.transport.wire.BEGIN`)."""
+DATA_BYTES = 7
+"""Header of every later chunk (:data:`gossamer.runtime.processes.transport.wire.DATA`)."""
+
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _ACCEPTED = (
     "None, bool, int, float, str, bytes, a dense torch tensor, Part, Model, and lists and dicts of these"
 )
+_HEAD = b"\x93"  # an array of 3
+_TIME = struct.Struct(">Bd")
+
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,34 +86,15 @@ def encode(payload: Payload) -> Encoded:
     if _is_plain(alone):
         buffer = alone if alone.is_contiguous() and not alone.requires_grad else _plain(alone).contiguous()
         return Encoded(_structure_of_one(alone.dtype, alone.shape, alone is not payload), (buffer,))
-    structure, tensors = structure_of(payload)
+    structure, tensors = _structure_of(payload)
     buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
     # Read as the receiver will, so that an index out of range is an error here, not a lost connection there.
     Reader(structure, buffers).whole()
     return Encoded(structure, buffers)
 
 
-def _is_plain(payload: Payload) -> bool:
-    return (
-        type(payload) is Tensor
-        and payload.device.type == "cpu"
-        and payload.layout is torch.strided
-        and payload.dtype in CODES
-        and not payload.is_conj()
-        and not payload.is_neg()
-    )
-
-
-@lru_cache(maxsize=1024)
-def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> bytes:
-    """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
-    tensor = torch.empty(shape, dtype=dtype)
-    structure, _ = structure_of(Model(tensor) if is_model else tensor)
-    return structure
-
-
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
-    """What the receiver would get: containers copied (tuples as lists), tensors detached and cloned.
+    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned.
 
     The clones are contiguous and on their tensor's device.
 
@@ -105,65 +105,99 @@ def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     Raises:
         TypeError, ValueError: as for :func:`encode`.
     """
-
     if type(payload) is Tensor and keep(payload):
         return payload
-
-    def tensor(item: Tensor) -> Tensor:
-        return item if keep(item) else _plain(item).clone(memory_format=torch.contiguous_format)
-
-    def part(item: Part, values: Tensor, where: Tensor) -> Part:
-        return Part(values, where, item.size)
-
-    # What a codec has made is nobody else's: it need not be copied.
-    return _Walk(tensor, part, Model, lambda coded, content: coded).value(payload, ())
+    return _Walk(keep).value(payload, ())
 
 
-def structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
-    """A payload's structure, and its tensors as they are: nothing is copied, whatever device they are on."""
-    tensors: list[Tensor] = []
-
-    def tensor(item: Tensor) -> msgpack.ExtType:
-        tensors.append(item)
-        return msgpack.ExtType(TENSOR, SHAPES[item.dim()].pack(CODES[item.dtype], *item.shape))
-
-    def part(item: Part, *inner: msgpack.ExtType) -> msgpack.ExtType:
-        return msgpack.ExtType(PART, b"".join(map(msgpack.packb, (*inner, item.size))))
-
-    def model(parameters: msgpack.ExtType, buffers: msgpack.ExtType | None = None) -> msgpack.ExtType:
-        if buffers is not None:
-            return msgpack.ExtType(MODEL, msgpack.packb(parameters) + msgpack.packb(buffers))
-        if parameters.code == TENSOR:
-            return msgpack.ExtType(PARAMETERS, parameters.data)
-        return msgpack.ExtType(MODEL, msgpack.packb(parameters))
-
-    def coded(item: Coded, content: Any) -> msgpack.ExtType:
-        return msgpack.ExtType(CODED, msgpack.packb(content))
-
-    return msgpack.packb(_Walk(tensor, part, model, coded).value(payload, ())), tensors
+# --- heads and sizes
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor without gradient, and with conjugation and negation carried out, which torch does lazily."""
-    return tensor.detach().resolve_conj().resolve_neg()
+def wire_bytes(tag: Tag, payload: Payload | Encoded) -> int:
+    """Bytes that a message takes on the wire: head, buffers and chunk headers; not credit, not handshakes.
+
+    They depend on the tag and the payload, not on ranks, times, sequence numbers or what the tensors contain.
+
+    Raises:
+        TypeError, ValueError: as for :func:`encode` and :func:`pack_head`.
+    """
+    if isinstance(payload, Encoded):
+        return framed_bytes(_head_bytes(as_tag(tag)) + payload.nbytes)
+    structure, tensors = _structure_of(payload)
+    return framed_bytes(len(pack_head(tag, 0.0, structure)) + sum(tensor.nbytes for tensor in tensors))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _head_bytes(tag: tuple[str | int, ...]) -> int:
+    return len(pack_head(tag, 0.0, b""))
+
+
+def framed_bytes(nbytes: int) -> int:
+    """Bytes on the wire of a message of ``nbytes`` (head and buffers), chunk headers included."""
+    chunks = -(-nbytes // CHUNK_BYTES)
+    return nbytes + BEGIN_BYTES + (chunks - 1) * DATA_BYTES
+
+
+def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
+    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure.
+
+    Raises:
+        TypeError: for a tag that is not str, int or a tuple of these.
+        ValueError: for a tag with an int beyond 64 bits or text that is not Unicode.
+    """
+    parts = as_tag(tag)
+    try:
+        packed: bytes = msgpack.packb(parts)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ValueError(f"tag {tag!r}: {error}; accepted: 64-bit ints and Unicode text") from None
+    return _HEAD + packed + _TIME.pack(0xCB, sent_at) + structure
+
+
+def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
+    """(tag, sent_at, structure) of a head; the structure is not looked at.
+
+    Raises:
+        FrameError: for a head that :func:`pack_head` would not have written.
+    """
+    reader = Reader(head, None)
+    if reader.take(1) != _HEAD:
+        raise FrameError("the head is not an array of 3")
+    tag = reader.value(MAX_DEPTH - 1)
+    if not isinstance(tag, list) or not all(type(part) is str or type(part) is int for part in tag):
+        raise FrameError("the tag is not a list of str and int")
+    sent_at = reader.value(MAX_DEPTH + 1)
+    if type(sent_at) is not float or not math.isfinite(sent_at):
+        raise FrameError("the time of sending is not a finite float")
+    return tuple(tag), sent_at, head[reader.at :]
+
+
+# --- a pass over a payload
 
 
 class _Walk:
-    """One pass over a payload: checks every object, and rebuilds it with what is made of its tensors."""
+    """One pass over a payload: checks every object and rebuilds it, with lists for tuples.
 
-    def __init__(
-        self,
-        tensor: Callable[[Tensor], Any],
-        part: Callable[[Part, Any, Any], Any],
-        model: Callable[..., Any],
-        coded: Callable[[Coded, Any], Any],
-    ) -> None:
-        self._make_tensor, self._make_part, self._make_model = tensor, part, model
-        self._make_coded = coded
-        self._items = 0
-        self._tensors = 0
+    Args:
+        keep: whether a tensor may stay as it is; others are cloned.
+    """
 
-    def value(self, item: Any, path: tuple[str | int, ...]) -> Any:
+    def __init__(self, keep: Callable[[Tensor], bool]) -> None:
+        self._keep = keep
+        self._items = self._tensors = 0
+
+    def make_tensor(self, item: Tensor) -> Any:
+        return item if self._keep(item) else _plain(item).clone(memory_format=torch.contiguous_format)
+
+    def make_part(self, item: Part, values: Any, where: Any) -> Any:
+        return Part(values, where, item.size)
+
+    def make_model(self, *inner: Any) -> Any:
+        return Model(*inner)
+
+    def make_coded(self, item: Coded, path: Path) -> Any:
+        return item  # what a codec has made belongs to nobody else: it need not be copied
+
+    def value(self, item: Any, path: Path) -> Any:
         self._items += 1
         if self._items > MAX_ITEMS:
             raise ValueError(f"payload: more than {MAX_ITEMS} values; accepted: fewer, or a tensor of them")
@@ -175,9 +209,7 @@ class _Walk:
         if isinstance(item, float):
             return float(item)
         if isinstance(item, int):
-            if not -(2**63) <= item < 2**64:
-                raise ValueError(f"{_show(path)}: {item} does not fit into 64 bits")
-            return int(item)
+            return _number(int(item), path)
         if isinstance(item, str):
             return _text(item, path)
         if isinstance(item, Model):
@@ -185,24 +217,16 @@ class _Walk:
         if isinstance(item, Part):
             return self._part(item, path)
         if isinstance(item, Coded):
-            return self._coded(item, path)
+            return self.make_coded(item, path)
         if not isinstance(item, list | tuple | dict):
             raise TypeError(f"{_show(path)}: {type(item).__name__} can't be sent; accepted: {_ACCEPTED}")
         if len(path) >= MAX_DEPTH:
             raise ValueError(f"{_show(path)}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(item, dict):
-            return {self._key(key, path): self.value(inner, (*path, key)) for key, inner in item.items()}
-        return [self.value(inner, (*path, place)) for place, inner in enumerate(item)]
+            return {_key(key, path): self.value(inner, (*path, key)) for key, inner in item.items()}
+        return [self.value(inner, (*path, index)) for index, inner in enumerate(item)]
 
-    def _key(self, key: Any, path: tuple[str | int, ...]) -> str | int:
-        # No subclasses here: two keys that differ could become one.
-        if type(key) is not str and type(key) is not int:
-            raise TypeError(f"{_show(path)}: {type(key).__name__} {key!r} as a key; accepted: str and int")
-        if type(key) is int and not -(2**63) <= key < 2**64:
-            raise ValueError(f"{_show(path)}: key {key} does not fit into 64 bits")
-        return _text(key, path) if type(key) is str else key
-
-    def _tensor(self, item: Tensor, path: tuple[str | int, ...]) -> Any:
+    def _tensor(self, item: Tensor, path: Path) -> Any:
         self._tensors += 1
         if self._tensors > MAX_TENSORS:
             raise ValueError(
@@ -211,16 +235,16 @@ class _Walk:
         if item.layout is not torch.strided or item.is_meta:
             what = "meta" if item.is_meta else str(item.layout)
             raise TypeError(f"{_show(path)}: a {what} tensor can't be sent; accepted: {_ACCEPTED}")
-        if item.dtype not in CODES:
+        if item.dtype not in _CODES:
             names = ", ".join(map(str, DTYPES))
             raise TypeError(f"{_show(path)}: a tensor of {item.dtype} can't be sent; accepted: {names}")
         if item.dim() > MAX_DIMENSIONS:
             raise ValueError(
                 f"{_show(path)}: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}"
             )
-        return self._make_tensor(item)
+        return self.make_tensor(item)
 
-    def _model(self, item: Model, path: tuple[str | int, ...]) -> Any:
+    def _model(self, item: Model, path: Path) -> Any:
         if fault := model_fault(*item):
             raise ValueError(f"{_show(path)}: {fault}")
         vector: Any = item.parameters
@@ -228,24 +252,89 @@ class _Walk:
         if isinstance(vector, Part):
             parameters = self._part(vector, inside)
         elif isinstance(vector, Coded):
-            parameters = self._coded(vector, inside)
+            parameters = self.make_coded(vector, inside)
         else:
             parameters = self._tensor(vector, inside)
         if not item.buffers.shape[0]:
-            return self._make_model(parameters)
-        return self._make_model(parameters, self._tensor(item.buffers, (*path, "buffers")))
+            return self.make_model(parameters)
+        return self.make_model(parameters, self._tensor(item.buffers, (*path, "buffers")))
 
-    def _part(self, item: Part, path: tuple[str | int, ...]) -> Any:
+    def _part(self, item: Part, path: Path) -> Any:
         if fault := part_fault(item.values, item.where, item.size):
             raise ValueError(f"{_show(path)}: {fault}")
         values = self._tensor(item.values, (*path, "values"))
-        return self._make_part(item, values, self._tensor(item.where, (*path, "where")))
-
-    def _coded(self, item: Coded, path: tuple[str | int, ...]) -> Any:
-        return self._make_coded(item, self.value(item.payload, (*path, "payload")))
+        return self.make_part(item, values, self._tensor(item.where, (*path, "where")))
 
 
-def _text(item: str, path: tuple[str | int, ...]) -> str:
+class _Structure(_Walk):
+    """Builds what msgpack writes, and gathers the tensors as they are."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tensor: True)
+        self.tensors: list[Tensor] = []
+
+    def make_tensor(self, item: Tensor) -> msgpack.ExtType:
+        self.tensors.append(item)
+        return msgpack.ExtType(TENSOR, SHAPES[item.dim()].pack(_CODES[item.dtype], *item.shape))
+
+    def make_part(self, item: Part, values: Any, where: Any) -> msgpack.ExtType:
+        return msgpack.ExtType(PART, b"".join(map(msgpack.packb, (values, where, item.size))))
+
+    def make_model(self, *inner: msgpack.ExtType) -> msgpack.ExtType:
+        if len(inner) == 1 and inner[0].code == TENSOR:
+            return msgpack.ExtType(PARAMETERS, inner[0].data)
+        return msgpack.ExtType(MODEL, b"".join(map(msgpack.packb, inner)))
+
+    def make_coded(self, item: Coded, path: Path) -> msgpack.ExtType:
+        return msgpack.ExtType(CODED, msgpack.packb(self.value(item.payload, (*path, "payload"))))
+
+
+def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
+    """A payload's structure, and its tensors as they are: nothing is copied, whatever device they are on."""
+    walk = _Structure()
+    return msgpack.packb(walk.value(payload, ())), walk.tensors
+
+
+@lru_cache(maxsize=1024)
+def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> bytes:
+    """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
+    tensor = torch.empty(shape, dtype=dtype)
+    structure, _ = _structure_of(Model(tensor) if is_model else tensor)
+    return structure
+
+
+def _is_plain(payload: Payload) -> bool:
+    return (
+        type(payload) is Tensor
+        and payload.device.type == "cpu"
+        and payload.layout is torch.strided
+        and payload.dtype in _CODES
+        and not payload.is_conj()
+        and not payload.is_neg()
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor without gradient, and with conjugation and negation carried out, which torch does lazily."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _key(key: Any, path: Path) -> str | int:
+    # No subclasses here: two keys that differ could become one.
+    if type(key) is str:
+        return _text(key, path)
+    if type(key) is int:
+        return _number(key, path, "key ")
+    raise TypeError(f"{_show(path)}: {type(key).__name__} {key!r} as a key; accepted: str and int")
+
+
+def _number(item: int, path: Path, what: str = "") -> int:
+    if not -(2**63) <= item < 2**64:
+        raise ValueError(f"{_show(path)}: {what}{item} does not fit into 64 bits")
+    return item
+
+
+def _text(item: str, path: Path) -> str:
     if not item.isascii():
         try:
             item.encode()
@@ -254,5 +343,5 @@ def _text(item: str, path: tuple[str | int, ...]) -> str:
     return str.__str__(item)
 
 
-def _show(path: tuple[str | int, ...]) -> str:
+def _show(path: Path) -> str:
     return "payload" + "".join(f"[{key!r}]" for key in path)

@@ -107,13 +107,8 @@ class _Edge:
 
 @dataclass(frozen=True, eq=False)
 class _Routes(Conditions):
-    """The network between two events of the schedule.
-
-    Args:
-        rates: bytes per second of all links.
-        nodes: the vertex of each node.
-        graph: the vertices and edges that are present, with ``cost``, ``link`` and ``arc`` (None for own edges).
-    """
+    """The network between two events of the schedule: the vertex of each node, and a graph of the vertices and edges that are
+    present, which have a ``cost``, a ``link``, and an ``arc`` (None for own edges)."""
 
     rates: Float[np.ndarray, " links"]
     nodes: list[int]
@@ -151,16 +146,8 @@ class _Routes(Conditions):
 class _Schedule:
     """The state of a network in the course of its schedule.
 
-    If a service shares its link, its replicas are connected to a meeting point, and the link starts there.
-
-    Args:
-        file: the Kollaps file.
-        selected: the services whose replicas are nodes.
-        seed: the experiment's seed, by which the replicas that join and leave are drawn.
-        where: the file, for errors.
-
-    Attributes:
-        nodes: the vertex of each node.
+    If a service shares its link, its replicas are connected to a meeting point, and the link starts there. ``nodes`` has the
+    vertex of each node: those of the replicas of the selected services.
     """
 
     def __init__(self, file: KollapsFile, selected: list[str], seed: int, where: str) -> None:
@@ -286,12 +273,8 @@ class _Schedule:
         return _Routes(rates, self.nodes, graph)
 
     def apply(self, events: Iterable[NodeEvent | LinkEvent]) -> None:
-        """Apply events.
-
-        Raises:
-            BadInput: for an impossible event: a replica, bridge or link that joins although it is there, or leaves although
-                it is not.
-        """
+        """Apply events. One that is impossible is bad input: a replica, bridge or link that joins although it is there, or
+        leaves although it is not."""
         for event in events:
             if isinstance(event, LinkEvent):
                 self._apply_to_link(event)
@@ -317,17 +300,14 @@ class _Schedule:
         self._draws += 1
         rng = generator(self._seed, "network.kollaps", self._draws)
         chosen = {int(vertex) for vertex in rng.choice(sorted(candidates), event.amount, replace=False)}
-        match event.action:
-            case "join":
-                self._absent -= chosen
-                self._used |= chosen
-            case "leave" | "crash":
-                self._absent |= chosen
-                self._disconnected -= chosen
-            case "disconnect":
-                self._disconnected |= chosen
-            case "reconnect":
-                self._disconnected -= chosen
+        self._disconnected -= chosen
+        if event.action == "join":
+            self._absent -= chosen
+            self._used |= chosen
+        elif event.action == "disconnect":
+            self._disconnected |= chosen
+        elif event.action != "reconnect":
+            self._absent |= chosen
 
     def _apply_to_link(self, event: LinkEvent) -> None:
         there = event.action != "join"

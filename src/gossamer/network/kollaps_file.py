@@ -25,13 +25,7 @@ from pydantic import (
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
 
-_PARTS = {
-    "config": "",
-    "services": "service",
-    "bridges": "bridge",
-    "links": "link",
-    "dynamic": "schedule",
-}
+_PARTS = {"config": "", "services": "service", "bridges": "bridge", "links": "link", "dynamic": "schedule"}
 """The parts of a file, and the elements in each."""
 _EMULATION = {
     *("boot", "pool_period", "max_age", "image", "command", "port", "tags", "ip", "machinename"),

@@ -12,13 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    field_validator,
-    model_validator,
-)
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, FilePath, build, register
 from gossamer.errors import BadInput

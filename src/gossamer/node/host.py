@@ -31,11 +31,11 @@ class Host(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What the node has sent and received by now."""
+        """A copy of what the node has sent and received by now."""
 
     @property
     def counters(self) -> Traffic:
-        """The node's counters, which it may add to; bytes that are leaving may be missing."""
+        """The same to add to; bytes that are leaving may be missing."""
 
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
@@ -63,7 +63,7 @@ class Host(Protocol):
 
     def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
         """When all else of this instant is done, prepare a mixing step, run it, and commit the result; gives what
-        ``commit`` returned. Unless it is to be read at once, the result may be written as late as :meth:`settle`."""
+        ``commit`` returned. Unless ``read``, the result may be written as late as :meth:`settle`."""
 
     def settle(self, vector: Tensor) -> None:
         """Write a vector that is about to be read, if it is not written yet."""

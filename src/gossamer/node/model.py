@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.computation import ApplyJob, Computation, ComputationKind, EvaluateJob
+from gossamer.learning.computation import Computation, ComputationKind, EvaluateJob
 from gossamer.learning.optimizer import State
-from gossamer.learning.trainer import GradientJob, TrainJob, TrainResult
+from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
 from gossamer.node.host import Host
 from gossamer.node.setup import NodeSetup
@@ -22,11 +22,6 @@ from gossamer.randomness import torch_seed
 
 class Snapshot:
     """One vector of the model, which is replaced and never modified. Torch counts writes in place, so they are noticed.
-
-    Args:
-        rank: the node.
-        name: the vector's, as the node's users know it.
-        vector: the first one.
 
     Attributes:
         vector: the newest one, for comparisons; :meth:`read` gives it for use.
@@ -61,10 +56,6 @@ class Snapshot:
 class OwnModel:
     """One node's model, the optimizer's state, and what the node computes with them; the engine carries it out.
 
-    Args:
-        setup: the node.
-        host: the engine.
-
     Attributes:
         parameters: the flat parameter vector.
         buffers: the model's buffers.
@@ -80,7 +71,9 @@ class OwnModel:
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []
-        self._batches = BatchStream(setup.seed, setup.rank, setup.samples, setup.batch_size)
+        self._batches = BatchStream(
+            setup.experiment.seed, setup.rank, setup.samples, setup.experiment.batch_size
+        )
 
     def snapshot(self) -> Model:
         """The model for a reader that settles it first: its values may not be written yet."""
@@ -113,7 +106,7 @@ class OwnModel:
 
         def prepare() -> Any:  # earlier steps may still change the state until then
             fresh = reset or self.state is None
-            return job(self._setup.optimizer.init(start.parameters) if fresh else self.state)  # type: ignore[arg-type]
+            return job(self._setup.experiment.optimizer.init(start.parameters) if fresh else self.state)  # type: ignore[arg-type]
 
         def commit(result: TrainResult) -> float:
             self._commit(result, start, before)
@@ -169,7 +162,7 @@ class OwnModel:
         return found
 
     def _seed(self, step: int) -> int:
-        return torch_seed(self._setup.seed, "train", self._setup.rank, step)
+        return torch_seed(self._setup.experiment.seed, "train", self._setup.rank, step)
 
     async def _compute(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Node:
             classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if there is one, sets it when a round ends; a
-            value that an algorithm assigns lasts until then, or for ever without a schedule.
+            value that an algorithm assigns lasts until then, or forever without a schedule.
         state: everything that must outlive a round, by name; values are payloads.
         round: rounds completed.
         step: local steps asked for so far.
@@ -50,11 +50,11 @@ class Node:
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
-        self.rank, self.size = setup.rank, setup.size
+        self.rank, self.size = setup.rank, setup.experiment.nodes
         self.samples = len(setup.samples)
         self.label_counts = setup.label_counts
         self.layout: tuple[Field, ...] = setup.layout.parameters
-        self.lr = setup.optimizer.lr_at(0)
+        self.lr = setup.experiment.optimizer.lr_at(0)
         self.state: dict[str, Payload] = {}
         self.round = 0
         self.step = 0
@@ -187,7 +187,9 @@ class Node:
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = self._setup.aggregator if aggregate else None
-        mix = Mix(own, inbox, weights, self_weight, missing, aggregator, self._setup.missing)
+        mix = Mix(
+            own, inbox, weights, self_weight, missing, aggregator, self._setup.experiment.gather.missing
+        )
         mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
@@ -212,7 +214,9 @@ class Node:
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(own, inbox, weights, self_weight, missing, setup.aggregator, setup.missing)
+            return Mix(
+                own, inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
+            )
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -277,7 +281,10 @@ class Node:
         """``send`` the same payload to several ranks, in ascending order. It is encoded once."""
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
-            self._refuse_ranks(ranks)
+            wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
+            raise ValueError(
+                f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
+            )
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
             raise ValueError(
@@ -315,12 +322,6 @@ class Node:
             frozen = changed if changed is payload else freeze(changed, self._host.is_stored)
             sendings += self._host.send(group, frozen, name)
         return sendings
-
-    def _refuse_ranks(self, ranks: Sequence[int]) -> NoReturn:
-        wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
-        raise ValueError(
-            f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
-        )
 
     async def receive(
         self,
@@ -382,7 +383,7 @@ class Node:
         Raises:
             PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
         """
-        timeout = self._setup.gather_timeout_s if timeout is None else timeout
+        timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._reception.gather(set(peers), as_tag(tag), at_least, timeout)
 
     # --- questions and answers
@@ -407,7 +408,7 @@ class Node:
             peer: the rank that is asked.
             payload: the question.
             tag: what it is about.
-            timeout: seconds to wait at most; None is for ever.
+            timeout: seconds to wait at most; None waits without end.
             keep_s: how long after the question :meth:`next_answer` waits for its answer. One that comes after ``timeout``
                 is kept for it and for :meth:`drain_answers`. None: it is counted as late and dropped.
             exact: as for :meth:`send`.
@@ -515,7 +516,9 @@ class Node:
             counters: what tells repeated draws apart, e.g. the round.
             shared: leave the rank out, so that all nodes draw the same.
         """
-        return generator(self._setup.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters)
+        return generator(
+            self._setup.experiment.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters
+        )
 
     def secret(self, n: int) -> bytes:
         """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
@@ -549,9 +552,9 @@ class Node:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
         checkpoint if due."""
         self.round = r + 1
-        if self._setup.optimizer.schedule is not None:
-            self.lr = self._setup.optimizer.lr_at(self.round)
-        if self._setup.optimizer.reset_every_round:
+        if self._setup.experiment.optimizer.schedule is not None:
+            self.lr = self._setup.experiment.optimizer.lr_at(self.round)
+        if self._setup.experiment.optimizer.reset_every_round:
             self.reset_optimizer()
         if self._sampler is not None:
             self._sampler.round_ended(self.round)
@@ -601,9 +604,6 @@ class _Rounds:
 
     def __aiter__(self) -> _Rounds:
         return self
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("node.rounds() without async; accepted: async for r in node.rounds()")
 
     async def __anext__(self) -> int:
         node, runtime = self._node, self._node._runtime

@@ -24,11 +24,6 @@ class PeerLost(GossamerError):
 class Reception:
     """Takes messages out of one node's mailbox.
 
-    Args:
-        setup: the node.
-        host: knows the time and the dead peers.
-        round: gives the round that the node is in.
-
     Attributes:
         mailbox: the messages that no task has taken.
         ages: how old messages were when they were taken.
@@ -37,7 +32,7 @@ class Reception:
     """
 
     def __init__(self, setup: NodeSetup, host: Host, round: Callable[[], int]) -> None:
-        self._rank, self._lost_peer = setup.rank, setup.lost_peer
+        self._rank, self._lost_peer = setup.rank, setup.experiment.gather.lost_peer
         self._host, self._round = host, round
         self.mailbox = Mailbox(lambda message: self.late(1))
         self.ages = Ages()
@@ -188,12 +183,7 @@ _ANSWER = "answer"
 
 
 class Questions:
-    """The questions that a node has asked and those that it answers; see :meth:`Node.ask`.
-
-    Args:
-        node: the node.
-        reception: where answers come in.
-    """
+    """The questions that a node has asked and those that it answers; see :meth:`Node.ask`."""
 
     def __init__(self, node: Node, reception: Reception) -> None:
         self._node, self._reception = node, reception

@@ -25,10 +25,6 @@ T = TypeVar("T")
 class NodeRuntime:
     """One node with everything that its engine calls; its algorithm gets only :attr:`node`.
 
-    Args:
-        setup: what the node is made of.
-        host: its side of the engine.
-
     Attributes:
         node: the node as its algorithm sees it.
         own: its model, and what it computes.
@@ -43,11 +39,15 @@ class NodeRuntime:
         self.columns: dict[str, Any] = {}
         self.own = OwnModel(setup, host)
         self.reception = Reception(setup, host, lambda: self.node.round)
-        self.outgoing = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "outgoing")]
-        self.before_round = [wrapper for wrapper in setup.wrappers if _overrides(wrapper, "before_round")]
-        self._incoming = [wrapper for wrapper in reversed(setup.wrappers) if _overrides(wrapper, "incoming")]
+        self.outgoing = [wrapper for wrapper in setup.experiment.wrappers if _overrides(wrapper, "outgoing")]
+        self.before_round = [
+            wrapper for wrapper in setup.experiment.wrappers if _overrides(wrapper, "before_round")
+        ]
+        self._incoming = [
+            wrapper for wrapper in reversed(setup.experiment.wrappers) if _overrides(wrapper, "incoming")
+        ]
         self.node = Node(self)
-        self.coder = None if setup.codec is None else Coder(setup.codec, self.node)
+        self.coder = None if setup.experiment.codec is None else Coder(setup.experiment.codec, self.node)
         self.reception.coder = self.coder
         self._sampler = self.node._sampler
         self._receive_own = self._deliver_wrapped if self._incoming else self.reception.mailbox.deliver
@@ -113,16 +113,16 @@ class NodeRuntime:
         if self.companion is not None:
             self.companion.peer_lost()
 
-    def peer_found(self, rank: int, first: int, *, anew: bool = True) -> None:
+    def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
         """A peer that was away is back; ``host.lost`` no longer has it.
 
         Args:
             rank: the peer.
             first: the first round in which it takes part; in earlier ones nobody waits for it.
-            anew: whether it was restarted, so that nothing that it owed will come.
+            restarted: whether it was restarted, so that the messages that are still expected of it won't come.
         """
         self.reception.first[rank] = first
-        if anew:
+        if restarted:
             self.reception.mailbox.forget_late(rank)
         self.reception.mailbox.wake_all()
 
@@ -137,8 +137,8 @@ class NodeRuntime:
         node, first = self.node, self.reception.first.get(self.rank, 0)
         if first > node.round:
             node.round = first
-            if self.setup.optimizer.schedule is not None:
-                node.lr = self.setup.optimizer.lr_at(node.round)
+            if self.setup.experiment.optimizer.schedule is not None:
+                node.lr = self.setup.experiment.optimizer.lr_at(node.round)
 
     # --- tasks
 

@@ -24,10 +24,10 @@ class NodeWrapper(Component):
         """Awaited before each round of ``node.rounds()``; it may send and receive messages, e.g. to agree on keys."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        """What is sent instead of ``payload``, called once for each message. The receivers of a broadcast share a payload
+        """Gives the payload that is sent instead, once for each message. The receivers of a broadcast share a payload
         that is returned as it is; a changed one has to be a new object."""
         return payload
 
     def incoming(self, node: Node, message: Message) -> Message | None:
-        """What is put into the mailbox instead of ``message``; None drops it."""
+        """Gives the message that is put into the mailbox instead; None drops it."""
         return message

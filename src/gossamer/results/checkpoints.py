@@ -30,25 +30,19 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 
 @dataclass(frozen=True)
 class Cut:
-    """A complete checkpoint of a run.
-
-    Args:
-        folder: of its files.
-        number: larger for later checkpoints.
-        rounds: rounds completed, by rank; lost nodes are not in it.
-        times_s: the nodes' clocks.
-        wall_s: real seconds since the run's start.
-        experiment: the experiment, as a mapping.
-        trainer: the trainer that computed; None if none had to yet.
-    """
+    """A complete checkpoint of a run."""
 
     folder: Path
     number: int
+    """Larger for later checkpoints."""
     rounds: Mapping[int, int]
+    """Rounds completed, by rank, without lost nodes."""
     times_s: Mapping[int, float]
+    """The nodes' clocks."""
     wall_s: float
     experiment: Mapping[str, Any]
     trainer: str | None
+    """The trainer that computed; None if none had to yet."""
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
         """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
@@ -70,13 +64,7 @@ class Cut:
 
 
 class CheckpointFolder:
-    """All checkpoints of one run.
-
-    Args:
-        path: their folder.
-        experiment: the experiment.
-        digest: of the experiment as it was written first, where this one names copies of its files.
-    """
+    """All checkpoints of one run."""
 
     def __init__(self, path: Path, experiment: Experiment, digest: str | None = None) -> None:
         self._path = path
@@ -101,21 +89,17 @@ class CheckpointFolder:
     ) -> None:
         """Write the manifest of a checkpoint whose parts are all written, and remove superseded checkpoints; arguments as
         for :class:`Cut`."""
-        manifest = {
-            "number": number,
-            "rounds": dict(rounds),
-            "times_s": dict(times_s),
-            "wall_s": wall_s,
-            "trainer": trainer,
-            "experiment": self._experiment,
-        }
+        manifest = {"number": number, "rounds": dict(rounds), "times_s": dict(times_s), "wall_s": wall_s}
+        manifest |= {"trainer": trainer, "experiment": self._experiment}
         write_json(self._path / str(number) / "manifest.json", manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
         kept = set(sorted(_complete(self._path))[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
-                _remove(self._path / str(other))
+                # Without its manifest it is incomplete, even if the rest can't be removed.
+                (self._path / str(other) / "manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(self._path / str(other))
 
 
 def newest(path: Path) -> Cut | None:
@@ -143,12 +127,6 @@ def _numbers(path: Path) -> list[int]:
 
 def _complete(path: Path) -> list[int]:
     return [number for number in _numbers(path) if (path / str(number) / "manifest.json").exists()]
-
-
-def _remove(folder: Path) -> None:
-    # Without its manifest it is incomplete, even if the rest can't be removed.
-    (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder)
 
 
 def _read_manifest(folder: Path) -> Cut:

@@ -62,12 +62,9 @@ class RunFolder:
 
         Args:
             out: the folder of all runs.
-            name: the name of the folder between, usually the experiment's.
-            experiment: text of the resolved experiment (YAML).
+            name: of the folder between, usually the experiment's; one that can't name a folder is bad input.
+            experiment: the resolved experiment (YAML).
             environment: see :func:`environment`.
-
-        Raises:
-            BadInput: for a name that can't name a folder, or a place where nothing can be written.
         """
         if not _NAME.fullmatch(name):
             raise BadInput(
@@ -149,22 +146,15 @@ class RunFolder:
             shutil.copymode(self.path / "experiment.yaml", temporary)
 
     def write_status(self, status: Status, *, error: str | None = None, **figures: Any) -> None:
-        """Write ``status.json``: the last thing a run does.
-
-        Args:
-            status: ``done``, ``failed`` (see the error) or ``stopped`` (by the user).
-            error: the cause, in one line or as a traceback.
-            figures: ``wall_s`` and other figures of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows.
-        """
+        """Write ``status.json``, the last thing a run does. ``stopped`` is by the user; ``figures`` are ``wall_s`` and others
+        of an :class:`~gossamer.runtime.outcome.Outcome` that are not in the rows."""
         write_json(self.path / "status.json", {"status": status, "error": error, **figures})
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
     """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on.
 
-    Args:
-        command: the command line, e.g. ``sys.argv``.
-        computes_here: whether this process computes, or only processes that it starts.
+    ``computes_here`` says whether this process computes, or only processes that it starts.
     """
     return {
         "command": list(command),
@@ -185,11 +175,7 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
 
 @contextmanager
 def locked(folder: Path, said: str) -> Iterator[None]:
-    """Lock a folder for this process; the system releases it when the process ends.
-
-    Raises:
-        BadInput: while another process has it, with these words.
-    """
+    """Lock a folder until this process ends at the latest; while another process has it, these words are bad input."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

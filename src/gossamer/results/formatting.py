@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from collections.abc import Iterable, Mapping, Sequence
 
 _ANY_WIDTH = 100_000
 
@@ -59,12 +55,8 @@ def seconds_text(value: int | float | None) -> str:
 
 def bytes_unit(value: float) -> tuple[str, float]:
     """A suitable unit for some bytes, and its size in bytes."""
-    size = 1.0
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 * size:
-            return unit, size
-        size *= 1000
-    return "PB", size
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    return next(((unit, 1000.0**i) for i, unit in enumerate(units) if value < 1000 ** (i + 1)), ("PB", 1e15))
 
 
 def bytes_text(value: int | float | None) -> str:
@@ -76,30 +68,50 @@ def bytes_text(value: int | float | None) -> str:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, to follow the number of those sent.
+    """What became of messages, to follow the number of those sent: shares of all that were to be sent.
 
     Args:
         messages: counts by outcome. Those sent include neither cancelled ones nor those lost because the peer was dead;
             those received include superseded and late ones.
     """
-    count = {name: messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")}
-    whole = max(count["sent"], count["received"] + count["lost"]) + count["cancelled"]
-    if not whole:
-        return ""
+    sent, received, lost, cancelled = (
+        messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")
+    )
+    whole = max(sent, received + lost) + cancelled
 
     def shares(said: Mapping[str, str]) -> str:
-        found = {text: messages.get(name, 0) for name, text in said.items()}
-        return ", ".join(f"{100 * part / whole:.3g} % {text}" for text, part in found.items() if part)
+        return ", ".join(
+            f"{100 * messages[name] / whole:.3g} % {text}"
+            for name, text in said.items()
+            if messages.get(name)
+        )
 
     unused = shares({"superseded": "gave way to newer ones", "late": "came too late"})
-    received = f"received ({unused})" if unused else "received"
-    ends = shares({"received": received, "lost": "lost", "cancelled": "taken back by the sender"})
-    of = "" if whole == count["sent"] else f"of {whole:,} that were to be sent: "
-    return f"sent; {of}{ends}" if ends else "sent"
+    received_text = f"received ({unused})" if unused else "received"
+    ends = shares({"received": received_text, "lost": "lost", "cancelled": "taken back by the sender"})
+    of = "" if whole == sent else f"of {whole:,} that were to be sent: "
+    return f"sent; {of}{ends}" if ends else "sent" if whole else ""
 
 
-def table_console() -> Console:
-    """Standard output for tables: as wide as the terminal, and of any width in a file or a pipe."""
+def print_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, labels: int = 1
+) -> None:
+    """Print a table: as wide as the terminal, and of any width in a file or a pipe.
+
+    Args:
+        head: of each column.
+        rows: the cells.
+        title: above it.
+        labels: so many columns hold text, the rest numbers.
+    """
     from rich.console import Console
+    from rich.table import Table
 
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _ANY_WIDTH)
+    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for column, heading in enumerate(head):
+        number = column >= labels
+        shown.add_column(heading, overflow="fold", justify="right" if number else "left", no_wrap=number)
+    for row in rows:
+        shown.add_row(*row)
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
+    Console(markup=False, highlight=False, width=width).print(shown)

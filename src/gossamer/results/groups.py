@@ -8,14 +8,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.formatting import NOTHING
-from gossamer.results.run import Run, cell_names, flat, part
+from gossamer.results.run import Run, cell_names, flat, part, tell_apart
 from gossamer.results.tidy import AXES, student_t
 
 _NOT_THE_EXPERIMENT = (
@@ -23,8 +21,6 @@ _NOT_THE_EXPERIMENT = (
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
 )
 """Fields that only name the draw, the location of data, what else is kept, and how it is computed."""
-_MOST_DIFFERENCES = 3
-_LONGEST_VALUE = 24
 
 
 @dataclass(frozen=True)
@@ -65,10 +61,7 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
 
     Args:
         runs: in the order of the groups. Runs of a sweep keep the names of its cells, without what all have in common.
-        by: fields of the experiment (``algorithm.name``) by which to group instead, whatever else differs.
-
-    Raises:
-        BadInput: for a field that no run has.
+        by: fields of the experiment (``algorithm.name``) by which to group instead; one that no run has is bad input.
     """
     settings = [flat(run.experiment) for run in runs]
     known = list(dict.fromkeys(key for setting in settings for key in setting))
@@ -84,8 +77,12 @@ def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         cells.setdefault((cell, json.dumps(setting, sort_keys=True, default=str)), []).append(index)
     names = [] if by else cell_names([runs[indices[0]] for indices in cells.values()])
     if len(set(names)) < len(cells):
-        firsts = [kept[indices[0]] for indices in cells.values()]
-        names = _apart(firsts) if len(firsts) > 1 else [_shared_name(runs)]
+        names = tell_apart([kept[indices[0]] for indices in cells.values()])
+        names = [
+            text if names.count(text) == 1 else f"{text} #{number}" for number, text in enumerate(names, 1)
+        ]
+    if len(cells) == 1 and names == [""]:
+        names = [" · ".join(dict.fromkeys(run.name for run in runs))]
     return [
         Group(
             name,
@@ -141,65 +138,12 @@ def _seed(run: Run) -> tuple[bool, Any]:
     return (not isinstance(seed, int), seed if isinstance(seed, int) else 0)
 
 
-def _shared_name(runs: Sequence[Run]) -> str:
-    return " · ".join(dict.fromkeys(run.name for run in runs))
-
-
-def _apart(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Texts that tell settings apart: the names of the components that differ, and where these are the same, the fewest
-    other fields."""
-    named = [key for key in _differing(settings) if key.endswith(".name")]
-    heads = [
-        ", ".join(str(setting[key]) for key in named if key in setting) or NOTHING * bool(named)
-        for setting in settings
-    ]
-    texts = list(heads)
-    for head in dict.fromkeys(heads):
-        same = [index for index, other in enumerate(heads) if other == head]
-        if len(same) > 1:
-            for index, more in zip(same, _fields([settings[index] for index in same]), strict=True):
-                texts[index] = ", ".join(filter(None, (head, more)))
-    return [text if texts.count(text) == 1 else f"{text} #{index + 1}" for index, text in enumerate(texts)]
-
-
-def _fields(settings: Sequence[dict[str, Any]]) -> list[str]:
-    keys = _differing(settings)
-    fewest = next(
-        (
-            chosen
-            for count in range(1, min(len(keys), _MOST_DIFFERENCES) + 1)
-            for chosen in combinations(keys, count)
-            if len({repr([setting.get(key) for key in chosen]) for setting in settings}) == len(settings)
-        ),
-        tuple(keys),
-    )
-    leaves = [key.rpartition(".")[2] for key in fewest]
-    words = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(fewest, leaves, strict=True)]
-    return [
-        ", ".join(
-            f"{word} {str(setting.get(key, NOTHING))[:_LONGEST_VALUE]}"
-            for key, word in zip(fewest, words, strict=True)
-        )
-        for setting in settings
-    ]
-
-
-def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
-
-
 # --- the baseline
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The group that each group is compared with.
-
-    Args:
-        title: its name.
-        groups: label of a group -> its baseline; groups without one are left out.
-    """
+    """The group that each group is compared with: by label; groups without one are left out."""
 
     title: str
     groups: Mapping[str, Group]
@@ -217,51 +161,34 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
     Raises:
         BadInput: if no group has the name, or more than one.
     """
-    labels = [group.label for group in among]
-    if name in labels:
-        return _one(among[labels.index(name)], among)
-    key, found = _sharing(name, among)
-    if key is not None:
+    parts = {part(key, value): key for group in among for key, value in group.labels.items()}
+    found = [group for group in among if group.label == name]
+    if not found and name in parts:
+        key = parts[name]
+        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
         at = {_point(group, key): group for group in found}
         if len(at) == len(found):
             pairs = {group.label: at[point] for group in among if (point := _point(group, key)) in at}
-            return Baseline(name + _at_the_same(key, among), pairs)
-    else:
+            others = [other for other in _differing(among) if other != key]
+            return Baseline(name + (f" at the same {', '.join(others)}" if others else ""), pairs)
+    elif not found:
         found = [group for group in among if group.label.startswith(name)]
         found = found or [group for group in among if name in group.label]
-        if len(found) == 1:
-            return _one(found[0], among)
-    known = list(
-        dict.fromkeys([*labels, *(part(key, group.labels[key]) for group in among for key in group.labels)])
-    )
+    if len(found) == 1:
+        return Baseline(found[0].label, {group.label: found[0] for group in among})
+    known = list(dict.fromkeys([*(group.label for group in among), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
         f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
     )
 
 
-def _one(baseline: Group, among: Sequence[Group]) -> Baseline:
-    return Baseline(baseline.label, {group.label: baseline for group in among})
-
-
-def _sharing(name: str, among: Sequence[Group]) -> tuple[str | None, list[Group]]:
-    """The label that has the name, and the groups with it."""
-    for key in dict.fromkeys(key for group in among for key in group.labels):
-        found = [group for group in among if key in group.labels and part(key, group.labels[key]) == name]
-        if found:
-            return key, found
-    return None, []
-
-
-def _at_the_same(key: str, among: Sequence[Group]) -> str:
-    """The other labels in which groups differ, as text."""
-    others = dict.fromkeys(other for group in among for other in group.labels if other != key)
-    differing = [
-        other
-        for other in others
-        if len({json.dumps(group.labels.get(other)) for group in among if group.labels}) > 1
+def _differing(among: Sequence[Group]) -> list[str]:
+    """The labels in which groups differ."""
+    keys = dict.fromkeys(key for group in among for key in group.labels)
+    return [
+        key for key in keys if len({json.dumps(group.labels.get(key)) for group in among if group.labels}) > 1
     ]
-    return f" at the same {', '.join(differing)}" if differing else ""
 
 
 def _point(group: Group, key: str) -> str:

@@ -7,6 +7,7 @@ single nodes are given for the nodes that are drawn, at the points that a slider
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,18 +37,13 @@ _PLACE_DIGITS = 10
 
 Number = int | float | None
 Graphs = list[tuple[int, list[list[int]]]]
+"""(First round, edges), by round."""
 
 
 def page_data(
     runs: Sequence[Run], groups: Sequence[Group] | None = None, within: Window | None = None
 ) -> dict[str, Any]:
-    """Everything the page's script needs, ready for JSON without NaN.
-
-    Args:
-        runs: the runs.
-        groups: groups of them; None groups those that differ only in their seed.
-        within: the part of the timeline that is shown; None is all of it.
-    """
+    """Everything the page's script needs, ready for JSON without NaN; arguments as for the report."""
     groups = group_runs(runs) if groups is None else groups
     # The seeds of one experiment have a colour each, those of several experiments the colour of their group.
     together = several(groups)
@@ -57,12 +53,7 @@ def page_data(
         "virtual": all(run.virtual for run in runs),
         "axes": [{"name": name, "title": axis_title(name, runs)} for name in AXES],
         "metrics": [
-            {
-                "name": name,
-                "title": metric_title(name),
-                "share": is_share(name),
-                "low": lower_is_better(name),
-            }
+            {"name": name, "title": metric_title(name), "share": is_share(name), "low": lower_is_better(name)}
             for name in all_metrics(runs)
         ],
         "runs": [
@@ -81,25 +72,22 @@ def page_data(
 
 def _group_data(group: Group) -> dict[str, Any]:
     """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
-    curves = {name: group_curve(group, name) for name in all_metrics(group.runs)}
-    return {
-        "runs": len(group.samples),
-        "metrics": {
-            name: {
-                "points": {axis: _places(table[axis]) for axis in AXES},
-                "mean": _numbers(table["mean"], _VALUE_DIGITS),
-                "half": _numbers(table["half"], _VALUE_DIGITS),
-                "count": table["count"].to_list(),
-            }
-            for name, table in curves.items()
-        },
-    }
+    metrics = {}
+    for name in all_metrics(group.runs):
+        table = group_curve(group, name)
+        metrics[name] = {
+            "points": {axis: _places(table[axis]) for axis in AXES},
+            "mean": _numbers(table["mean"], _VALUE_DIGITS),
+            "half": _numbers(table["half"], _VALUE_DIGITS),
+            "count": table["count"].to_list(),
+        }
+    return {"runs": len(group.samples), "metrics": metrics}
 
 
 def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
     places = points(run)
     table = assigned(run)
-    graphs = _graphs(run)
+    graphs: Graphs = sorted((int(start), edges) for start, edges in (run.setup.get("graphs") or {}).items())
     nodes = drawn_nodes(run.nodes, graphs[0][1] if graphs else [])
     at = _spread(places.height, MOST_NODE_POINTS)
     names = metric_names(run)
@@ -142,28 +130,21 @@ def _per_node(
     table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int], digits: int
 ) -> list[list[Number]] | None:
     """A column of single nodes: [nodes drawn][points]; None where no drawn node has a value."""
-    row, column = {node: i for i, node in enumerate(nodes)}, {point: i for i, point in enumerate(at)}
-    grid: list[list[Number]] = [[None] * len(at) for _ in nodes]
-    found = False
-    for node, point, value in table.select("node", "point", pl.col(name).cast(pl.Float64)).iter_rows():
-        if value is not None and node in row and point in column:
-            grid[row[node]][column[point]] = _number(value, digits)
-            found = True
-    return grid if found else None
+    rows = table.select("node", "point", pl.col(name).cast(pl.Float64)).rows()
+    known = {(node, point): value for node, point, value in rows if value is not None}
+    grid = [[_number(known.get((node, point)), digits) for point in at] for node in nodes]
+    return grid if any((node, point) in known for node in nodes for point in at) else None
 
 
 def _node_places(
     table: pl.DataFrame, places: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
 ) -> list[list[Number]] | None:
     """The places of single nodes on an axis; None where all are at the places of their points."""
-    if name == "bytes":
+    if name == "bytes" or (grid := _per_node(table, name, nodes, at, _PLACE_DIGITS)) is None:
         return None
-    grid = _per_node(table, name, nodes, at, _PLACE_DIGITS)
     shared = [_number(places[name][index], _PLACE_DIGITS) for index in at]
     return (
-        grid
-        if grid and any(v not in (None, shared[i]) for line in grid for i, v in enumerate(line))
-        else None
+        grid if any(v not in (None, w) for line in grid for v, w in zip(line, shared, strict=True)) else None
     )
 
 
@@ -173,47 +154,35 @@ def _topology(
     if not graphs:
         return None
     # The page needs only the graphs that hold at a point of the slider.
-    held = [_held(graphs, value) for value in rounds] or [0]
+    held = [
+        max((i for i, (start, _) in enumerate(graphs) if start <= (round_ or 0)), default=0)
+        for round_ in rounds or [0]
+    ]
     used = sorted(set(held))
     index = {node: i for i, node in enumerate(nodes)}
-    drawn, total = [], []
+    drawn = []
     for number in used:
-        edges = graphs[number][1]
-        inner = [index[node] for i, j in edges if i in index and j in index for node in (i, j)]
-        keep = _spread(len(inner) // 2, MOST_EDGES_DRAWN)
-        drawn.append([inner[2 * k + end] for k in keep for end in (0, 1)])
-        total.append(len(edges))
+        inner = [(index[i], index[j]) for i, j in graphs[number][1] if i in index and j in index]
+        drawn.append([end for k in _spread(len(inner), MOST_EDGES_DRAWN) for end in inner[k]])
     seed = run.experiment.get("seed")
+    changing = len(graphs) > 1
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
         "positions": positions(
-            nodes, graphs[0][1], seed=seed if isinstance(seed, int) else 0, changing=len(graphs) > 1
+            nodes, graphs[0][1], seed=seed if isinstance(seed, int) else 0, changing=changing
         ),
         "graphs": drawn,
-        "edges": total,
-        "degrees": _degrees(graphs[used[0]][1], nodes) if len(graphs) == 1 else None,
+        "edges": [len(graphs[number][1]) for number in used],
+        "degrees": None if changing else _degrees(graphs[0][1], nodes),
         "held": [used.index(number) for number in held],
     }
 
 
-def _graphs(run: Run) -> Graphs:
-    """(first round, edges) by round."""
-    return sorted((int(start), edges) for start, edges in (run.setup.get("graphs") or {}).items())
-
-
-def _held(graphs: Graphs, value: Number) -> int:
-    """The number of the graph that holds in a round."""
-    return max((i for i, (start, _) in enumerate(graphs) if start <= (value or 0)), default=0)
-
-
 def _degrees(edges: Iterable[Sequence[int]], nodes: Sequence[int]) -> list[int]:
-    neighbors: dict[int, set[int]] = {node: set() for node in nodes}
-    for i, j in edges:
-        for node, other in ((i, j), (j, i)):
-            if node in neighbors and other != node:
-                neighbors[node].add(other)
-    return [len(neighbors[node]) for node in nodes]
+    pairs = {(i, j) for a, b in edges for i, j in ((a, b), (b, a)) if i != j}
+    count = Counter(i for i, _ in pairs)
+    return [count[node] for node in nodes]
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
+from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve
 from gossamer.results.run import Run, labels
@@ -60,13 +62,7 @@ def positions(
 
     A changing graph is drawn on a circle, since no other layout suits all of its graphs. Otherwise distances in the
     picture follow those in the graph (Kamada and Kawai, 1989), or forces where that would take long or the graph is not
-    connected (Fruchterman and Reingold, 1991).
-
-    Args:
-        nodes: the ranks to place.
-        edges: pairs of ranks; those with an end that is not drawn are left out.
-        seed: the experiment's seed.
-        changing: whether the graph changes while the run goes on.
+    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out.
     """
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
@@ -82,39 +78,30 @@ def positions(
 
 
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
-    """A metric of one or several runs against an axis: mean over the nodes, and a band of one standard
-    deviation.
+    """A metric against one of :data:`AXES`, as a ``matplotlib.figure.Figure`` that no window shows.
 
-    Args:
-        runs: the runs.
-        y: a metric.
-        x: one of :data:`AXES`.
-        groups: draw these instead, each as the mean over its runs in the band of its 95 % confidence interval.
-
-    Returns:
-        A ``matplotlib.figure.Figure``, which no window shows.
-
-    Raises:
-        BadInput: when no run has recorded the metric, or matplotlib is not installed.
+    Of each run, the mean over the nodes in a band of one standard deviation; of each group, if groups are given, the mean
+    over its runs in the band of its 95 % confidence interval. A metric that no run has recorded is bad input.
     """
-    figures = matplotlib_module()
-    figure = figures.Figure(figsize=(6.4, 4.0), dpi=_POINTS_PER_INCH, layout="constrained")
+    if groups is None:
+        bands = [run.curves.filter(pl.col("metric") == y).with_columns(spread="std") for run in runs]
+        names = labels(runs)
+    else:
+        bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
+        names = [group.label for group in groups]
+    if not any(table[x].count() for table in bands):
+        raise BadInput(
+            f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
+        )
+    figure = matplotlib_module().Figure(figsize=(6.4, 4.0), dpi=_POINTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
-    drawn = False
-    for index, (label, found) in enumerate(_curves(runs, y, groups)):
-        table = found.filter(pl.col(x).is_not_null()).sort(x, maintain_order=True)
-        if table.is_empty():
-            continue
+    for index, (label, band) in enumerate(zip(names, bands, strict=True)):
+        table = band.drop_nulls(x).sort(x, maintain_order=True)
         colour = PALETTE[index % len(PALETTE)]
         place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
         marker = "o" if len(table) == 1 else None
         axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
         axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
-        drawn = True
-    if not drawn:
-        raise BadInput(
-            f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
-        )
     axes.set_xlabel(axis_title(x, runs))
     axes.set_ylabel(metric_title(y))
     if is_share(y):
@@ -123,68 +110,38 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
         axes.xaxis.set_major_formatter(matplotlib_module("matplotlib.ticker").EngFormatter("B"))
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(runs if groups is None else groups) > 1:
+    if len(names) > 1:
         axes.legend(frameon=False, fontsize="small")
     return figure
 
 
-def _curves(runs: Sequence[Run], y: str, groups: Sequence[Group] | None) -> list[tuple[str, pl.DataFrame]]:
-    """Labels and curves; ``spread`` is the half-width of the band around ``mean``."""
-    if groups is not None:
-        return [
-            (group.label, group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)))
-            for group in groups
-        ]
-    return [
-        (label, run.curves.filter(pl.col("metric") == y).with_columns(spread=pl.col("std")))
-        for run, label in zip(runs, labels(runs), strict=True)
-    ]
-
-
 def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None = None) -> list[Path]:
-    """Write every metric against every axis as ``<metric>-vs-<axis>.png``; the paths written. Arguments as for
-    :func:`curve_figure`.
-
-    Raises:
-        BadInput: when matplotlib is not installed, or the folder can't be written.
-    """
+    """Write every metric against every axis as ``<metric>-vs-<axis>.png``; gives the paths."""
     matplotlib_module()
     written = []
-    try:
+    with writing(f"--png {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name in all_metrics(runs):
             tables = [run.curves.filter(pl.col("metric") == name) for run in runs]
+            safe = re.sub(r"[^\w.-]", "-", name).replace("_", "-")
             for x in AXES:
                 if any(table[x].count() for table in tables):
-                    path = folder / f"{_file_name(name)}-vs-{x.removesuffix('_s').replace('_', '-')}.png"
+                    path = folder / f"{safe}-vs-{x.removesuffix('_s').replace('_', '-')}.png"
                     curve_figure(runs, name, x, groups).savefig(path)
                     written.append(path)
-    except OSError as error:
-        raise BadInput(
-            f"--png {folder}: {error.strerror or error}; accepted: a folder that can be written to"
-        ) from error
     return written
 
 
 def draw_graph(
     nodes: int, edges: Sequence[Sequence[int]], path: Path, *, directed: bool = False, seed: int = 0
 ) -> None:
-    """Draw a graph into a PNG file; a large one in part (see :func:`drawn_nodes`).
-
-    Raises:
-        BadInput: when matplotlib is not installed, or the file can't be written.
-    """
+    """Draw a graph into a PNG file; a large one in part (see :func:`drawn_nodes`)."""
     figure = matplotlib_module().Figure(figsize=(6.4, 6.4), dpi=_POINTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     shown = drawn_nodes(nodes, edges)
     place = dict(zip(shown, positions(shown, edges, seed=seed), strict=True))
-    style = {
-        "arrowstyle": "-|>" if directed else "-",
-        "color": "#8a8f98",
-        "linewidth": 0.8,
-        "shrinkA": 7,
-        "shrinkB": 7,
-    }
+    style = {"color": "#8a8f98", "linewidth": 0.8, "shrinkA": 7, "shrinkB": 7}
+    style["arrowstyle"] = "-|>" if directed else "-"
     for i, j in edges:
         if i in place and j in place:
             axes.annotate("", place[j], place[i], arrowprops=style)
@@ -198,24 +155,12 @@ def draw_graph(
     )
     axes.set_axis_off()
     axes.set_aspect("equal")
-    try:
+    with writing(f"--png {path}"):
         figure.savefig(path)
-    except OSError as error:
-        raise BadInput(
-            f"--png {path}: {error.strerror or error}; accepted: a file that can be written"
-        ) from error
-
-
-def _file_name(metric: str) -> str:
-    return "".join(c if c.isalnum() or c in "-." else "-" for c in metric)
 
 
 def matplotlib_module(module: str = "matplotlib.figure") -> Any:
-    """A module of matplotlib.
-
-    Raises:
-        BadInput: where it is not installed.
-    """
+    """A module of matplotlib; bad input where it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

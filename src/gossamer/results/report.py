@@ -14,7 +14,7 @@ import polars as pl
 
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
-from gossamer.results.folder import write_text
+from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
     bytes_text,
@@ -29,15 +29,7 @@ from gossamer.results.groups import groups as group_runs
 from gossamer.results.page_data import page_data
 from gossamer.results.plots import write_pngs
 from gossamer.results.run import Run, cell_names, labels
-from gossamer.results.tidy import (
-    AXES,
-    STATISTICS,
-    Final,
-    FinalSummary,
-    final_summary,
-    main_metric,
-    metric_names,
-)
+from gossamer.results.tidy import AXES, STATISTICS, Final, FinalSummary, final_summary, main_metric
 from gossamer.results.time_to import note, tables
 from gossamer.results.timeline import Window
 
@@ -45,6 +37,10 @@ _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
 _MOST_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
+_UNENDED = {
+    "stopped": "was stopped before its end; the page shows what was recorded until then.",
+    "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
+}
 
 
 def write_report(
@@ -58,21 +54,16 @@ def write_report(
     baseline: str | None = None,
     within: Window | None = None,
 ) -> Path:
-    """Write one self-contained HTML page on one or several runs, which needs no network.
+    """Write one self-contained HTML page on one or several runs, which needs no network; gives its path.
 
     Args:
-        runs: the runs, in the order of their colours.
+        runs: in the order of their colours.
         out: the page; a folder stands for ``report.html`` in it.
         png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
-        csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv`` for the curves, with
-            ``X-metrics.csv`` next to it.
-        groups: groups of the runs; None groups those that differ only in their seed.
-        time_to: how long the groups take to some levels, from :func:`gossamer.results.time_to.time_to`.
-        baseline: the name of what they are compared with there.
+        csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
+        groups: of the runs; None groups those that differ only in their seed.
+        time_to, baseline: rows of :func:`gossamer.results.time_to.time_to`, and the title of the baseline.
         within: the part of the run's timeline that is shown; None is all of it.
-
-    Returns:
-        The path of the page.
 
     Raises:
         BadInput: without runs, without plotly (or matplotlib, for ``png``), or where a file can't be written.
@@ -82,13 +73,9 @@ def write_report(
     path = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
     groups = group_runs(runs) if groups is None else groups
     text = render(runs, groups, time_to, baseline, within)
-    try:
+    with writing(f"--out {out}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    except OSError as error:
-        raise BadInput(
-            f"--out {out}: {error.strerror or error}; accepted: a file that can be written"
-        ) from error
     if png is not None:
         write_pngs(runs, Path(png), groups if several(groups) else None)
     if csv is not None:
@@ -104,21 +91,21 @@ def render(
     within: Window | None = None,
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
-    names = labels(runs)
     cells = cell_names(runs)
     called = cells if len(cells) == len(runs) else [run.name for run in runs]
-    title = names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(called))
+    names = labels(runs)
+    named = list(zip(runs, names, strict=True))
+    alone = len(runs) == 1
     return Template(_read("report.html")).substitute(
-        title=escape(title),
+        title=escape(names[0] if alone else " · ".join(dict.fromkeys(called))),
         kicker=_kicker(runs),
         style=_read("report.css"),
         subtitle=_subtitle(runs),
-        notices=_unlike(runs)
-        + "".join(_notice(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
-        figures=_cards(runs[0]) if len(runs) == 1 else _table(runs, names),
+        notices="".join(_notice(run, "" if alone else f" {escape(name)}") for run, name in named),
+        figures=_cards(runs[0]) if alone else _table(named),
         times=_times(time_to, baseline),
-        events="".join(_events(run, name, len(runs) > 1) for run, name in zip(runs, names, strict=True)),
-        sources="".join(_sources(run, name) for run, name in zip(runs, names, strict=True)),
+        events="".join(_events(run, "" if alone else f"<h3>{escape(name)}</h3>") for run, name in named),
+        sources="".join(_sources(run, name) for run, name in named),
         data=embed(page_data(runs, groups, within)),
         plotly=_plotly(),
         script=_read("report.js"),
@@ -131,51 +118,24 @@ def embed(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def write_csvs(runs: Sequence[Run], place: Path) -> list[Path]:
-    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs.
-
-    Raises:
-        BadInput: where a file can't be written.
-    """
-    names = labels(runs)
-    curves = [
-        run.curves.filter(pl.col("metric") == name).select(
-            pl.lit(label).alias("run"), "metric", *AXES, *STATISTICS
-        )
-        for run, label in zip(runs, names, strict=True)
-        for name in metric_names(run)
-    ]
-    metrics = [
-        run.metrics.select(pl.lit(label).alias("run"), pl.all())
-        for run, label in zip(runs, names, strict=True)
-    ]
-    if place.suffix == ".csv":
-        paths = [place, place.with_name(f"{place.stem}-metrics.csv")]
-    else:
-        paths = [place / "curves.csv", place / "metrics.csv"]
-    try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        for path, tables in zip(paths, (curves, metrics), strict=True):
-            table = pl.concat(tables, how="diagonal_relaxed") if tables else pl.DataFrame()
-            table.write_csv(path)
-    except OSError as error:
-        raise BadInput(
-            f"--csv {place}: {error.strerror or error}; accepted: a place that can be written to"
-        ) from error
-    return paths
+def write_csvs(runs: Sequence[Run], place: Path) -> None:
+    """Write the curves (a row per run, metric and point) and the recorded metrics of all runs."""
+    named = [(run, pl.lit(label).alias("run")) for run, label in zip(runs, labels(runs), strict=True)]
+    curves = pl.concat(run.curves.select(label, "metric", *AXES, *STATISTICS) for run, label in named)
+    metrics = pl.concat([run.metrics.select(label, pl.all()) for run, label in named], how="diagonal_relaxed")
+    whole = place.suffix == ".csv"
+    path = place if whole else place / "curves.csv"
+    with writing(f"--csv {place}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        curves.write_csv(path)
+        metrics.write_csv(path.with_name(f"{path.stem}-metrics.csv" if whole else "metrics.csv"))
 
 
 def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
-    """Write the table of :func:`gossamer.results.time_to.time_to` as a CSV file next to a page; gives its path.
-
-    Raises:
-        BadInput: where it can't be written.
-    """
+    """Write rows of :func:`gossamer.results.time_to.time_to` as a CSV file next to a page; gives its path."""
     path = page.with_name(f"{page.stem}-time-to.csv")
-    try:
+    with writing(str(path)):
         rows.write_csv(path)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}; accepted: a file that can be written") from error
     return path
 
 
@@ -196,8 +156,7 @@ def _kicker(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
     environment = runs[0].environment
-    last = environment.get("resumed", [environment])[-1]
-    numerics = last.get("numerics")  # absent from the records of earlier versions
+    numerics = environment.get("resumed", [environment])[-1].get("numerics")
     where = "" if numerics is None else f" · {escape(summary_of_numerics(numerics))}"
     return f"run {escape(runs[0].id)} {_badge(runs[0])}{where}"
 
@@ -211,85 +170,54 @@ def _subtitle(runs: Sequence[Run]) -> str:
     """The components that all runs share, by name."""
     shared = []
     for key in _DESCRIBED:
-        found = {_component(run.experiment.get(key)) for run in runs}
+        values = [run.experiment.get(key) or "" for run in runs]
+        found = {str(value.get("name", "") if isinstance(value, dict) else value) for value in values}
         if len(found) == 1 and (name := found.pop()):
             shared.append(f"<span><b>{key}</b> {escape(name)}</span>")
     return "".join(shared)
 
 
-def _component(value: Any) -> str:
-    return str(value.get("name", "")) if isinstance(value, dict) else str(value or "")
-
-
-def _unlike(runs: Sequence[Run]) -> str:
-    """A warning where curves of different tasks share the charts."""
-    tasks = list(dict.fromkeys(_component(run.experiment.get("task")) for run in runs))
-    if len(tasks) < 2:
-        return ""
-    named = escape(", ".join(tasks))
-    return (
-        f'<div class="notice"><strong>The runs are of different tasks</strong> ({named}): their losses and'
-        " metrics can't be compared with each other.</div>"
-    )
-
-
-def _notice(run: Run, name: str, several: bool) -> str:
-    of = f" {escape(name)}" if several else ""
+def _notice(run: Run, of: str) -> str:
+    """How a run ended, unless it is done, and which nodes were lost, came and went."""
     if run.status == "failed":
         cause = escape((run.error or "no cause was recorded").strip())
         return f'<div class="notice failed"><strong>Run{of} failed.</strong><pre>{cause}</pre></div>'
-    if run.status == "done":
-        return _lost(run, of)
-    text = {
-        "stopped": "was stopped before its end; the page shows what was recorded until then.",
-        "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
-    }.get(run.status, f"ended as {run.status}.")
-    return f'<div class="notice"><strong>Run{of}</strong> {escape(text)}</div>{_lost(run, of)}'
-
-
-def _lost(run: Run, of: str) -> str:
-    """Which nodes were lost, and which came and went, with their times."""
+    notice = ""
+    if run.status in _UNENDED:
+        notice = f'<div class="notice"><strong>Run{of}</strong> {_UNENDED[run.status]}</div>'
     events = run.events.filter(pl.col("event").is_in(_COMINGS), pl.col("detail").is_not_null()).sort("time_s")
     if not run.lost and events.is_empty():
-        return ""
+        return notice
     said = [
         row["detail"] if row["time_s"] is None else f"{row['time_s']:8.1f} s  {row['detail']}"
         for row in events.head(_MOST_NAMED).to_dicts()
     ]
     if len(events) > _MOST_NAMED:
         said.append(f"and {len(events) - _MOST_NAMED} more")
+    title = f"<strong>Run{of}</strong>: nodes came and went."
     if run.lost:
-        named = f"node {_named(run.lost)}" if len(run.lost) == 1 else f"nodes {_named(run.lost)}"
-        title = f"<strong>Run{of} lost {named}</strong> and went on."
-    else:
-        title = f"<strong>Run{of}</strong>: nodes came and went."
-    return f'<div class="notice">{title}<pre>{escape(chr(10).join(said))}</pre></div>'
+        nodes = "node" if len(run.lost) == 1 else "nodes"
+        title = f"<strong>Run{of} lost {nodes} {_named(run.lost)}</strong> and went on."
+    return f'{notice}<div class="notice">{title}<pre>{escape(chr(10).join(said))}</pre></div>'
 
 
 def _cards(run: Run) -> str:
     final, main = final_summary(run), main_metric(run)
     shown: list[tuple[str, str, str]] = []
-    if main is not None and main in final.metrics:
-        value = final.metrics[main]
+    if main is not None and (value := final.metrics.get(main)) is not None:
         spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
         if final.rounds is not None and value.round < final.rounds and run.status != "done":
             spread += f" in round {value.round:.4g}, the last complete evaluation"
         shown.append((f"final {metric_title(main)}", value_text(main, value.mean), spread))
-        if value.best is not None:
-            shown.append(
-                (
-                    f"best {metric_title(main)}",
-                    value_text(main, value.best.mean),
-                    f"mean, in round {value.best.round:.4g}",
-                )
-            )
+        if (best := value.best) is not None:
+            title = f"best {metric_title(main)}"
+            shown.append((title, value_text(main, best.mean), f"mean, in round {best.round:.4g}"))
     shown += [(title, text, note) for title, (text, note) in _figures(run, final).items()]
     if (shares := run.link_shares) is not None:
         note = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
         shown.append(("use of inner links", f"{100 * shares['mean']:.3g} %", note))
     cards = "".join(
-        f'<div class="card"><dt>{escape(title)}</dt>'
-        f"<dd>{escape(text)}</dd><small>{escape(note)}</small></div>"
+        f'<div class="card"><dt>{escape(title)}</dt><dd>{escape(text)}</dd><small>{escape(note)}</small></div>'
         for title, text, note in shown
     )
     return f'<dl class="cards">{cards}</dl>'
@@ -311,47 +239,23 @@ def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
     }
 
 
-def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
-    finals = [final_summary(run) for run in runs]
-    mains = list(dict.fromkeys(main for run in runs if (main := main_metric(run)) is not None))
-    titles = list(_figures(runs[0], finals[0]))
-    head = [
-        "run",
-        "status",
-        *(h for m in mains for h in (f"final {metric_title(m)}", f"best {metric_title(m)}")),
-        *titles,
-    ]
+def _table(named: Sequence[tuple[Run, str]]) -> str:
+    mains = list(dict.fromkeys(main for run, _ in named if (main := main_metric(run)) is not None))
+    titles: list[str] = []
     rows = []
-    for index, (run, name, final) in enumerate(zip(runs, names, finals, strict=True)):
-        cells = [f'<i class="key" data-run="{index}"></i>{escape(name)}', _badge(run)]
-        for main in mains:
-            cells += map(escape, _final_and_best(main, final.metrics.get(main)))
-        cells += [escape(value) for value, _ in _figures(run, final).values()]
-        rows.append(cells)
-    return _html_table(head, rows, kind="runs")
-
-
-def _times(rows: pl.DataFrame | None, baseline: str | None) -> str:
-    if rows is None or rows.is_empty():
-        return ""
-    shown = "".join(
-        f"<h3>{escape(title)}</h3>"
-        + _html_table(head, [[escape(cell) for cell in line] for line in lines], "times")
-        for title, head, lines in tables(rows, baseline)
-    )
-    said = f'<p class="note">{escape(note(baseline))}</p>'
-    return f'<section id="time-to"><h2>Time to accuracy</h2>{shown}{said}</section>'
-
-
-def _html_table(head: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of cells that are already HTML; the first of each row is its heading."""
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
-    )
-    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
+    for index, (run, name) in enumerate(named):
+        final = final_summary(run)
+        titles = list(_figures(run, final))
+        rows.append(
+            [
+                f'<i class="key" data-run="{index}"></i>{escape(name)}',
+                _badge(run),
+                *(escape(text) for main in mains for text in _final_and_best(main, final.metrics.get(main))),
+                *(escape(value) for value, _ in _figures(run, final).values()),
+            ]
+        )
+    ends = [f"{which} {metric_title(main)}" for main in mains for which in ("final", "best")]
+    return _html_table(["run", "status", *ends, *titles], rows, kind="runs")
 
 
 def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
@@ -363,36 +267,49 @@ def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
     return f"{value_text(name, value.mean)}, std {value_text(name, value.std)}", best
 
 
-def _events(run: Run, name: str, several: bool) -> str:
+def _times(rows: pl.DataFrame | None, baseline: str | None) -> str:
+    if rows is None or rows.is_empty():
+        return ""
+    shown = "".join(
+        f"<h3>{escape(title)}</h3>{_html_table(head, [map(escape, line) for line in lines], 'times')}"
+        for title, head, lines in tables(rows, baseline)
+    )
+    said = f'<p class="note">{escape(note(baseline))}</p>'
+    return f'<section id="time-to"><h2>Time to accuracy</h2>{shown}{said}</section>'
+
+
+def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
+    """A table of cells that are already HTML; the first of each row is its heading."""
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _events(run: Run, caption: str) -> str:
     """A row for each kind of event."""
     if run.events.is_empty():
         return ""
     kinds = run.events.group_by("event", maintain_order=True).agg(
         pl.len().alias("count"),
+        pl.col("node").drop_nulls().unique().sort(),
         pl.col("time_s").min().alias("first"),
         pl.col("time_s").max().alias("last"),
-        pl.col("node").drop_nulls().unique().sort().alias("nodes"),
-        pl.col("detail").drop_nulls().first().alias("detail"),
+        pl.col("detail").drop_nulls().first(),
     )
-    rows = [
-        [
-            escape(row["event"]),
-            count_text(row["count"]),
-            _named(row["nodes"]),
-            seconds_text(row["first"]),
-            seconds_text(row["last"]),
-            escape(row["detail"] or ""),
-        ]
-        for row in kinds.iter_rows(named=True)
-    ]
-    caption = f"<h3>{escape(name)}</h3>" if several else ""
+    rows = []
+    for event, count, nodes, first, last, detail in kinds.rows():
+        times = seconds_text(first), seconds_text(last)
+        rows.append((escape(event), count_text(count), _named(nodes), *times, escape(detail or "")))
     return caption + _html_table(("event", "count", "nodes", "first at", "last at", "for example"), rows)
 
 
-def _named(nodes: Iterable[int]) -> str:
-    ranks = list(nodes)
-    text = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    return f"{text} and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else text
+def _named(nodes: Sequence[int]) -> str:
+    text = ", ".join(map(str, nodes[:_MOST_NAMED]))
+    return f"{text} and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else text
 
 
 def _sources(run: Run, name: str) -> str:

@@ -7,22 +7,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gossamer.config.mappings import parse_mapping
 from gossamer.errors import BadInput
 from gossamer.results import recorder
+from gossamer.results.formatting import NOTHING
 
 log = logging.getLogger(__name__)
 
 _MOST_DIFFERENCES = 3
+_LONGEST_VALUE = 24
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,7 @@ class Run:
 
     Args:
         path: the folder ``<out>/<name>/<id>``.
-        cell: its cell, if it was read as part of a sweep.
-        labels: the cell's name in parts.
+        cell, labels: the name of its cell, whole and in parts, if it was read as part of a sweep.
     """
 
     path: Path
@@ -86,21 +88,16 @@ class Run:
     @cached_property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
         """The nodes' flat vectors at the end, or None before it."""
+        path = self.path / "models.safetensors"
         try:
-            return load_file(self._models)["parameters"] if self._models.exists() else None
+            return load_file(path)["parameters"] if path.exists() else None
         except (SafetensorError, KeyError) as error:
-            raise BadInput(f"{self._models}: {error}; accepted: safetensors with 'parameters'") from error
+            raise BadInput(f"{path}: {error}; accepted: safetensors with 'parameters'") from error
 
-    @cached_property
+    @property
     def parameter_count(self) -> int | None:
-        """Length of a flat vector, read without loading the models."""
-        if not self._models.exists():
-            return self.setup.get("parameters")
-        try:
-            with safe_open(self._models, framework="pt") as file:
-                return int(file.get_slice("parameters").get_shape()[1])
-        except SafetensorError as error:
-            raise BadInput(f"{self._models}: {error}; accepted: safetensors with 'parameters'") from error
+        """Length of a flat vector."""
+        return self.setup.get("parameters")
 
     @property
     def status(self) -> str:
@@ -116,18 +113,18 @@ class Run:
     @property
     def lost(self) -> list[int]:
         """Ranks of the nodes that died and have not come back."""
-        return sorted(rank for rank, event in self._comings().items() if event == "lost")
+        return self._last_seen("lost")
 
     @property
     def away(self) -> list[int]:
         """Ranks of the nodes that are away at the end: lost, or left."""
-        return sorted(rank for rank, event in self._comings().items() if event in ("lost", "left", "leave"))
+        return self._last_seen("lost", "left", "leave")
 
-    def _comings(self) -> dict[int, str]:
-        """The last event of every rank that came or went."""
+    def _last_seen(self, *events: str) -> list[int]:
+        """Ranks whose last event, of those that come and go, is one of these."""
         comings = ("lost", "left", "leave", "joined", "returned", "found")
-        events = self.events.filter(pl.col("event").is_in(comings), pl.col("node").is_not_null())
-        return dict(zip(events["node"].to_list(), events["event"].to_list(), strict=True))
+        last = self.events.filter(pl.col("event").is_in(comings)).drop_nulls("node").group_by("node").last()
+        return last.filter(pl.col("event").is_in(events))["node"].sort().to_list()
 
     @property
     def error(self) -> str | None:
@@ -137,9 +134,8 @@ class Run:
     @property
     def wall_s(self) -> float | None:
         """Real seconds from start to end, or to the last row of a run that did not end."""
-        recorded = self._status.get("wall_s")
-        value = recorded if recorded is not None else self.metrics["wall_s"].max()
-        return float(value) if isinstance(value, (int, float)) else None
+        value: Any = self._status.get("wall_s")
+        return self.metrics["wall_s"].max() if value is None else float(value)  # type: ignore[return-value]
 
     @property
     def profile(self) -> dict[str, float]:
@@ -149,34 +145,29 @@ class Run:
     @property
     def execution(self) -> dict[str, dict[str, int]]:
         """How "train" and "evaluate" were computed: shapes of input by form ("recorded", or "eager: " and the reason)."""
-        return {part: dict(forms) for part, forms in (self._status.get("execution") or {}).items()}
+        return self._status.get("execution") or {}
 
     @property
     def peak_vectors(self) -> int | None:
         """The largest number of parameter vectors (models, messages, optimizer state) in a simulation."""
-        recorded = self._status.get("peak_vectors")
-        return None if recorded is None else int(recorded)
+        return self._status.get("peak_vectors")
 
     @property
     def private_bytes(self) -> dict[str, float] | None:
         """Private memory of a node's process at its end: "mean" and "max" over the nodes, bytes."""
-        recorded = self._status.get("private_bytes")
-        return None if recorded is None else dict(recorded)
+        return self._status.get("private_bytes")
 
     @property
     def link_shares(self) -> dict[str, float] | None:
         """Use of the links between uplinks and downlinks: carried bytes divided by capacity over the whole run, "mean" and
         "max" over the links that carried anything. None without such links, and for resumed runs."""
-        recorded = self._status.get("link_shares")
-        return None if recorded is None else dict(recorded)
+        return self._status.get("link_shares")
 
     @property
     def nodes(self) -> int:
         """Number of nodes: as set up, or as seen in the metrics."""
         stated = self.setup.get("nodes", self.experiment.get("nodes"))
-        return (
-            int(stated) if stated is not None else self.metrics.filter(pl.col("node") >= 0)["node"].n_unique()
-        )
+        return self.metrics.filter(pl.col("node") >= 0)["node"].n_unique() if stated is None else int(stated)
 
     @property
     def name(self) -> str:
@@ -193,15 +184,6 @@ class Run:
     def id(self) -> str:
         """The folder's name."""
         return self.path.name
-
-    @property
-    def label(self) -> str:
-        """Name and id; :func:`labels` gives shorter names."""
-        return f"{self.name} {self.id}"
-
-    @property
-    def _models(self) -> Path:
-        return self.path / "models.safetensors"
 
     @cached_property
     def _status(self) -> dict[str, Any]:
@@ -225,19 +207,14 @@ def load_run(path: str | Path) -> Run:
 
     Args:
         path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the newest run in
-            them (of several, the log names it).
-
-    Raises:
-        BadInput: if there is no run at the path.
+            them (of several, the log names it). A path without a run is bad input.
     """
     path = Path(path)
     if not path.is_dir():
         raise BadInput(
             f"{path}: no such folder; accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
         )
-    if (path / "experiment.yaml").is_file():
-        return Run(path)
-    found = [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
+    found = _folders(path)
     if not found:
         raise BadInput(
             f"{path}: not a run: it has no experiment.yaml, and neither has a folder in it;"
@@ -250,30 +227,22 @@ def load_run(path: str | Path) -> Run:
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """Read every run of a folder.
-
-    Args:
-        path: a run's folder; a sweep's, which stands for its runs that are done; or a folder of runs and sweeps.
-
-    Raises:
-        BadInput: if there is no run at the path.
-    """
+    """Read every run of a folder: a run's; a sweep's, which stands for its runs that are done; or one of runs and sweeps. A
+    path without a run is bad input."""
     path = Path(path)
     if (path / "sweep.json").is_file():
         return _swept(path)
-    if not path.is_dir() or (path / "experiment.yaml").is_file():
-        return [load_run(path)]
-    sweeps = {file.parent for file in path.glob("*/sweep.json")}
-    single = [
-        file.parent
-        for depth in ("*", "*/*")
-        for file in path.glob(f"{depth}/experiment.yaml")
-        if not sweeps & {file.parent.parent, file.parent.parent.parent}
-    ]
-    runs = [Run(folder) for folder in sorted(single)] + [
-        run for sweep in sorted(sweeps) for run in _swept(sweep)
-    ]
-    return runs or [load_run(path)]
+    sweeps = sorted(file.parent for file in path.glob("*/sweep.json"))
+    single = [folder for folder in _folders(path) if not {*folder.parents} & {*sweeps}]
+    runs = [Run(folder) for folder in sorted(single)]
+    return runs + [run for sweep in sweeps for run in _swept(sweep)] or [load_run(path)]
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders of runs: this one, or those in it."""
+    if (path / "experiment.yaml").is_file():
+        return [path]
+    return [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
 
 
 def _swept(folder: Path) -> list[Run]:
@@ -316,8 +285,8 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs that are shown together.
 
-    A run is named by its experiment; runs of the same name also by the fewest settings that tell them apart, or by their
-    ids if more than three are needed. A name that all runs share is left out. Runs of a sweep are named by cell and seed.
+    A run is named by its experiment; runs of the same name also by what :func:`tell_apart` finds, or by their ids. A name
+    that all runs share is left out. Runs of a sweep are named by cell and seed.
     """
     if all(run.cell is not None for run in runs):
         seeds = [run.experiment.get("seed") for run in runs]
@@ -328,26 +297,48 @@ def labels(runs: Sequence[Run]) -> list[str]:
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         same = [index for index, other in enumerate(names) if other == name]
-        described = _apart([flat(runs[index].experiment) for index in same])
-        texts = described or [runs[index].id for index in same]
+        texts = tell_apart([flat(runs[index].experiment) for index in same])
         for index, text in zip(same, texts, strict=True):
-            result[index] = text if len(same) == len(runs) else f"{name} ({text})"
+            short = text if texts.count(text) == 1 else runs[index].id
+            result[index] = short if len(same) == len(runs) else f"{name} ({short})"
     return result
 
 
-def _apart(settings: Sequence[dict[str, Any]]) -> list[str] | None:
-    """The fewest settings that tell all apart, components first; None if more than three are needed."""
+def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Texts that tell settings apart, as far as they differ: the names of the components that differ, and where these are
+    the same, the fewest other fields (three at most, else all)."""
+    named = [key for key in _differing(settings) if key.endswith(".name")]
+    texts = [
+        ", ".join(str(setting[key]) for key in named if key in setting) or NOTHING * bool(named)
+        for setting in settings
+    ]
+    for head in [head for head in dict.fromkeys(texts) if texts.count(head) > 1]:
+        same = [index for index, text in enumerate(texts) if text == head]
+        for index, more in zip(same, _fewest_fields([settings[index] for index in same]), strict=True):
+            texts[index] = ", ".join(filter(None, (head, more)))
+    return texts
+
+
+def _fewest_fields(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = _differing(settings)
+    few = (chosen for count in range(1, _MOST_DIFFERENCES + 1) for chosen in combinations(keys, count))
+    apart = (
+        chosen
+        for chosen in few
+        if len({repr([setting.get(key) for key in chosen]) for setting in settings}) == len(settings)
+    )
+    fewest = next(apart, tuple(keys))
+    leaves = [key.rpartition(".")[2] for key in fewest]
+    words = {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(fewest, leaves, strict=True)}
+    return [
+        ", ".join(f"{words[key]} {str(setting.get(key, NOTHING))[:_LONGEST_VALUE]}" for key in fewest)
+        for setting in settings
+    ]
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = dict.fromkeys(key for setting in settings for key in setting)
-    differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
-    differing.sort(key=lambda key: (not key.endswith(".name"), key != "seed"))
-    for count in range(1, min(len(differing), _MOST_DIFFERENCES) + 1):
-        texts = [
-            ", ".join(f"{key.removesuffix('.name')} {setting.get(key)}" for key in differing[:count])
-            for setting in settings
-        ]
-        if len(set(texts)) == len(texts):
-            return texts
-    return None
+    return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:

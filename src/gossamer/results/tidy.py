@@ -5,8 +5,7 @@ at every point. Plots, reports, time-to-accuracy and sweep tables all start from
 
 An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of the time grid
 (``evaluation.every_s``) or else a round, which every node reaches at its own time; and at last the end of a run that
-ended before its rounds were done. On a time grid the rows of rounds belong to no point. (Records of older versions have no
-column ``moment``: on a grid, rows belong to the nearest instant, otherwise to their round.)
+ended before its rounds were done. On a time grid the rows of rounds belong to no point.
 
 A point has a place on each axis: ``round``, ``time_s`` and ``wall_s`` are means over the nodes that have the metric;
 ``bytes`` is what the whole network has sent by then, with the last known value of nodes that have no row at the point.
@@ -18,7 +17,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import polars as pl
 
@@ -33,6 +32,7 @@ ASYNCHRONY = ("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "d
 """Metrics of how nodes spend their time, rather than of what they have learned."""
 STATISTICS = ("mean", "std", "min", "max", "count")
 _METRICS_AMONG_FIXED = {"train_loss", "test_loss", "consensus_distance", *ASYNCHRONY}
+_LAST = ("train_loss", "consensus_distance")
 _NOT_METRICS = {*METRICS, *TRAFFIC} - _METRICS_AMONG_FIXED
 _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idle")
 LEVEL = 0.95
@@ -45,19 +45,23 @@ LEVEL = 0.95
 def metric_names(run: Run) -> list[str]:
     """The metrics for which a run has a value: test accuracy, other test metrics, those of further evaluation sets,
     losses, the consensus distance, what the algorithm recorded, and :data:`ASYNCHRONY`."""
-    numeric = [name for name, dtype in run.metrics.schema.items() if dtype.is_numeric()]
-    present = [name for name in numeric if name not in _NOT_METRICS and run.metrics[name].count() > 0]
-    sets = evaluation_sets(present)
-    losses = [f"{each}_loss" for each in sets]
-    first = [
+    present = [
         name
-        for each in sets
-        for name in (f"{each}_accuracy", *sorted(name for name in present if name.startswith(f"{each}_")))
-        if name not in losses
+        for name, dtype in run.metrics.schema.items()
+        if dtype.is_numeric() and name not in _NOT_METRICS and run.metrics[name].count() > 0
     ]
-    order = [*dict.fromkeys(first), *losses, "train_loss", "consensus_distance"]
-    rest = [name for name in present if name not in (*order, *ASYNCHRONY)]
-    return [name for name in (*order, *sorted(rest), *ASYNCHRONY) if name in present]
+    sets = evaluation_sets(present)
+
+    def order(name: str) -> tuple[int, int, bool, str]:
+        if name in _LAST:
+            return 2, _LAST.index(name), False, name
+        if (of := name.removesuffix("_loss")) in sets and of != name:
+            return 1, sets.index(of), False, name
+        index = next((index for index, each in enumerate(sets) if name.startswith(f"{each}_")), None)
+        return (3, 0, False, name) if index is None else (0, index, name != f"{sets[index]}_accuracy", name)
+
+    found = sorted((name for name in present if name not in ASYNCHRONY), key=order)
+    return found + [name for name in ASYNCHRONY if name in present]
 
 
 def all_metrics(runs: Iterable[Run]) -> list[str]:
@@ -93,37 +97,21 @@ def tidy(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> pl.DataFr
         metrics: which metrics; None is all that have a value.
 
     Returns:
-        Columns ``run`` (number in ``runs``), ``cell`` (of a sweep), ``seed``, ``node`` (-1 is the network), ``away``
-        (whether the node was lost or had left at the end), ``point`` (0, 1, ...), ``instant`` (what tells the point in
-        every run: round, seconds of the grid, or infinity for the end), ``round``, ``time_s``, ``wall_s`` (of the
-        row), ``bytes`` (of the network), ``metric`` and ``value`` (null where the row does not have it).
+        Columns ``run`` (number in ``runs``), ``node`` (-1 is the network), ``away`` (whether the node was lost or had
+        left at the end), ``point`` (0, 1, ...), ``instant`` (what tells the point in every run: round, seconds of the
+        grid, or infinity for the end), ``round``, ``time_s``, ``wall_s`` (of the row), ``bytes`` (of the network),
+        ``metric`` and ``value`` (null where the row does not have it).
     """
+    index = ["run", "node", "away", "point", "instant", "round", "time_s", "wall_s", "bytes"]
     tables = []
     for number, run in enumerate(runs):
-        names = (
-            metric_names(run)
-            if metrics is None
-            else [name for name in metrics if name in run.metrics.columns]
-        )
+        names = metric_names(run) if metrics is None else metrics
         table = assigned(run)
-        seed = run.experiment.get("seed")
-        tables.append(
-            table.join(_sent(table), on="point", how="left")
-            .select(
-                pl.lit(number).alias("run"),
-                pl.lit(run.cell, dtype=pl.String).alias("cell"),
-                pl.lit(seed if isinstance(seed, int) else None, dtype=pl.Int64).alias("seed"),
-                "node",
-                pl.col("node").is_in(run.away).alias("away"),
-                *("point", "instant", "round", "time_s", "wall_s", "bytes"),
-                *(pl.col(name).cast(pl.Float64) for name in names),
-            )
-            .unpivot(names, index=list(_INDEX), variable_name="metric")
+        rows = table.join(_sent(table), on="point", how="left").with_columns(
+            pl.col(names).cast(pl.Float64), run=pl.lit(number), away=pl.col("node").is_in(run.away)
         )
-    return pl.concat(tables) if tables else pl.DataFrame(schema=[*_INDEX, "metric", "value"])
-
-
-_INDEX = ("run", "cell", "seed", "node", "away", "point", "instant", "round", "time_s", "wall_s", "bytes")
+        tables.append(rows.select(*index, *names).unpivot(names, index=index, variable_name="metric"))
+    return pl.concat(tables)
 
 
 def summarize(table: pl.DataFrame) -> pl.DataFrame:
@@ -133,12 +121,12 @@ def summarize(table: pl.DataFrame) -> pl.DataFrame:
     are all there are, and no sample.
 
     Returns:
-        Columns ``run``, ``cell``, ``seed``, ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``,
+        Columns ``run``, ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``,
         ``max``, ``count``, and ``complete``: whether as many nodes have a row as at any point with the metric. A run
         that was killed has recorded its last rounds for its fastest nodes only. Nodes without the metric don't count,
         nor do nodes that were lost or left: a run that goes on without them has an end all the same.
     """
-    per, at = ["run", "metric"], ["run", "cell", "seed", "metric", "point"]
+    per = ["run", "metric"]
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
     value = pl.col("value").filter(has)
     return (
@@ -146,7 +134,7 @@ def summarize(table: pl.DataFrame) -> pl.DataFrame:
         .with_columns(having=has.any().over([*per, "node"]))
         .with_columns(member=pl.col("having") & ~pl.col("away"))
         .with_columns(member=pl.when(pl.col("member").any().over(per)).then("member").otherwise("having"))
-        .group_by(at, maintain_order=True)
+        .group_by(*per, "point", maintain_order=True)
         .agg(
             pl.col("instant").first(),
             pl.col("round", "time_s", "wall_s").filter(has).mean(),
@@ -184,14 +172,6 @@ def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
     return table.select("point", *AXES, *STATISTICS)
 
 
-def curve(run: Run, y: str, x: str = "round") -> pl.DataFrame:
-    """A metric over the nodes against an axis: columns ``x`` and the statistics; otherwise as :func:`summary`."""
-    if x not in AXES:
-        raise BadInput(f"x: got {x!r}{suggest(x, AXES)}; accepted: {listed(AXES)}")
-    table = summary(run, y).select(pl.col(x).cast(pl.Float64).alias("x"), *STATISTICS)
-    return table.sort("x", maintain_order=True)
-
-
 def points(run: Run) -> pl.DataFrame:
     """The evaluation points, a row each: ``point`` and its place on each axis, over all rows."""
     table = assigned(run)
@@ -205,32 +185,14 @@ def points(run: Run) -> pl.DataFrame:
 def assigned(run: Run) -> pl.DataFrame:
     """The rows of the metrics that belong to an evaluation point, with its ``point`` and ``instant`` as in :func:`tidy`."""
     every_s = (run.experiment.get("evaluation") or {}).get("every_s")
-    if run.metrics["moment"].null_count() == 0:
-        table = _by_moment(run.metrics, every_s)
-    elif every_s is None:
-        table = run.metrics.with_columns(instant=pl.col("round").cast(pl.Float64))
-    else:
-        nearest = (pl.col("time_s").fill_null(0.0) / every_s).round() * every_s
-        table = run.metrics.with_columns(instant=nearest.round(9))
-    return (
-        table.sort("time_s", maintain_order=True)
-        .unique(["node", "instant"], keep="last", maintain_order=True)
-        .with_columns(point=pl.col("instant").rank("dense").cast(pl.Int64) - 1)
-    )
-
-
-def _by_moment(table: pl.DataFrame, every_s: float | None) -> pl.DataFrame:
     moment = pl.col("moment")
     if every_s is None:
         instant = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
-    else:
-        tick = moment.str.extract(r"^tick (\d+)$").cast(pl.Float64)
-        instant = pl.when(tick.is_not_null()).then(
-            (tick * every_s).round(9)
-        )  # equal on grids that share the instant
+    else:  # rounded, so that grids share their common instants
+        instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * every_s).round(9)
     rows = (
-        table.with_row_index("row")
-        .with_columns(moment.str.split(MOMENTS))
+        run.metrics.with_row_index("row")
+        .with_columns(moment.fill_null("round").str.split(MOMENTS))
         .explode("moment")
         .with_columns(instant=pl.when(moment == "end").then(math.inf).otherwise(instant))
         .filter(pl.col("instant").is_not_null())
@@ -240,7 +202,11 @@ def _by_moment(table: pl.DataFrame, every_s: float | None) -> pl.DataFrame:
     # A run may end at an instant of the grid, or all nodes with a round: then that is the end.
     if len(same) == len(ends) and same["instant"].n_unique() == 1:
         rows = others
-    return rows.drop("row")
+    return (
+        rows.sort("time_s", maintain_order=True)
+        .unique(["node", "instant"], keep="last", maintain_order=True)
+        .with_columns(point=pl.col("instant").rank("dense").cast(pl.Int64) - 1)
+    )
 
 
 def _sent(table: pl.DataFrame) -> pl.DataFrame:
@@ -313,23 +279,25 @@ class FinalSummary:
 def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
     nodes = run.metrics.filter(pl.col("node") >= 0)
-    totals = nodes.group_by("node").agg(pl.col(TRAFFIC).max()).sum().row(0, named=True)
-    counts = {name: int(total) for name, total in totals.items() if name in nodes and nodes[name].count()}
-    rounds = nodes.group_by("node").agg(pl.col("round").max())["round"]
-    time_s = run.metrics["time_s"].max()
+    most = nodes.group_by("node").agg(pl.col("round", *TRAFFIC).max())
+    counts = {name: int(most[name].sum()) for name in TRAFFIC if nodes[name].count()}
+    rounds: Any = most["round"]
+    time_s: Any = run.metrics["time_s"].max()
     return FinalSummary(
         status=run.status,
         nodes=run.nodes,
         parameters=run.parameter_count,
-        rounds=rounds.max(),  # type: ignore[arg-type]  # integers
-        time_s=time_s if isinstance(time_s, float) else None,
+        rounds=rounds.max(),
+        time_s=time_s,
         wall_s=run.wall_s,
         bytes_sent=counts.get("bytes_sent"),
         messages_lost=counts.get("messages_lost"),
         metrics={name: value for name in metric_names(run) if (value := final(run, name)) is not None},
-        least_rounds=rounds.min(),  # type: ignore[arg-type]
+        least_rounds=rounds.min(),
         messages={
-            n.removeprefix("messages_"): count for n, count in counts.items() if n.startswith("messages_")
+            name.removeprefix("messages_"): count
+            for name, count in counts.items()
+            if name.startswith("messages_")
         },
     )
 
@@ -351,9 +319,8 @@ def final(run: Run, name: str) -> Final | None:
 def _over_the_run(run: Run, name: str) -> Final | None:
     """A metric that every row has for the time since the node's row before, over all of that time: shares are weighted
     by seconds, mean ages by messages."""
-    # Records of older versions lack the number of messages: their rows have equal weights.
     of = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
-    weight = (of - of.shift().over("node").fill_null(0)).fill_null(1).clip(0)
+    weight = (of - of.shift().over("node").fill_null(0)).clip(0)
     value = pl.col(name)
     mean = (value * pl.col("weight")).sum() / pl.col("weight").sum()
     nodes = (
@@ -367,11 +334,9 @@ def _over_the_run(run: Run, name: str) -> Final | None:
     )
     if nodes.is_empty():
         return None
-    over = nodes.select(
-        pl.col("value").mean(), pl.col("value").std(ddof=0).alias("std"), pl.col("round").mean()
-    )
-    mean_, std, rounds = over.row(0)
-    return Final(mean_, std, len(nodes), rounds, best=None)
+    value, round_ = pl.col("value"), pl.col("round")
+    over = nodes.select(value.mean().alias("mean"), value.std(ddof=0).alias("std"), round_.mean())
+    return Final(**over.row(0, named=True), count=len(nodes), best=None)
 
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:

@@ -46,11 +46,7 @@ class Level(NamedTuple):
 
 
 def parse_levels(texts: Iterable[str]) -> list[Level]:
-    """Levels as the command line gives them: ``METRIC=LEVEL[,LEVEL...]`` each.
-
-    Raises:
-        BadInput: for a text of another form.
-    """
+    """Levels as the command line gives them: ``METRIC=LEVEL[,LEVEL...]`` each; anything else is bad input."""
     levels = []
     for text in texts:
         metric, separator, values = text.partition("=")
@@ -67,12 +63,7 @@ def parse_levels(texts: Iterable[str]) -> list[Level]:
 def time_to(
     groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
 ) -> pl.DataFrame:
-    """How long every group takes to reach every level.
-
-    Args:
-        groups: of runs.
-        levels: of metrics.
-        baseline: what the groups are compared with, among themselves.
+    """How long every group takes to reach every level, and how long its baseline takes.
 
     Returns:
         A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it),
@@ -102,37 +93,31 @@ def time_to(
 def _reached(group: Group, level: Level) -> pl.DataFrame:
     """A row per sample: ``time_s`` and ``bytes`` when it reached the level (null if never), and ``last_s``, until when
     it was watched."""
-    mean = pl.col("mean")
-    good = mean.is_not_nan() & (mean <= level.value if lower_is_better(level.metric) else mean >= level.value)
-    curves = pl.concat(
-        run.curves.filter(pl.col("metric") == level.metric, "complete").select(
-            pl.lit(number).alias("sample"), "point", "time_s", pl.col("bytes").cast(pl.Float64), "mean"
+    mean, falling = pl.col("mean"), lower_is_better(level.metric)
+    good = mean.is_not_nan() & (mean <= level.value if falling else mean >= level.value)
+    samples = []
+    for run in group.samples:
+        curve = run.curves.filter(pl.col("metric") == level.metric, "complete").drop_nulls("time_s")
+        there = curve.sort("time_s", "point").select(pl.col("time_s", "bytes").cast(pl.Float64), good=good)
+        row: dict[str, Any] = next(there.filter("good").iter_rows(named=True), {})
+        samples.append(
+            {
+                "time_s": row.get("time_s"),
+                "bytes": row.get("bytes"),
+                "last_s": there["time_s"].max() if len(there) else 0.0,
+            }
         )
-        for number, run in enumerate(group.samples)
-    )
-    ends = (
-        curves.filter(pl.col("time_s").is_not_null())
-        .sort("time_s", "point")
-        .group_by("sample")
-        .agg(pl.col("time_s", "bytes").filter(good).first(), last_s=pl.col("time_s").last())
-    )
-    samples = pl.DataFrame({"sample": range(len(group.samples))}, schema={"sample": pl.Int32})
-    return (
-        samples.join(ends, on="sample", how="left")
-        .sort("sample")
-        .with_columns(pl.col("last_s").fill_null(0.0))
-    )
+    return pl.DataFrame(samples, schema=dict.fromkeys(("time_s", "bytes", "last_s"), pl.Float64))
 
 
 def _row(group: Group, level: Level, reached: pl.DataFrame) -> dict[str, Any]:
-    late = reached.filter(pl.col("time_s").is_null())
     row: dict[str, Any] = {
         "group": group.label,
         "metric": level.metric,
         "level": level.value,
         "runs": reached.height,
         "reached": reached["time_s"].count(),
-        "not_before_s": late["last_s"].min(),
+        "not_before_s": reached.filter(pl.col("time_s").is_null())["last_s"].min(),
     }
     values = {name: reached[name].to_list() for name in ("time_s", "bytes") if not reached[name].null_count()}
     finals = [final(run, level.metric) for run in group.samples]
@@ -147,19 +132,13 @@ def _speed(group: Group, baseline: Group | None, reached: Mapping[str, pl.DataFr
     if baseline is None:
         return {}
     row: dict[str, Any] = {"baseline": baseline.label}
-    own, other = (reached[each.label]["time_s"].drop_nulls().to_list() for each in (group, baseline))
-    if len(own) < len(group.samples) or len(other) < len(baseline.samples) or not sum(own):
+    own, other = (reached[each.label]["time_s"].to_list() for each in (group, baseline))
+    if None in own or None in other or not own or not sum(own):
         return row
     row["speed"] = fmean(other) / fmean(own)
-    seeds, others = group.by_seed, baseline.by_seed
+    seeds, others = group.by_seed or {}, baseline.by_seed or {}
     # Runs of a group are in the order of their seeds, so those of one seed are in the same place.
-    if (
-        seeds is not None
-        and others is not None
-        and seeds.keys() == others.keys()
-        and len(own) > 1
-        and all(own)
-    ):
+    if len(own) > 1 and all(own) and seeds.keys() == others.keys() and seeds:
         ratios = [b / a for a, b in zip(own, other, strict=True)]
         row |= {"speed_low": min(ratios), "speed_high": max(ratios)}
     return row
@@ -206,34 +185,26 @@ def level_text(level: Level) -> str:
 def _line(row: Mapping[str, Any], compared: bool) -> list[str]:
     late = row["time_s"] is None
     time = f"> {row['not_before_s'] or 0:.4g}" if late else interval_text(row["time_s"], row["time_s_half"])
-    sent = NOTHING if row["bytes"] is None else _interval(row, "bytes", *bytes_unit(row["bytes"]))
-    end = (
-        _interval(row, "final", "%", 0.01, 1) if is_share(row["metric"]) else _interval(row, "final", "", 1.0)
-    )
-    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent, end]
+    sent = interval_text(row["bytes"], row["bytes_half"], *bytes_unit(row["bytes"] or 0), ".3g")
+    form = ("%", 0.01, ".1f", ".1f") if is_share(row["metric"]) else ("", 1.0, ".3g")
+    cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent]
     if compared:
-        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else _speed_text(row))
-    return cells
+        span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
+        speed = NOTHING if row["speed"] is None else f"{row['speed']:.3g}{span}"
+        cells.insert(3, "1" if row["speed"] and row["group"] == row["baseline"] else speed)
+    return [*cells, interval_text(row["final"], row["final_half"], *form)]
 
 
-def interval_text(mean: float, half: float | None) -> str:
-    """A mean and half of its interval's width."""
-    return f"{mean:.4g}" if half is None else f"{mean:.4g} ± {half:.2g}"
-
-
-def _speed_text(row: Mapping[str, Any]) -> str:
-    if row["speed"] is None:
+def interval_text(
+    mean: float | None,
+    half: float | None,
+    unit: str = "",
+    scale: float = 1.0,
+    form: str = ".4g",
+    half_form: str = ".2g",
+) -> str:
+    """A mean and half of its interval's width, divided by a scale, with their unit."""
+    if mean is None:
         return NOTHING
-    span = "" if row["speed_low"] is None else f" ({row['speed_low']:.3g} to {row['speed_high']:.3g})"
-    return f"{row['speed']:.3g}{span}"
-
-
-def _interval(row: Mapping[str, Any], name: str, unit: str, scale: float, digits: int | None = None) -> str:
-    """A mean and half of its interval's width in a unit, with some digits after the point (None: three or two that count)."""
-    if row[name] is None:
-        return NOTHING
-    mean, half = row[name] / scale, row[f"{name}_half"]
-    text = f"{mean:.3g}" if digits is None else f"{mean:.{digits}f}"
-    if half is not None:
-        text += f" ± {half / scale:.2g}" if digits is None else f" ± {half / scale:.{digits}f}"
+    text = f"{mean / scale:{form}}" + ("" if half is None else f" ± {half / scale:{half_form}}")
     return f"{text} {unit}".rstrip()

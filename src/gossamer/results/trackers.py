@@ -82,17 +82,14 @@ class Averaging(Tracker):
     own values."""
 
     package: ClassVar[str]
-    """The package that is imported."""
-    extra: ClassVar[str]
-    """The optional dependency of gossamer that brings it."""
+    """The package that is imported; the optional dependency of gossamer has its name."""
     _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse a package that is not installed."""
         if find_spec(self.package) is None:
             raise BadInput(
                 f"trackers: {self.name_of()!r} needs the package {self.package!r}; accepted: after"
-                f" pip install 'gossamer[{self.extra}]'"
+                f" pip install 'gossamer[{self.package}]'"
             )
 
     @abstractmethod
@@ -100,11 +97,9 @@ class Averaging(Tracker):
         """Report the columns of an evaluation point that have a number."""
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
-        """Start with no evaluation point."""
         self._points = {}
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Gather the rows of an evaluation point, which the network's row completes."""
         moment = row["round"] if row["moment"] == "round" else row["moment"]
         values = self._points.setdefault(moment, {})
         for name, value in row.items():
@@ -112,9 +107,7 @@ class Averaging(Tracker):
             if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
                 values.setdefault(name, []).append(float(value))
         if row["node"] == NETWORK:
-            # Points before this one can't become complete any more.
-            self._points = dict(list(self._points.items())[list(self._points).index(moment) + 1 :])
-            self.report({name: fmean(each) for name, each in values.items()}, row["round"])
+            self.report({name: fmean(each) for name, each in self._points.pop(moment).items()}, row["round"])
 
 
 @register("tracker", "tensorboard")
@@ -126,12 +119,10 @@ class TensorBoard(Averaging):
     """
 
     package: ClassVar[str] = "tensorboard"
-    extra: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
     _writer: Any = PrivateAttr(None)
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
-        """Open the event file."""
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
@@ -141,17 +132,14 @@ class TensorBoard(Averaging):
         self._writer = Writer(str(place))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
-        """Add scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
     def end(self, run: Run) -> None:
-        """Close the event file."""
         self._writer.close()
 
     def failure(self, error: BaseException) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -165,14 +153,12 @@ class MLflow(Averaging):
     """
 
     package: ClassVar[str] = "mlflow"
-    extra: ClassVar[str] = "mlflow"
     uri: str | None = None
     project: str | None = None
     _client: Any = PrivateAttr(None)
     _run: str = PrivateAttr("")
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
-        """Create the run."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -185,16 +171,13 @@ class MLflow(Averaging):
         self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
-        """Log metrics."""
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=round)
 
     def end(self, run: Run) -> None:
-        """End the run."""
         self._client.set_terminated(self._run, "FINISHED" if run.status == "done" else "KILLED")
 
     def failure(self, error: BaseException) -> None:
-        """End the run as failed."""
         self._client.set_terminated(self._run, "FAILED")
 
 
@@ -209,14 +192,12 @@ class WandB(Averaging):
     """
 
     package: ClassVar[str] = "wandb"
-    extra: ClassVar[str] = "wandb"
     project: str | None = None
     entity: str | None = None
     mode: Literal["online", "offline"] = "online"
     _run: Any = PrivateAttr(None)
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
-        """Create the run."""
         import wandb
 
         super().begin(experiment, folder)
@@ -232,13 +213,10 @@ class WandB(Averaging):
         )
 
     def report(self, values: Mapping[str, float], round: int) -> None:
-        """Log values."""
         self._run.log({**values, "round": round})
 
     def end(self, run: Run) -> None:
-        """End the run."""
         self._run.finish(exit_code=0 if run.status == "done" else 1)
 
     def failure(self, error: BaseException) -> None:
-        """End the run as failed."""
         self._run.finish(exit_code=1)

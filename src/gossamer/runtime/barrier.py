@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 Moment = int | tuple[str, int] | str
@@ -16,16 +16,15 @@ class Barrier(Generic[T]):
     """Gathers a value of every node for each evaluation point. A node reports its evaluation points in ascending order.
 
     Args:
-        ranks: the nodes.
+        ranks: the nodes; others are ignored.
         most: evaluation points that are open at most; before another one is opened, the oldest is given up.
     """
 
     def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
-        self._there = set(ranks)
+        self.ranks = frozenset(ranks)
+        self._there = set(self.ranks)
         self._most = most
-        self._first: dict[
-            int, tuple[int, int]
-        ] = {}  # from which round and tick on a node that returned reports
+        self._first: dict[int, tuple[int, int]] = {}  # from which round and tick a node that returned reports
         self._missing: dict[Moment, set[int]] = {}
         self._values: dict[Moment, dict[int, T]] = {}
         self._skipped: set[Moment] = set()
@@ -50,7 +49,7 @@ class Barrier(Generic[T]):
         self._values.pop(moment, None)
         self._skipped.add(moment)
 
-    def without(self, rank: int, *, keep: bool = False) -> Iterator[tuple[Moment, dict[int, T]]]:
+    def without(self, rank: int, *, keep: bool = False) -> list[tuple[Moment, dict[int, T]]]:
         """A node is gone; gives the evaluation points that waited for it alone.
 
         Args:
@@ -59,15 +58,19 @@ class Barrier(Generic[T]):
         """
         self._there.discard(rank)
         self._first.pop(rank, None)
+        complete: list[tuple[Moment, dict[int, T]]] = []
         for moment in list(self._missing):
             self._missing[moment].discard(rank)
             if not keep:
                 self._values[moment].pop(rank, None)
             if values := self._completed(moment):
-                yield moment, values
+                complete.append((moment, values))
+        return complete
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node takes part (again): it reports its rounds and the ticks from these on."""
+        if rank not in self.ranks:
+            return
         self._there.add(rank)
         self._first[rank] = round, tick
         for moment, missing in self._missing.items():

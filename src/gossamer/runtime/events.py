@@ -19,7 +19,7 @@ def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
 
 
 class HeardClock:
-    """The nodes' clock, as who only hears of it from time to time knows it: what was heard last, and what has passed since.
+    """Estimates the nodes' clock from the time stamps in their reports: the last one, and what has passed since.
 
     Args:
         clock: real seconds. (The nodes' clock may stand still where this one goes on.)
@@ -27,14 +27,11 @@ class HeardClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._heard: tuple[float, float | None] = (
-            0.0,
-            None,
-        )  # a time, and the real instant when it was so late
+        self._heard: tuple[float, float | None] = 0.0, None  # a time, and the real instant of that report
         self._said = 0.0
 
     def hear(self, time_s: float, *, runs: bool = True) -> None:
-        """It is so late now on some node's clock, which runs, or does not yet."""
+        """It is this late now on some node's clock, which runs, or does not yet."""
         if self._heard[1] is None or time_s >= self._heard[0]:
             self._heard = time_s, self._clock() if runs else None
 
@@ -46,13 +43,7 @@ class HeardClock:
 
 
 class EventLog:
-    """Writes events down, and keeps in mind who is away.
-
-    Args:
-        segment: where rows go.
-        now: seconds of the engine's clock.
-        wall: real seconds since the start.
-    """
+    """Writes events down, and remembers which nodes are away."""
 
     def __init__(self, segment: Segment, now: Callable[[], float], wall: Callable[[], float]) -> None:
         self._segment, self._now, self._wall = segment, now, wall
@@ -62,7 +53,7 @@ class EventLog:
         """Something happens now.
 
         Args:
-            node: to whom; None where it is not about one node.
+            node: the node; None where it is not about one node.
             event: its kind; "lost", "left" and "returned" tell who is away.
             detail: one line.
         """
@@ -76,7 +67,7 @@ class EventLog:
             self._away.pop(node, None)
 
     def summary(self) -> str | None:
-        """Who is away at the end, and since when, in one line; None if nobody is."""
+        """The nodes that are away at the end, and since when, in one line; None if none is."""
         if not self._away:
             return None
         said = [f"node {rank} since {time_s:.1f} s" for rank, time_s in sorted(self._away.items())]

@@ -21,19 +21,16 @@ class Outcome:
         time_s: the engine's clock at the end, seconds.
         wall_s: real seconds.
         parameters: every node's parameters [nodes, P]; None after a failure.
-        buffers: every node's buffers [nodes, B], where there are any.
+        buffers: every node's buffers [nodes, B], if there are any.
         failure: why, for "failed".
         trainer: which trainer computed.
-        profile: where the real time went, seconds by part ("train", "mix", "evaluate", "record"); what is left of
-            ``wall_s`` are events. Empty where it is not measured.
-        peak_vectors: the most parameter vectors that were alive at once; None where they are not counted.
-        private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes;
-            None where nodes are no processes, or the system doesn't say.
-        link_shares: how much of the links between uplinks and downlinks was used, "mean" and "max" over those that
-            carried anything; None where no such link is shared.
-        execution: how "train" and "evaluate" were computed: how many shapes of input ran as recorded operations ("recorded"),
-            and how many through Python, by reason ("eager: ..."); and "mix": how many sums of models were computed together,
-            and how many one at a time; see :meth:`~gossamer.learning.capture.Captured.forms`.
+        profile: real seconds by part ("train", "mix", "evaluate", "record"); the rest of ``wall_s`` are events.
+        peak_vectors: the most parameter vectors that were alive at once; None if they are not counted.
+        private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
+        link_shares: how much of the shared links was used, "mean" and "max" over those that carried anything.
+        execution: of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through
+            Python ("eager: ..."), see :meth:`~gossamer.learning.capture.Captured.forms`; of "mix", how many sums were
+            computed together and one at a time.
     """
 
     reason: str
@@ -51,8 +48,7 @@ class Outcome:
 
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
-    """What each of some ranks waits for, in one line, and who waits no more: rank -> rounds after which its protocol has
-    returned."""
+    """What each of some ranks waits for, in one line, and which protocols have returned (rank -> rounds)."""
     waiting = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
     gone = [
         f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())

@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MUCH = 0.5
-"""The share of a run from which on its evaluation is worth a word..."""
-LONG_S = 10.0
-"""...if the run takes so many seconds."""
+MUCH, LONG_S = 0.5, 10.0
+"""Evaluation is worth a remark if it takes this share of a run of this many seconds, or more."""
 
 
 class Profile:
@@ -26,7 +24,7 @@ class Profile:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is done inside counts for this part."""
+        """The time inside counts for this part."""
         self._stop()
         self._outer.append(name)
         try:
@@ -36,7 +34,7 @@ class Profile:
             self._outer.pop()
 
     def remark(self, wall_s: float) -> str | None:
-        """What to say of a run that took so many seconds: how much of it was evaluation, if that is most of it."""
+        """How much of a run of this many seconds was evaluation, if that is most of it."""
         share = self.seconds.get("evaluate", 0.0) / max(wall_s, 1e-9)
         if share < MUCH or wall_s < LONG_S:
             return None

@@ -1,4 +1,4 @@
-"""What is recorded, and when: the same under every engine."""
+"""The record of a run: its rows and graphs, and when they are written. The same under every engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.barrier import Barrier, Moment
 from gossamer.runtime.setup import Setup, edges
-from gossamer.topology import TopologySchedule
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
 
 
 def moment_text(moment: Moment) -> str:
-    """A moment as the column ``moment`` has it; the number of a round has a column of its own."""
+    """An evaluation point as the column ``moment`` has it; the number of a round has its own column."""
     if isinstance(moment, int):
         return "round"
     return moment if isinstance(moment, str) else " ".join(map(str, moment))
@@ -35,14 +34,14 @@ def moment_text(moment: Moment) -> str:
 
 @runtime_checkable
 class Observer(Protocol):
-    """Who watches a run (a progress display)."""
+    """Watches a run (a progress display)."""
 
     def start(self, description: Mapping[str, Any]) -> None:
         """The run starts; see ``Setup.description``."""
 
     def progress(self, rounds: int, time_s: float) -> None:
-        """All nodes together have completed so many rounds by this time of the engine's clock; said now and then, also while
-        no round ends."""
+        """All nodes together have completed this many rounds by this time of the engine's clock; called now and then, also
+        while no round ends."""
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was recorded."""
@@ -52,32 +51,31 @@ class Observer(Protocol):
 
 
 def is_due(setup: Setup, rounds: int) -> bool:
-    """Whether a node that has completed this many rounds is recorded: before the first, every so many, after
+    """Whether a node that has completed this many rounds is recorded: before the first, after every few, after
     the last."""
     every, last = setup.experiment.evaluation.every_rounds, setup.experiment.stop.rounds
     return every is not None and (rounds % every == 0 or rounds == last)
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
-    """Whether all nodes that are there are recorded once more as a run ends in order: where it ended by time or target, or
-    since protocols returned, before all evaluated nodes had completed their rounds.
+    """Whether all present nodes are recorded once more as a run ends in order: if it ended by time or target, or because
+    protocols returned, before all evaluated nodes had completed their rounds.
 
     Args:
         setup: what is run.
         reason: why it ends, see :class:`~gossamer.runtime.outcome.Outcome`.
-        rounds: that the nodes that are there have completed, by rank.
+        rounds: completed by each present node.
     """
-    last = setup.experiment.stop.rounds
     if reason not in ("rounds", "time", "target"):
         return False
-    return last is None or bool(_behind(setup, rounds, last))
+    return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
 
 
 def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
-    """What there is to say, in one line, where protocols returned before all evaluated nodes had completed their rounds;
-    None where they have. Arguments are as for :func:`end_is_due`."""
+    """One line about protocols that returned before all evaluated nodes had completed their rounds; None if none did.
+    Arguments are as for :func:`end_is_due`."""
     last = setup.experiment.stop.rounds
-    if last is None or not (behind := _behind(setup, rounds, last)):
+    if not (behind := _behind(setup, rounds)):
         return None
     count, least, most = len(behind), min(behind.values()), max(behind.values())
     if count == 1:
@@ -88,8 +86,9 @@ def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
     return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
 
 
-def _behind(setup: Setup, rounds: Mapping[int, int], last: int) -> dict[int, int]:
-    """The rounds of the evaluated nodes that have completed fewer than so many."""
+def _behind(setup: Setup, rounds: Mapping[int, int]) -> dict[int, int]:
+    """The rounds of the evaluated nodes that have completed fewer than ``stop.rounds``."""
+    last = setup.experiment.stop.rounds or 0
     return {rank: done for rank, done in rounds.items() if rank in setup.outcome_ranks and done < last}
 
 
@@ -188,44 +187,27 @@ MOST_PENDING = 16
 """Evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it."""
 
 
-class NetworkRows:
+class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
     """Rows about all evaluated nodes together: consensus distance, and the average model's metrics if asked for.
 
-    A row is complete when every evaluated node has given its snapshot for the same moment (its own round r, or a
-    common instant). Where some nodes are far ahead of others, the oldest moments have no row, since snapshots are not kept
-    for more than :data:`MOST_PENDING` of them.
-
-    Args:
-        setup: says who is evaluated and what is asked for.
-        evaluate: evaluates the average model; gives the columns of all evaluation sets.
+    A row is complete when every evaluated node has given its snapshot for one evaluation point (its round r, or a common
+    instant). If some nodes are far ahead of others, the oldest moments have no row, since snapshots are not kept for more
+    than :data:`MOST_PENDING` of them.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
-        self._average = setup.experiment.evaluation.nodes == "average"
-        self._evaluate, self._evaluated = evaluate, setup.outcome_ranks
-        self._snapshots: Barrier[tuple[Mapping[str, Any], Model]] = Barrier(setup.outcome_ranks, MOST_PENDING)
+        super().__init__(setup.outcome_ranks, MOST_PENDING)
+        self._average, self._evaluate = setup.experiment.evaluation.nodes == "average", evaluate
 
     def add(self, moment: Moment, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         """Take a node's row and snapshot; gives the network's row when it is the last one."""
-        if row["node"] not in self._evaluated:
-            return None
-        snapshots = self._snapshots.take(moment, row["node"], (row, model))
+        snapshots = self.take(moment, row["node"], (row, model))
         return None if snapshots is None else self._row(moment, snapshots)
 
-    def skip(self, moment: Moment) -> None:
-        """A node could not give its snapshot for a moment: it will have no row."""
-        self._snapshots.skip(moment)
-
-    def without(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
+    def lose(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
         """A node is gone; gives the rows, by moment, that waited for it alone. The snapshots that it gave count if they are
         to be kept."""
-        complete = self._snapshots.without(rank, keep=keep)
-        return {moment: self._row(moment, snapshots) for moment, snapshots in complete}
-
-    def back(self, rank: int, round: int, tick: int) -> None:
-        """A node is there (again), and is recorded from this round and this tick on."""
-        if rank in self._evaluated:
-            self._snapshots.back(rank, round, tick)
+        return {moment: self._row(moment, snapshots) for moment, snapshots in self.without(rank, keep=keep)}
 
     def _row(
         self, moment: Moment, snapshots: Mapping[int, tuple[Mapping[str, Any], Model]]
@@ -243,76 +225,11 @@ class NetworkRows:
         }
         if self._average:
             buffers = torch.stack([model.buffers for model in models]).mean(0)
-            middle = Model(mean.to(parameters[0].dtype), buffers)
-            network |= self._evaluate(middle)
+            network |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
         return network
 
 
-class GraphLog:
-    """Records the graph of the round that was completed last, where it is another than the one recorded
-    before."""
-
-    def __init__(self, topology: TopologySchedule, segment: Segment) -> None:
-        self._topology, self._segment = topology, segment
-        self._graph, self._rounds = topology.graph(0), 0
-
-    def resume(self, rounds: int) -> None:
-        """So many rounds are on record already."""
-        self._rounds = rounds
-        self._graph = self._topology.graph(max(rounds - 1, 0))
-
-    def completed(self, rounds: int) -> None:
-        """Some node has completed this many rounds and is recorded."""
-        if rounds <= self._rounds:
-            return
-        self._rounds = rounds
-        graph = self._topology.graph(rounds - 1)
-        if graph is not self._graph:
-            self._graph = graph
-            self._segment.append({"round": rounds, "edges": edges(graph)})
-
-
-class ViewLog:
-    """Records the graph of all views where neighbours are sampled: at each moment at which every node was recorded that is
-    there, an edge from a node to each that it knew. The moment's round is that of the node that was least far.
-
-    Args:
-        nodes: number of nodes.
-        segment: where it is recorded.
-    """
-
-    def __init__(self, nodes: int, segment: Segment) -> None:
-        self._views: Barrier[tuple[int, Sequence[int]]] = Barrier(range(nodes), MOST_PENDING)
-        self._segment = segment
-        self._rounds = 0
-
-    def resume(self, rounds: int) -> None:
-        """So many rounds are on record already."""
-        self._rounds = rounds
-
-    def add(self, moment: Moment, rank: int, rounds: int, view: Sequence[int]) -> None:
-        """A node is recorded, with so many rounds completed and these ranks in its view."""
-        if (views := self._views.take(moment, rank, (rounds, view))) is not None:
-            self._record(views)
-
-    def without(self, rank: int, *, keep: bool = False) -> None:
-        """A node is gone; the views that it gave count if they are to be kept."""
-        for _, views in self._views.without(rank, keep=keep):
-            self._record(views)
-
-    def back(self, rank: int, round: int, tick: int) -> None:
-        """A node is there (again), and is recorded from this round and this tick on."""
-        self._views.back(rank, round, tick)
-
-    def _record(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
-        rounds = min(rounds for rounds, _ in views.values())
-        if rounds > self._rounds:
-            self._rounds = rounds
-            graph = [[rank, other] for rank, (_, view) in views.items() for other in view]
-            self._segment.append({"round": rounds, "edges": graph})
-
-
-class TargetWatch:
+class TargetWatch(Barrier[float | None]):
     """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation.
 
     Args:
@@ -321,34 +238,16 @@ class TargetWatch:
     """
 
     def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
-        self._target, self._reporters = target, frozenset(reporters)
-        self._values: Barrier[float | None] = Barrier(self._reporters)
-
-    def without(self, rank: int, *, keep: bool = False) -> None:
-        """A node is gone; what it has reported counts if it is to be kept."""
-        for _ in self._values.without(rank, keep=keep):
-            """What is complete without it has been missed by then."""
-
-    def back(self, rank: int, round: int, tick: int) -> None:
-        """A node is there (again), and reports from this round and this tick on."""
-        if rank in self._reporters:
-            self._values.back(rank, round, tick)
+        super().__init__(reporters)
+        self._target = target
 
     def reached(self, moment: Moment, row: Mapping[str, Any]) -> bool:
         """Take a row; whether it completes an evaluation at which the target is met."""
         if self._target is None:
             return False
-        value = row.get(self._target.metric)
-        if row["node"] == NETWORK:
-            values = [value]
-        elif row["node"] in self._reporters:
-            taken = self._values.take(moment, row["node"], value)
-            if taken is None:
-                return False
-            values = list(taken.values())
-        else:
-            return False
-        known = [float(each) for each in values if each is not None]
+        rank, value = row["node"], row.get(self._target.metric)
+        values = {rank: value} if rank == NETWORK else self.take(moment, rank, value)
+        known = [float(each) for each in (values or {}).values() if each is not None]
         if not known:
             return False
         mean = math.fsum(known) / len(known)
@@ -356,37 +255,106 @@ class TargetWatch:
         return mean <= self._target.value if falling else mean >= self._target.value
 
 
-def reporters(setup: Setup) -> list[int]:
-    """The nodes that report the target's metric at an evaluation: who trains, or who is evaluated."""
+class RunRecord:
+    """The record of a run: the one place where its rows and graphs are written, under every engine.
+
+    Attributes:
+        reached: whether ``stop.target`` is; all rows that come are written nevertheless.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        metrics: Segment,
+        graphs: Segment,
+        evaluate: Callable[[Model], dict[str, float]],
+        show: Callable[[dict[str, Any]], object],
+    ) -> None:
+        self._setup, self._metrics, self._graphs, self._show = setup, metrics, graphs, show
+        self._network = NetworkRows(setup, evaluate)
+        self._target = TargetWatch(setup.experiment.stop.target, _reporters(setup))
+        nodes = range(setup.experiment.nodes)
+        self._views: Barrier[tuple[int, Sequence[int]]] = Barrier(nodes, MOST_PENDING)
+        self._graph, self._rounds = setup.topology.graph(0), 0  # the last one on record
+        self._view_rounds = 0
+        self.reached = False
+
+    def resume(self, cut: Cut, metrics: pl.DataFrame) -> None:
+        """Go on from a checkpoint, with the rows that are on record until there. Nodes that are saved ahead of others have
+        their part in the evaluations that the others will complete."""
+        self._rounds = self._view_rounds = max(cut.rounds.values())
+        self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
+        evaluated = {rank: r for rank, r in cut.rounds.items() if rank in self._setup.outcome_ranks}
+        least = min(evaluated.values(), default=0)  # (all evaluated nodes may be lost)
+        for rank, last in evaluated.items():
+            if last == least:
+                continue
+            for moment in (r for r in range(least + 1, last) if is_due(self._setup, r)):
+                self._network.skip(moment)  # the model that it had then is not kept
+            if is_due(self._setup, last):
+                for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
+                    self._target.reached(last, row)
+                    self._network.add(last, row, cut.read(rank).model)
+
+    def graph(self, rounds: int) -> None:
+        """A node that has completed this many rounds is recorded: write the graph of the last one, if it is another."""
+        if rounds <= self._rounds:
+            return
+        self._rounds = rounds
+        graph = self._setup.topology.graph(rounds - 1)
+        if graph is not self._graph:
+            self._graph = graph
+            self._graphs.append({"round": rounds, "edges": edges(graph)})
+
+    def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
+        """A node that has completed this many rounds is recorded, with these ranks in its view. When all present nodes are,
+        the graph of all views is written, for the round of the node that is least far."""
+        if (views := self._views.take(moment, rank, (rounds, view))) is not None:
+            self._write_views(views)
+
+    def row(self, moment: Moment, row: dict[str, Any], model: Model | None) -> None:
+        """Write a node's row, and the network's row if it waited for this node alone. Without the node's model, the network
+        has none at this evaluation point."""
+        self._append(moment, row)
+        if model is not None:
+            if (network := self._network.add(moment, row, model)) is not None:
+                self._append(moment, network)
+        elif row["node"] in self._setup.outcome_ranks:
+            self._network.skip(moment)
+
+    def without(self, rank: int, *, keep: bool = False) -> None:
+        """A node is gone: nothing waits for it. What it gave for incomplete evaluations counts only if ``keep`` is set."""
+        self._target.without(rank, keep=keep)
+        for _, views in self._views.without(rank, keep=keep):
+            self._write_views(views)
+        for moment, row in self._network.lose(rank, keep=keep).items():
+            self._append(moment, row)
+
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node is there (again), and is recorded from this round and this tick on."""
+        for barrier in (self._target, self._views, self._network):
+            barrier.back(rank, round, tick)
+
+    def _append(self, moment: Moment, row: dict[str, Any]) -> None:
+        self._metrics.append(row)
+        self._show(row)
+        if self._target.reached(moment, row):
+            self.reached = True
+
+    def _write_views(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        rounds = min(rounds for rounds, _ in views.values())
+        if rounds > self._view_rounds:
+            self._view_rounds = rounds
+            graph = [[rank, other] for rank, (_, view) in views.items() for other in view]
+            self._graphs.append({"round": rounds, "edges": graph})
+
+
+def _reporters(setup: Setup) -> Iterable[int]:
+    """The nodes that report the target's metric at an evaluation: those that train, or those that are evaluated."""
     target = setup.experiment.stop.target
     if target is not None and target.metric == "train_loss":
         return [rank for rank, part in enumerate(setup.parts) if part.size]
-    return sorted(setup.evaluated)
-
-
-def resume_rows(
-    setup: Setup, cut: Cut, metrics: pl.DataFrame, rows: NetworkRows, target: TargetWatch
-) -> None:
-    """Let nodes that are saved ahead of others have their part in what the others will complete.
-
-    Args:
-        setup: what is run.
-        cut: where it goes on.
-        metrics: the rows that are on record until there.
-        rows: the rows of the network.
-        target: the watch over the target.
-    """
-    evaluated = {rank: r for rank, r in cut.rounds.items() if rank in setup.outcome_ranks}
-    least = min(evaluated.values(), default=0)  # (all evaluated nodes may be lost)
-    ahead = {rank: r for rank, r in evaluated.items() if r > least}
-    for rank, last in ahead.items():
-        for moment in (r for r in range(least + 1, last) if is_due(setup, r)):
-            rows.skip(moment)  # the model that it had then is not kept
-        if not is_due(setup, last):
-            continue
-        for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
-            target.reached(last, row)
-            rows.add(last, row, cut.read(rank).model)
+    return setup.evaluated
 
 
 def stopwatch(before_s: float = 0.0) -> Callable[[], float]:

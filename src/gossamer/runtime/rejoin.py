@@ -1,4 +1,4 @@
-"""How a node begins that comes later: with a neighbour's model, and among others that wait for each other.
+"""How a node begins that joins later: with a neighbour's model, and among others that wait for each other.
 
 The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
 the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
@@ -22,130 +22,70 @@ from gossamer.node.host import Host
 _TAG = "gossamer/newcomer"
 
 
-class Question:
-    """What a node has asked another one.
-
-    Args:
-        rank: the other one.
-        expects: the tag of the answer.
-
-    Attributes:
-        open: whether an answer is still awaited.
-        answer: what it was; None where none came.
-    """
-
-    def __init__(self, rank: int, expects: tuple[str | int, ...]) -> None:
-        self.rank, self.expects = rank, expects
-        self.open = True
-        self.answer: Any = None
-        self.woken: asyncio.Future[None] | None = None
-
-    def close(self, answer: Any = None) -> None:
-        """Nothing more is awaited."""
-        self.open, self.answer = False, answer
-        self.wake()
-
-    def wake(self) -> None:
-        """Let who waits look again."""
-        if self.woken is not None and not self.woken.done():
-            self.woken.set_result(None)
-
-
 class Hospitality:
-    """A node's readiness to give its model to a newcomer that asks for it, and to wait for it from some round on; and
-    what it asks others itself.
-
-    Args:
-        node: whose it is.
-        host: the node's side of the engine.
+    """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer.
 
     Attributes:
-        asks: whom the node asks for the model that it is to begin with, and since when; None where it doesn't.
+        asks: the peer that the node asks for its first model, and since when; None where it asks nobody.
     """
 
     def __init__(self, node: NodeRuntime, host: Host) -> None:
         self._node, self._host = node, host
         self.asks: tuple[int, float] | None = None
-        self._asked = 0
-        self._questions: dict[int, Question] = {}  # the last one to each rank
-        self._answers: dict[tuple[int, str], Sending] = {}  # the last one of each kind to each rank
-
-    # --- answering
+        self._number = 0  # of the last question
+        self._answer: asyncio.Future[Any] | None = None  # to the open question
+        self._given: dict[int, Sending] = {}  # the last model sent to each rank
 
     def takes(self, message: Message) -> bool:
         """Take in a message, unless it is the algorithm's."""
         if message.tag[:1] != (_TAG,):
             return False
-        self._hear(message.source, message.tag, message.payload)
-        return True
-
-    def _hear(self, source: int, tag: tuple[str | int, ...], said: Any) -> None:
-        node = self._node
-        match tag[1:]:
+        source = message.source
+        match message.tag[1:]:
             case "ask", int(number):
-                self._answer(source, node.model, "give", number)
-            case "give", int():
-                question = self._questions.get(source)
-                if question is not None and question.open and question.expects == tag:
-                    question.close(said)
+                # In place of a model that has not left yet: a node that asks all the time must not fill this node's memory.
+                if (before := self._given.get(source)) is not None:
+                    before.cancel()
+                self._given[source] = self._send(source, self._node.model, "give", number)
+            case "give", int(number):
+                if self.asks is not None and (self.asks[0], self._number) == (source, number):
+                    self._close(message.payload)
                 else:
                     self._host.counters.messages_late += 1
             case _:  # it makes no sense, and is nobody's
                 pass
+        return True
 
-    def _answer(self, to: int, payload: Payload, what: str, number: int) -> None:
-        """Answer, in place of what has not left yet: who asks all the time must not fill this node's memory."""
-        before = self._answers.get((to, what))
-        if before is not None:
-            before.cancel()
-        self._answers[to, what] = self.say(to, payload, what, number)
-
-    # --- asking
-
-    def say(self, to: int, payload: Payload, *what: str | int) -> Sending:
-        """Send a message to another node's hospitality."""
-        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
-
-    def question(self, rank: int, answer: str) -> Question:
-        """A new question to another node, in place of the last one: nothing else is awaited of it any more."""
-        if (before := self._questions.get(rank)) is not None and before.open:
-            before.close()
-        self._asked += 1
-        question = self._questions[rank] = Question(rank, (_TAG, answer, self._asked))
-        return question
-
-    async def ask(self, question: Question, what: str, payload: Payload, timeout_s: float) -> None:
-        """Ask, perhaps again, and wait as :meth:`wait` does."""
-        self.say(question.rank, payload, what, question.expects[-1])
-        await self.wait(question, timeout_s)
-
-    async def wait(self, question: Question, timeout_s: float) -> None:
-        """Wait until a question that was asked is answered, or it's clear that it won't be, or for so many seconds."""
-        if question.rank in self._host.lost:
-            question.close(question.answer)
-        if not question.open:
-            return
-        question.woken = asyncio.get_running_loop().create_future()
-        timer = self._host.timer(timeout_s, question.wake)
+    async def ask(self, peer: int, timeout_s: float) -> Any:
+        """What a peer gives as its model; None if nothing came in time, or the peer is dead."""
+        self._number += 1
+        self._answer = asyncio.get_running_loop().create_future()
+        self.asks = peer, self._host.now()
+        self._send(peer, None, "ask", self._number)
+        self.peer_lost()
+        timer = self._host.timer(timeout_s, self._close)
         try:
-            await question.woken
+            return await self._answer
         finally:
             timer.cancel()
+            self.asks = None
 
     def peer_lost(self) -> None:
         """The node has lost a peer, which answers nothing."""
-        for rank in self._host.lost & self._questions.keys():
-            self._questions[rank].close(self._questions[rank].answer)
+        if self.asks is not None and self.asks[0] in self._host.lost:
+            self._close()
 
+    def _close(self, answer: Any = None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
 
-def _hospitality(node: NodeRuntime) -> Hospitality:
-    assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
-    return node.companion
+    def _send(self, to: int, payload: Payload, *what: str | int) -> Sending:
+        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
 
 
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
-    """Where a node goes on that comes, or comes back, among others that wait for each other: in the round that most
-    of them are in; and from when on it and each of them wait for each other, which is a round that neither has begun.
+    """Where a node goes on that joins, or returns, among others that wait for each other: in the round that most of them are
+    in; and from when on it and each of them wait for each other, which is a round that neither has begun.
 
     Args:
         rounds: which round each of the others is in.
@@ -156,35 +96,19 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
 
 
 async def newcomer(
-    run: Callable[[Node], Coroutine[Any, Any, None]],
-    node: NodeRuntime,
-    timeout_s: float | None,
+    run: Callable[[Node], Coroutine[Any, Any, None]], node: NodeRuntime, timeout_s: float | None
 ) -> None:
-    """The protocol of a node that comes later.
-
-    Args:
-        run: what it does from then on.
-        node: the newcomer.
-        timeout_s: seconds that a neighbour has to give its model, before the next one is asked; None asks nobody.
+    """The protocol of a node that joins later: it takes over the model of the first neighbour that gives one that fits, and
+    keeps its own without one.
     """
     if timeout_s is not None:
-        await _begin_as_neighbor(node, timeout_s)
+        assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
+        for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
+            given = await node.companion.ask(peer, timeout_s)
+            if _fits(given, node.model):
+                node.node.model = given
+                break
     await run(node.node)
-
-
-async def _begin_as_neighbor(node: NodeRuntime, timeout_s: float) -> None:
-    """Take over the model of the first neighbour that gives one that fits; without one the node keeps its own."""
-    hospitality = _hospitality(node)
-    for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
-        question = hospitality.question(peer, "give")
-        hospitality.asks = peer, node.node.now()
-        await hospitality.ask(question, "ask", None, timeout_s)
-        hospitality.asks = None
-        given = question.answer
-        question.close()
-        if _fits(given, node.model):
-            node.node.model = given
-            return
 
 
 def _fits(given: Any, own: Model) -> bool:

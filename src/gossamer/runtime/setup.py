@@ -39,13 +39,13 @@ class Setup:
         task: its data, model and loss.
         parts: indices of each node's training samples.
         labels: samples of each class at each node, or None where there are no classes.
-        topology: who may talk to whom.
+        topology: which nodes may talk to each other.
         faults: what goes wrong, and when.
         network: what links do to a message, faults included.
         compute: how long local steps take, settled for these nodes, faults included.
         layout: the shapes behind the flat vectors.
         outcome_ranks: ranks whose model is the algorithm's outcome.
-        evaluated: ranks whose model is evaluated by itself.
+        evaluated: ranks whose own model is evaluated.
         message_limit: the largest message that a node accepts, bytes.
         poisoned: the ranks that each of the experiment's poisons reaches.
     """
@@ -74,26 +74,17 @@ class Setup:
         """What one node is made of."""
         experiment = self.experiment
         samples = experiment.evaluation.samples
-        sizes = {name: len(inputs) for name, (inputs, _) in self.task.tests.items()}
         return NodeSetup(
             rank=rank,
-            size=experiment.nodes,
-            seed=experiment.seed,
+            experiment=experiment,
             topology=self.topology,
             layout=self.layout,
             initial=initial or self.initial(rank),
-            optimizer=experiment.optimizer,
             samples=self.parts[rank],
             label_counts=None if self.labels is None else self.labels[rank],
-            batch_size=experiment.batch_size,
-            test_samples={name: min(samples or size, size) for name, size in sizes.items()},
-            gather_timeout_s=experiment.gather.timeout_s,
-            lost_peer=experiment.gather.lost_peer,
-            missing=experiment.gather.missing,
+            test_samples={name: len(inputs[:samples]) for name, (inputs, _) in self.task.tests.items()},
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
-            wrappers=experiment.wrappers,
-            codec=experiment.codec,
             companion=Hospitality if self.faults.asks_neighbors else None,
         )
 
@@ -127,7 +118,9 @@ def prepare(experiment: Experiment) -> Setup:
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(experiment.engine, Simulate)  # else a node that stands still does so by itself
+    virtual = isinstance(
+        experiment.engine, Simulate
+    )  # otherwise a frozen process stands still of its own accord
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
@@ -145,13 +138,9 @@ def prepare(experiment: Experiment) -> Setup:
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=[len(part) for part in parts])
     topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
-        bearing = sorted(
-            name for name, each in names("algorithm").items() if getattr(each, "tolerates_sampling", False)
-        )
         raise BadInput(
-            f"topology: {topology.topology.name_of()}, where a node does not know who sends to it, for"
-            f" {algorithm.name_of()}; accepted: a topology with a graph (or an algorithm that does not ask:"
-            f" {listed(bearing)})"
+            f"topology: {topology.topology.name_of()}, where a node does not know its senders, for {algorithm.name_of()};"
+            f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
@@ -186,10 +175,8 @@ def _check_algorithm(algorithm: Any) -> None:
     """(Engines don't import the base of algorithms.)"""
     if not hasattr(algorithm, "gathers"):
         found = "no subclass of gossamer.Algorithm"
-    elif inspect.isasyncgenfunction(algorithm.run):
-        found = "run() has a yield, which makes a generator of it"
     elif not inspect.iscoroutinefunction(algorithm.run):
-        found = "run() is not async"
+        found = "run() is not async, or has a yield"
     elif (refused := not_called_with(algorithm.run, "node")) is not None:
         found = f"run() can't be called with a node ({refused})"
     else:
@@ -201,8 +188,7 @@ def _check_algorithm(algorithm: Any) -> None:
 
 
 def _layout(make: Callable[[], Any]) -> Layout:
-    """The shapes of a task's model, which is made twice: one that is the same again would be shared by all that compute,
-    and no seed would tell its initial values."""
+    """The shapes of a task's model. It is built twice: all nodes would share a module that is the same again."""
     with torch.random.fork_rng(devices=[]):
         try:
             module, other = make(), make()
@@ -218,34 +204,28 @@ def _layout(make: Callable[[], Any]) -> Layout:
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:
-    algorithm = experiment.algorithm
+    """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
+    algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     waits = algorithm.gathers and experiment.gather.timeout_s is None
-    if algorithm.tolerates_loss and not waits:
+    if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
         return
-    if not network.loses(experiment.nodes, experiment.seed):
-        return
-    if experiment.network.loses(experiment.nodes, experiment.seed):
-        loser, without = "network: one that loses messages", "one without loss, whose paths stay"
-    else:
-        loser, without = "faults: some that lose messages", "none that do"
+    field = "network" if experiment.network.loses(nodes, seed) else "faults"
     if not algorithm.tolerates_loss:
-        raise BadInput(f"{loser}, for {algorithm.name_of()}; accepted: {without}")
-    raise BadInput(
-        f"gather.timeout_s: null {'on a network that loses' if loser[0] == 'n' else 'with faults that lose'} messages;"
-        " accepted: seconds"
-    )
+        raise BadInput(
+            f"{field}: messages are lost, for {algorithm.name_of()}; accepted: {field} without loss"
+        )
+    raise BadInput(f"gather.timeout_s: null, with {field} that lose messages; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
-    """Refuse that nodes are away where the algorithm, or what its nodes do about a dead peer, can't work then."""
+    """Refuse absent nodes if the algorithm, or the policy for a dead peer, can't work then."""
     algorithm, gather = experiment.algorithm, experiment.gather
-    restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
-    if not (faults.affected or restarts):
+    if not _absences(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
         raise BadInput(
-            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that bears it (docs/faults.md)"
+            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that tolerates it (docs/faults.md)"
         )
     needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
     if needed:
@@ -256,16 +236,28 @@ def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
 
 
+def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
+    """Whether nodes may be away."""
+    restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
+    return bool(faults.affected) or restarts
+
+
+def _able(attribute: str) -> str:
+    """The algorithms that have something."""
+    return listed(
+        sorted(name for name, each in names("algorithm").items() if getattr(each, attribute, False))
+    )
+
+
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
     aggregator, algorithm = experiment.aggregator, experiment.algorithm
     name = aggregator.name_of()
     if type(aggregator) is Mean:
         return
     if not algorithm.mixes_models:
-        able = sorted(key for key, each in names("algorithm").items() if getattr(each, "mixes_models", False))
         raise BadInput(
             f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
-            f" mean, or another algorithm ({listed(able)})"
+            f" mean, or another algorithm ({_able('mixes_models')})"
         )
     codec = experiment.codec
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
@@ -303,10 +295,9 @@ def _check_codec(
             )
         if not part.needs_every_message:
             continue
-        restarts = isinstance(experiment.engine, Processes) and experiment.engine.restart == "always"
         for lossy, found in (
             (network.loses(experiment.nodes, experiment.seed), "a network or faults that lose messages"),
-            (faults.affected or restarts, "nodes that are away"),
+            (_absences(experiment, faults), "nodes that are away"),
             (experiment.gather.timeout_s is not None, "gather.timeout_s, after which messages are dropped"),
             (algorithm.takes_back(), f"{name}, which takes messages back"),
         ):

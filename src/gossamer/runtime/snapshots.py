@@ -1,15 +1,15 @@
-"""Consistent checkpoints, without stopping anybody: what one node's part of them is, under every engine.
+"""Consistent checkpoints, without stopping anybody: one node's part of them, under every engine.
 
-A node is saved at the end of one of its rounds: that instant is its cut. Cuts of one number, one a node, are a checkpoint
-of the run, though nodes reach them at different instants. What matters is each message's place (Chandy and Lamport, 1985):
-one that was sent before its sender's cut and not taken before its receiver's is saved with the receiver, whether it is in
-the mailbox then or arrives later. One that was sent after its sender's cut will be sent again by a run that is resumed.
-Messages of a pair are numbered, and arrive in order: so two numbers a pair say all this, how many had arrived when the
-receiver was cut, and how many were sent before the sender was.
+A node takes a snapshot at the end of one of its rounds. Snapshots of one number, one a node, are a checkpoint of the run,
+though nodes take them at different instants. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
+sender's snapshot and not taken before its receiver's is saved with the receiver, whether it is in the mailbox then or
+arrives later. One that was sent after its sender's snapshot will be sent again by a run that is resumed. Messages of a pair
+are numbered and arrive in order, so two numbers a pair say all this: how many had arrived at the receiver's snapshot, and how
+many were sent before the sender's.
 
-Any ends of rounds make a checkpoint, also such that are rounds apart: what a node had received already of what will be sent
-again, it ignores the second time, since an algorithm that waits for its messages (``Algorithm.gathers``) sends the same
-again. Of one that doesn't wait, what is sent again is something else, and counts.
+Any ends of rounds make a checkpoint, also ends that are rounds apart: a node may have received messages already that will be
+sent again. An algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of
+any other algorithm, what is sent again differs, and counts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ from gossamer.results.checkpoints import Cut
 
 
 @dataclass(eq=False)
-class Boundary:
-    """A node at the end of a round, and what has come in since.
-
-    Args:
-        saved: the node.
-        received: how many messages had come in, by source.
-        since: what has come in since then.
-    """
+class _Boundary:
+    """A node at the end of a round, how many messages of each source had come in, and what has come in since."""
 
     saved: Checkpoint
     received: Mapping[int, int]
@@ -39,7 +33,7 @@ class Boundary:
 
 
 class NodeSnapshots:
-    """One node's cuts: between its engine, which delivers messages, and the node.
+    """One node's snapshots: between its engine, which delivers messages, and the node.
 
     Args:
         deliver: puts a message into the node's mailbox.
@@ -58,9 +52,9 @@ class NodeSnapshots:
         self._deliver, self._now, self._repeats, self._ignored = deliver, now, repeats, ignored
         self._received: dict[int, int] = {}
         self._known: dict[int, int] = {}
-        self._newest: Boundary | None = None
-        self._open: dict[int, Boundary] = {}
-        self._watching: list[Boundary] = []  # the newest one and those of open cuts, each once
+        self._newest: _Boundary | None = None
+        self._open: dict[int, _Boundary] = {}
+        self._watching: list[_Boundary] = []  # the newest one and those of open snapshots, each once
         self._over = False
 
     def restore(self, saved: Checkpoint) -> None:
@@ -83,23 +77,22 @@ class NodeSnapshots:
 
     def round_ended(self, saved: Checkpoint) -> None:
         """The node is at the end of a round, or at its start."""
-        self._newest = Boundary(saved, dict(self._received))
+        self._newest = _Boundary(saved, dict(self._received))
         self._watch()
 
     def cut(self, number: int) -> Checkpoint:
-        """Make a cut where the last round ended; gives the node as it was then."""
+        """Take a snapshot where the last round ended; gives the node as it was then."""
         assert self._newest is not None, "a node's start is the end of a round"
         self._open[number] = self._newest
         return self._newest.saved
 
     def over(self) -> None:
-        """The node's rounds are over. Messages still come, without end where nobody waits for them; they would be read by
-        nobody after a resume either."""
+        """The node's rounds are over: nobody reads the messages that still come, perhaps without end, nor after a resume."""
         self._over = True
         self._watch()
 
     def drop(self, number: int) -> None:
-        """The checkpoint of a cut will not be whole any more."""
+        """The checkpoint of this number will not be complete."""
         self._open.pop(number, None)
         self._watch()
 
@@ -107,26 +100,24 @@ class NodeSnapshots:
         """The node's part of a checkpoint, with the messages that belong to it.
 
         Args:
-            number: of the cut.
-            sent: how many messages each source had sent here before its cut; all of these are here.
+            number: of the checkpoint.
+            sent: how many messages each source had sent here before its snapshot; all of these are here.
         """
         boundary = self._open.pop(number)
         self._watch()
-        saved, received = boundary.saved, dict(boundary.received)
-        unread = saved.unread
+        unread, received = boundary.saved.unread, dict(boundary.received)
+
+        def belongs(message: Message) -> bool:
+            return message.number < sent.get(message.source, 0)
+
         if not self._repeats:
-            unread = [message for message in unread if message.number < sent.get(message.source, 0)]
+            unread = list(filter(belongs, unread))
             received = {source: min(count, sent.get(source, 0)) for source, count in received.items()}
-        arriving = [
-            arrival
-            for arrival in boundary.since
-            if arrival.message.number < sent.get(arrival.message.source, 0)
-        ]
         return replace(
-            saved,
+            boundary.saved,
             unread=unread,
-            arriving=arriving,
-            engine={**saved.engine, "received": received, "sent": dict(sent)},
+            arriving=[arrival for arrival in boundary.since if belongs(arrival.message)],
+            engine={**boundary.saved.engine, "received": received, "sent": dict(sent)},
         )
 
     def _watch(self) -> None:
@@ -136,12 +127,12 @@ class NodeSnapshots:
 
 
 def made(asked: Checkpoints, cut: Cut) -> int:
-    """How many cuts need not be made any more in a run that goes on from a checkpoint: some node has made them."""
+    """How many snapshots a run that goes on from a checkpoint need not take any more: some node has taken them."""
     return max(asked.due(cut.rounds[rank], cut.times_s[rank]) for rank in cut.rounds)
 
 
 def sent_here(saved: Checkpoint) -> dict[int, int]:
-    """How many messages each source had sent to a node before its cut: the next one's number, after a resume."""
+    """How many messages each source had sent to a node before its snapshot: the next one's number, after a resume."""
     return _counts(saved, "sent")
 
 

@@ -11,13 +11,7 @@ from gossamer.results.segment import Segment
 
 
 class TimelineLog:
-    """Writes down what happened within a window; made by :func:`timeline_log`.
-
-    Args:
-        asked: the window, and whose timeline it is.
-        nodes: their number.
-        segment: where rows go; closed with the log.
-    """
+    """Writes down what happened within a window; made by :func:`timeline_log`."""
 
     def __init__(self, asked: Timeline, nodes: int, segment: Segment) -> None:
         self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from gossamer.errors import GossamerError
 from gossamer.node import Node, NodeRuntime
@@ -24,30 +24,21 @@ def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
         nodes: the nodes of this process, by rank; the sequence may change meanwhile.
     """
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        node = _current(nodes) if re.fullmatch(_UNAWAITED, str(message)) else None
+    def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        node = None
+        if re.fullmatch(_UNAWAITED, str(message)):
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # no event loop in this thread
+                task = None
+            node = next((node for node in nodes if node.owns(task)), None)
         if node is None:
-            shown(message, category, filename, lineno, file, line)
+            shown(message, category, filename, lineno, *rest)
         else:
             node.fail(GossamerError(f"{message} ({Path(filename).name}, line {lineno})"))
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
-        shown, warnings.showwarning = warnings.showwarning, show
+        shown = warnings.showwarning
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
-
-
-def _current(nodes: Sequence[NodeRuntime]) -> NodeRuntime | None:
-    """The node whose task runs now in this thread."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop in this thread
-        return None
-    return next((node for node in nodes if node.owns(task)), None)

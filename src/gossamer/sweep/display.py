@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.results.formatting import table_console
+from gossamer.results.formatting import print_table
 from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
@@ -25,11 +25,20 @@ def watching_sweep(name: str, *, quiet: bool = False) -> Iterator[Lines | None]:
     """An observer for a sweep: a bar where standard error is a terminal, lines elsewhere, none when quiet."""
     if quiet:
         yield None
-    elif sys.stderr.isatty():
-        with _bar(name) as bar:
-            yield bar
-    else:
+    elif not sys.stderr.isatty():
         yield Lines()
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        texts = [
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[figures]}"),
+        ]
+        texts += [TextColumn("elapsed"), TimeElapsedColumn(), TextColumn("{task.fields[left]}")]
+        with Progress(*texts, console=Console(stderr=True)) as bar:
+            yield _Bar(bar, name)
 
 
 class Lines:
@@ -43,13 +52,9 @@ class Lines:
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
         """Print how it ended."""
-        number = counts.skipped + counts.ended
         said = f"{state.status}: {state.cause}" if state.cause else state.status
-        self.say(f"{number}/{counts.total}  {planned.title}: {said}  {self.left(counts)}".rstrip())
-
-    def say(self, text: str) -> None:
-        """Print it."""
-        print(text, file=sys.stderr, flush=True)
+        line = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {said}  {self.left(counts)}"
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
     def left(self, counts: Counts) -> str:
         """The estimated time left, from the mean of the runs of this call."""
@@ -59,34 +64,14 @@ class Lines:
         return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
 
 
-@contextmanager
-def _bar(name: str) -> Iterator[Lines]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[figures]}"),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    from rich.console import Console
-
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield _Bar(bar, name)
-
-
 class _Bar(Lines):
-    """A live bar over all runs; those that fail are named above it."""
+    """A live bar over all runs; those that fail or are lost are named above it."""
 
     def __init__(self, bar: Any, name: str) -> None:
         super().__init__()
-        self._bar = bar
-        self._task = bar.add_task(name, total=None, figures="", left="")
+        self._bar, self._task = bar, bar.add_task(name, total=None, figures="", left="")
 
     def update(self, counts: Counts) -> None:
-        """Move the bar."""
         ended = counts.skipped + counts.ended
         figures = f"{ended}/{counts.total}, {counts.running} running"
         figures += f", [red]{counts.failed} failed[/]" if counts.failed else ""
@@ -95,42 +80,35 @@ class _Bar(Lines):
         )
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
-        """Name it if it failed."""
         self.update(counts)
-        if state.status == "failed":
-            self._bar.console.print(f"{planned.title} failed: {state.cause}", markup=False, highlight=False)
+        if state.cause is not None:
+            said = f"{planned.title}: {state.status}: {state.cause}"
+            self._bar.console.print(said, markup=False, highlight=False)
 
 
 def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
     """The cells, and how many runs there are."""
-    names = {each.cell.name: each.cell for each in chosen}
-    for name in names:
-        print(name)
-    runs, seeds = len({each.run for each in chosen}), ", ".join(map(str, sweep.seeds))
-    many = "cell" if len(names) == 1 else "cells"
-    print(f"{len(names)} {many}, {'seed' if len(sweep.seeds) == 1 else 'seeds'} {seeds}: {runs} runs")
+    names = dict.fromkeys(each.cell.name for each in chosen)
+    print(*names, sep="\n")
+    cells, seeds = "cells"[: 4 + (len(names) > 1)], "seeds"[: 4 + (len(sweep.seeds) > 1)]
+    listed = ", ".join(map(str, sweep.seeds))
+    print(f"{len(names)} {cells}, {seeds} {listed}: {len({each.run for each in chosen})} runs")
 
 
 def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> None:
     """Print each cell's means with their confidence intervals, the failures with their causes, and the folder."""
-    from rich.table import Table
-
-    labels = label_columns(table)
-    names = metric_columns(table)
+    labels, names = label_columns(table), metric_columns(table)
     sets = tuple(f"{each}_" for each in evaluation_sets(names))
     metrics = [name for name in names if name.startswith(sets)] or names
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for label in labels:
-        shown.add_column(label, overflow="fold")
-    for heading in ("runs", *(name.replace("_", " ") for name in metrics), "time s", "MB sent"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for cell, group in table.group_by(labels, maintain_order=True):
         done = group.filter(group["status"] == "done")
-        figures = [_interval(done[name]) for name in (*metrics, "time_s")]
         sent = confidence(done["bytes_sent"].drop_nulls().to_list())
+        figures = [_interval(done[name]) for name in (*metrics, "time_s")]
         figures.append("–" if sent is None else f"{sent.mean / 1e6:.4g}")
-        shown.add_row(*map(str, cell), f"{len(done)}/{len(group)}", *figures)
-    table_console().print(shown)
+        rows.append([*map(str, cell), f"{len(done)}/{len(group)}", *figures])
+    head = [*labels, "runs", *(name.replace("_", " ") for name in metrics), "time s", "MB sent"]
+    print_table(head, rows, labels=len(labels))
     if len(sweep.seeds) > 1:
         print("mean ± half of the 95 % confidence interval over the seeds (Student's t)")
     for planned, state in outcome.failed:

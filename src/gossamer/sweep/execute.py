@@ -295,9 +295,9 @@ class _Campaign:
             folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
             self._ended(planned, State(said["status"], said["cause"], folder))
             return
-        state = state_of(self._sweep.folder / planned.run)
         if self.stopping:
             return
+        state = state_of(self._sweep.folder / planned.run)
         if state.status == "interrupted" and state.folder is not None:
             RunFolder.open(state.folder).write_status("failed", error=cause(error))
             state = State("failed", cause(error), state.folder)

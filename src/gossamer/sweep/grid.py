@@ -87,15 +87,12 @@ class Cell:
     overrides: tuple[tuple[str, Any], ...]
 
     def apply(self, raw: dict[str, Any], folder: Path | None, given: Sequence[str] = ()) -> None:
-        """Apply the overrides to an experiment file.
+        """Apply the overrides to an experiment file, in place.
 
         Args:
-            raw: the file's mapping; changed in place.
+            raw: the file's mapping.
             folder: the folder of relative paths in the overrides.
-            given: assignments of the command line that have been applied; none may be undone.
-
-        Raises:
-            BadInput: for an override that can't be applied, and for an assignment that it undoes.
+            given: assignments of the command line that have been applied; one that an override undoes is bad input.
         """
         said = {each: deepcopy(value_at(raw, each.partition("=")[0])) for each in given}
         undone: dict[str, str] = {}
@@ -120,15 +117,8 @@ def common(file: SweepFile) -> Cell:
 
 
 def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
-    """The cells of a sweep, in the file's order, the last key of the grid changing fastest.
-
-    Args:
-        file: the sweep.
-        base_name: the name of the only cell, where the file has neither cells nor a grid.
-
-    Raises:
-        BadInput: for a field that belongs to the sweep, and for two values of a grid with one label.
-    """
+    """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
+    a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are refused."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
     axes = [list(_axis(key, values)) for key, values in (file.grid or {}).items()]
     check_not_own("grid", file.grid or {})
@@ -143,13 +133,7 @@ def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
 
 
 def set_axes(file: SweepFile, base: Mapping[str, Any], given: Sequence[str]) -> SweepFile:
-    """Let the command line replace the only value of a field in the grid.
-
-    Args:
-        file: the sweep.
-        base: what all cells share, after the assignments.
-        given: the assignments, ``"a.b=value"``.
-    """
+    """Let an assignment of the command line, which ``base`` has already, replace the only value of a field in the grid."""
     paths = {each.partition("=")[0] for each in given}
     axes = {
         key: [value_at(base, key)]

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from gossamer.errors import GossamerError
-from gossamer.runtime.processes.system.death import describe_exit
+from gossamer.runtime.processes.system.process import describe_exit
 
 _KILL_S = 10.0
 """Seconds that an idle worker has to end after its channel is closed."""
@@ -52,9 +52,6 @@ class LocalPool(Executor):
     """Worker processes, which get and answer calls as lines of JSON. A worker that dies is replaced.
 
     Workers have sessions of their own: Ctrl-C at the terminal reaches this process only. They end when it does.
-
-    Args:
-        count: how many.
     """
 
     def __init__(self, count: int) -> None:

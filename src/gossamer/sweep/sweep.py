@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -140,11 +139,8 @@ class Sweep:
         known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
         for name in only:
             if name not in known:
-                parts = [part.strip() for part in name.split(",")]
-                one_each = " ".join(f"--only {shlex.quote(part)}" for part in parts)
-                meant = f" (did you mean {one_each}?)" if set(parts) <= set(known) else suggest(name, known)
-                # (A name may have commas in it.)
-                raise BadInput(f"--only {name}: no such cell{meant}; accepted: {'; '.join(sorted(known))}")
+                accepted = "; ".join(sorted(known))
+                raise BadInput(f"--only {name}: no such cell{suggest(name, known)}; accepted: {accepted}")
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:
@@ -192,7 +188,7 @@ def _planned(
     found: list[Planned] = []
     problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
-    keys = _Keys()
+    digests: dict[Path, str | None] = {}
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
     for cell, short in zip(cells, shorts, strict=True):
         raw, slug = deepcopy(base), _slug(cell.name)
@@ -205,7 +201,7 @@ def _planned(
             continue
         for seed in [first.seed] if seeds is None else seeds:
             experiment = first.model_copy(update={"seed": seed})
-            key = keys.of(experiment)
+            key = _key(experiment, digests)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run, short))
     if problems:
@@ -230,50 +226,34 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:100]
 
 
-class _Keys:
-    """Keys that tell the runs of a sweep apart: hashes of the whole experiment and of the files that it names. Each file is
-    read once, so that a sweep sees one state of it."""
+def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
+    """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. What does not change
+    its results (name, threads, trackers) is left out; data in the data root is identified by its name.
 
-    def __init__(self) -> None:
-        self._digests: dict[Path, str | None] = {}
-
-    def of(self, experiment: Experiment) -> str:
-        """The key of an experiment. What does not change its results (name, threads, trackers) is left out; data in the
-        data root is identified by its name."""
-        said = experiment.model_dump(
-            mode="json", exclude={"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
-        )
-        values = (
-            getattr(experiment, name)
-            for name in type(experiment).model_fields
-            if name not in ("data_root", "trackers")
-        )
-        files = {str(path): self._digest(path) for value in values for path in _paths(value)}
-        if files:
-            said["files"] = files
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-    def _digest(self, path: Path) -> str | None:
-        """The digest of a file; None if it can't be read, which the run will report."""
-        if path not in self._digests:
-            try:
-                with path.open("rb") as file:
-                    self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
-            except OSError:
-                self._digests[path] = None
-        return self._digests[path]
+    Args:
+        experiment: the experiment.
+        digests: of files, each of which is read once, so that a sweep sees one state of it.
+    """
+    left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
+    said = experiment.model_dump(mode="json", exclude=left_out)
+    fields = {name: value for name, value in experiment if name not in ("data_root", "trackers")}
+    paths = set(_paths(fields))
+    for path in paths - digests.keys():
+        try:
+            digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:  # the run will report it
+            digests[path] = None
+    if paths:
+        said["files"] = {str(path): digests[path] for path in paths}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _paths(value: Any) -> Iterator[Path]:
     """Every path in a component's parameters, also in those of nested components."""
     if isinstance(value, Path):
         yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _paths(getattr(value, name))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _paths(item)
+    elif isinstance(value, BaseModel | Mapping):
+        yield from _paths(list(dict(value).values()))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _paths(item)

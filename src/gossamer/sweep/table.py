@@ -39,7 +39,7 @@ def results(sweep: Sweep) -> pl.DataFrame:
         recorded is null.
     """
     at = states(sweep)
-    finals = {run: _summary(state) for run, state in at.items()}
+    finals = {run: _final(state) for run, state in at.items()}
     rows = [_row(each, at[each.run], finals[each.run], sweep) for each in sweep.planned]
     labels = list(dict.fromkeys(key for each in sweep.planned for key in each.cell.labels))
     known = {*labels, *_STATE, *_FIGURES, *_RUN}
@@ -120,7 +120,7 @@ def write_results(sweep: Sweep) -> None:
             rows.write_csv(temporary)
 
 
-def _summary(state: State) -> FinalSummary | None:
+def _final(state: State) -> FinalSummary | None:
     try:
         return None if state.folder is None else final_summary(Run(state.folder))
     except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
@@ -130,13 +130,11 @@ def _summary(state: State) -> FinalSummary | None:
 def _row(planned: Planned, state: State, final: FinalSummary | None, sweep: Sweep) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if final is not None:
-        means = {name: value.mean for name, value in final.metrics.items()}
-        best = {
-            f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best is not None
-        }
-        known = vars(final) | {f"messages_{fate}": count for fate, count in final.messages.items()}
-        row = means | best | {name: known.get(name) for name in _FIGURES}
-    folder = None if state.folder is None else str(state.folder.relative_to(sweep.folder))
+        row = {name: value.mean for name, value in final.metrics.items()}
+        row |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
+        counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
+        row |= {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
+    folder = state.folder and str(state.folder.relative_to(sweep.folder))
     said = {"seed": planned.experiment.seed, "status": state.status, "cause": state.cause, "run": folder}
     return row | said | dict(planned.cell.labels)
 

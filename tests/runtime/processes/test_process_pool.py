@@ -19,10 +19,10 @@ from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import shared_file
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.worker import pool as pool_module
 from gossamer.runtime.processes.worker.pool import ProcessPool

@@ -124,7 +124,8 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
     assert TOKEN not in fleet.said()
 
 
-def test_a_killed_worker_ends_a_run_that_needs_all_and_resuming_it_gives_the_same_bits(
+@pytest.mark.timeout(300)  # three starts of two workers
+def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(**SLOW, checkpoint={"every_rounds": 1})
@@ -134,38 +135,29 @@ def test_a_killed_worker_ends_a_run_that_needs_all_and_resuming_it_gives_the_sam
         gossamer.run(described, tmp_path, listen=listen, observer=killer)
     assert fleet.wait(first) == -signal.SIGKILL
     assert fleet.wait(second) == 0, fleet.said()
-    assert failed.value.folder is not None
+    folder = failed.value.folder
+    assert folder is not None
+    pids = [fleet.start(listen.address, slots=2) for _ in range(2)]
+    killer = At(20, lambda: coordinator().kill())
+    with pytest.raises(RunFailed, match="died: killed by SIGKILL"):
+        gossamer.resume(folder, listen=listen, observer=killer)
+    assert any("goes on from checkpoint" in text for text in killer.said)
+    assert [fleet.wait(pid) for pid in pids] == [1, 1]
+    assert "the coordinator was out of reach for 3 s: this worker's nodes have ended" in fleet.said()
     for _ in range(2):
         fleet.start(listen.address, slots=2)
-    run = gossamer.resume(failed.value.folder, listen=listen, observer=(watching := At()))
-    assert any("goes on from checkpoint" in text for text in watching.said)
+    run = gossamer.resume(folder, listen=listen)
     assert same(run, undisturbed(described, tmp_path))
     assert run.metrics.group_by("node", "round").len()["len"].max() == 1
-
-
-def test_a_killed_coordinator_leaves_workers_that_end_and_a_run_that_goes_on(
-    fleet: Fleet, listen: Listen, tmp_path: Path
-) -> None:
-    described = experiment(**SLOW, checkpoint={"every_rounds": 1}, failures={"detection_s": 1.0})
-    pids = [fleet.start(listen.address, slots=2) for _ in range(2)]
-    with pytest.raises(RunFailed, match="died: killed by SIGKILL") as failed:
-        gossamer.run(described, tmp_path, listen=listen, observer=At(10, lambda: coordinator().kill()))
-    assert [fleet.wait(pid) for pid in pids] == [1, 1]
-    assert "the coordinator was out of reach for 1 s: this worker's nodes have ended" in fleet.said()
-    assert failed.value.folder is not None
-    for _ in range(2):
-        fleet.start(listen.address, slots=2)
-    run = gossamer.resume(failed.value.folder, listen=listen)
-    assert same(run, undisturbed(described, tmp_path))
 
 
 def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
     described = experiment(
-        **{**SLOW, "engine": {**SLOW["engine"], "restart": "always"}, "stop": {"rounds": 120}},
+        **{**SLOW, "engine": {**SLOW["engine"], "restart": "always"}, "stop": {"rounds": 30}},
         checkpoint={"every_rounds": 1},
-        gather={"lost_peer": "skip"},
+        gather={"lost_peer": "wait", "timeout_s": 60.0},
     )
     first, second = (fleet.start(listen.address, slots=2) for _ in range(2))
 
@@ -182,7 +174,7 @@ def test_a_worker_that_joins_takes_over_the_nodes_of_one_that_was_killed(
     assert set(events.filter(events["event"] == "returned")["node"]) == lost
     began = events.filter(events["event"] == "begins")["detail"]
     assert all("its checkpoint of round" in text for text in began)
-    last = run.metrics.filter(run.metrics["round"] == 120)
+    last = run.metrics.filter(run.metrics["round"] == 30)
     assert set(last["node"]) >= {0, 1, 2, 3}
 
 
@@ -265,31 +257,6 @@ def test_a_worker_out_of_reach_keeps_its_rows_and_hands_them_over(
     assert run.events.filter(run.events["event"] == "lost").is_empty()
 
 
-def test_who_does_not_know_the_token_does_not_join(fleet: Fleet, listen: Listen, tmp_path: Path) -> None:
-    stranger = fleet.start(listen.address, token="another token, quite long")
-    pids = [fleet.start(listen.address) for _ in range(2)]
-    with socket.socket() as silent, socket.socket() as rude:
-        observer = At()
-        for end, said in ((silent, b""), (rude, bytes(range(256)) * 50)):
-            threading.Thread(target=_dial, args=(end, listen.address, said), daemon=True).start()
-        run = gossamer.run(experiment(), tmp_path, listen=listen, observer=observer)
-    assert run.status == "done"
-    assert fleet.wait(stranger) == 1
-    assert "does not know the token" in fleet.said()
-    assert [fleet.wait(pid) for pid in pids] == [0, 0]
-
-
-def _dial(end: socket.socket, address: str, said: bytes) -> None:
-    host, _, port = address.rpartition(":")
-    for _ in range(600):
-        try:
-            end.connect((host, int(port)))
-            end.sendall(said)
-            return
-        except OSError:
-            threading.Event().wait(0.05)
-
-
 def test_a_worker_that_can_not_run_it_is_named(
     fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +294,7 @@ def test_an_executor_that_is_none_is_bad_input(name: str, said: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # Ray's tasks give way to all other processes
 def test_ray_starts_the_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     described = experiment()

@@ -23,10 +23,10 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.malloc import keep_freed_memory, trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
-from gossamer.runtime.processes.node_process import warmup
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.descriptors import SPARE_DESCRIPTORS, raise_descriptor_limit
+from gossamer.runtime.processes.node_process import computing
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
+from gossamer.runtime.processes.system.process import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.setup import Setup, prepare
 
 MIB = 2**20
@@ -143,8 +143,8 @@ def test_to_hand_memory_back_leaves_no_garbage() -> None:
 def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
     monkeypatch: pytest.MonkeyPatch, memory: str, available: int | None, freed: int | None, trims: bool
 ) -> None:
-    monkeypatch.setattr(warmup, "available_bytes", lambda: available)
-    monkeypatch.setattr(warmup, "cores", lambda: 2)
+    monkeypatch.setattr(computing, "available_bytes", lambda: available)
+    monkeypatch.setattr(computing, "cores", lambda: 2)
     stage = Stage(prepare(experiment(engine={"name": "processes", "memory": memory})))
     stage._freed_bytes = freed
     assert stage.trims() is trims
@@ -199,7 +199,7 @@ def test_a_rehearsed_step_is_recorded_and_has_the_same_bits() -> None:
     [program] = stage.trainer._gradients.programs
     assert "addmm" in program.source
     # A full batch of the test sample, and the rest of it.
-    assert len(stage.evaluator._means.programs) == 2
+    assert len(stage.evaluator._one.programs) == 2
     for job in jobs(setup):
         [one], [other] = stage.trainer.train([job]), alone.train([job])
         assert torch.equal(one.model.parameters, other.model.parameters)
@@ -249,7 +249,7 @@ def test_data_for_forks_is_the_same_and_a_write_to_it_is_the_writer_s_own() -> N
 def test_only_many_nodes_with_much_data_have_it_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(experiment())
     assert with_data_for_forks(setup) is setup
-    monkeypatch.setattr(warmup, "PAGE_TABLES_BYTES", 1)
+    monkeypatch.setattr(computing, "PAGE_TABLES_BYTES", 1)
     anew = with_data_for_forks(setup)
     assert anew.task.train[0].data_ptr() != setup.task.train[0].data_ptr()
     for half in ("train", "test"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import polars as pl
 import pytest
@@ -32,8 +32,23 @@ SIMULATE = {"name": "simulate", "trainer": "sequential"}
 COUNTED = ["node", "round", "bytes_sent", "bytes_received", "messages_sent", "messages_lost"]
 
 
-def play(out: Path, **changes: Any) -> Run:
-    return gossamer.run(Experiment.of({**SETTINGS, **changes}), out)
+class Notes(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+    @property
+    def of_compute(self) -> bool:
+        """Whether it was said that the compute profile is not kept."""
+        return any(text.startswith("compute: ") for text in self.texts)
+
+
+def play(out: Path, notes: Notes | None = None, **changes: Any) -> Run:
+    return gossamer.run(Experiment.of({**SETTINGS, **changes}), out, observer=notes)
 
 
 def last_rows(run: Run) -> pl.DataFrame:
@@ -56,6 +71,7 @@ def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> 
     waits for the compute profile, or says that it was too slow.)"""
     run = play(
         tmp_path,
+        notes := Notes(),
         network={"name": "uniform", "loss": 0.3},
         gather={"timeout_s": 0.3},
         compute={"name": "constant", "seconds_per_step": 1000.0},
@@ -63,6 +79,7 @@ def test_messages_are_lost_by_their_number_between_two_nodes(tmp_path: Path) -> 
         engine="processes",
     )
     assert run.events.is_empty()
+    assert notes.of_compute
     lossy = Link((0, 1), loss=0.3)
     lost = {
         (source, to): sum(delivery(lossy, SETTINGS["seed"], source, to, k) is None for k in range(4))
@@ -101,36 +118,20 @@ def test_what_is_waited_for_to_keep_the_pace_is_computing(tmp_path: Path) -> Non
 def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.0}
     paced = {"name": "processes", "pace": True}
-    run = play(tmp_path, nodes=2, network="uniform", compute=compute, stop={"rounds": 3}, engine=paced)
+    changes = {"nodes": 2, "network": "uniform", "compute": compute, "stop": {"rounds": 3}, "engine": paced}
+    run = play(tmp_path, notes := Notes(), **changes)
+    assert not notes.of_compute
     rows = run.events.sort("node")
     assert rows["node"].to_list() == [0, 1]
     assert rows["event"].to_list() == ["slow", "slow"]
     assert rows["detail"].to_list() == ["3 of 3 computations took longer than the compute profile says"] * 2
 
 
-@pytest.mark.parametrize(
-    ("seconds", "pace", "said"), [(0.001, False, True), (0.001, True, False), (0.01, False, False)]
-)
-def test_that_the_compute_profile_is_not_kept_is_said_where_one_is_given(
-    tmp_path: Path, seconds: float, pace: bool, said: bool
-) -> None:
-    class Watcher(Silent):
-        texts: ClassVar[list[str]] = []
-
-        def say(self, text: str) -> None:
-            self.texts.append(text)
-
-    compute = {"name": "constant", "seconds_per_step": seconds}  # 0.01 s if nothing is said
-    engine = {"name": "processes", "pace": pace}
-    changes = {"nodes": 2, "stop": {"rounds": 1}, "compute": compute, "engine": engine}
-    gossamer.run(Experiment.of({**SETTINGS, **changes}), tmp_path, observer=Watcher())
-    assert any(text.startswith("compute: ") for text in Watcher.texts) == said
-
-
 def test_an_end_by_time_does_not_wait_for_what_is_queued(tmp_path: Path) -> None:
     """What has left by then is counted: nothing here."""
     network = {"name": "uniform", "bandwidth_mbps": 0.05}  # a chunk in 2.6 s
-    run = play(tmp_path, network=network, stop={"time_s": 1.0}, engine="processes")
+    run = play(tmp_path, notes := Notes(), network=network, stop={"time_s": 1.0}, engine="processes")
+    assert not notes.of_compute  # it is the one that holds if nothing is said
     rows = last_rows(run)
     assert rows["round"].max() == 0
     assert rows["bytes_sent"].sum() == 0

@@ -14,9 +14,9 @@ from typing import Any
 from gossamer.messages import encode, pack_head
 from gossamer.messages.tags import Message, Sending
 from gossamer.runtime.processes.security.trust import Security
-from gossamer.runtime.processes.transport.decoder import Decoder
+from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.transport import Transport, listen
-from gossamer.runtime.processes.transport.wire import Event, chunks, hello
+from gossamer.runtime.processes.transport.wire import Decoder, Event, chunks, hello
 
 TOKEN = b"the run's token."
 LIMIT = 4_000_000
@@ -56,24 +56,24 @@ class Peer:
         self.lost: list[tuple[int, str]] = []
         self.events: list[tuple[str, str]] = []
         self.found: list[int] = []
-        self.statuses: list[tuple[int, bytes]] = []
         self.failures: list[Exception] = []
         self.changed = asyncio.Event()
         clock = itertools.count()
         self.transport = Transport(
-            rank,
             listener,
-            addresses,
-            TOKEN,
-            limit=limit,
-            deliver=lambda message: self._note(self.inbox, message),
-            lost=lambda rank, why: self._note(self.lost, (rank, why)),
-            event=lambda kind, text: self._note(self.events, (kind, text)),
-            now=lambda: float(next(clock)),
-            failed=lambda error: self._note(self.failures, error),
-            found=lambda rank: self._note(self.found, rank),
-            heard=lambda rank, status: self._note(self.statuses, (rank, status)),
-            **{"security": securities[rank] if securities else None, **options},
+            Endpoint(
+                rank,
+                addresses,
+                TOKEN,
+                limit=limit,
+                deliver=lambda message: self._note(self.inbox, message),
+                lost=lambda rank, why: self._note(self.lost, (rank, why)),
+                event=lambda kind, text: self._note(self.events, (kind, text)),
+                now=lambda: float(next(clock)),
+                failed=lambda error: self._note(self.failures, error),
+                found=lambda rank: self._note(self.found, rank),
+                **{"security": securities[rank] if securities else None, **options},
+            ),
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic

@@ -77,8 +77,13 @@ class Scene:
         network_ = drawn or Uniform(**network)
         kind = FifoLinks if network_.sharing == "fifo" else FairLinks
         inboxes = [partial(self._deliver, to) for to in range(nodes)]
-        watch = lambda *seen: self.watched.append(seen)  # noqa: E731
-        self.links = kind(self.clock, network_, nodes, seed, 2**40, inboxes, watch)
+        self.links = kind(self.clock, network_, nodes, seed, 2**40, inboxes, self._watch)
+
+    def _watch(self, source: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
+        self.watched.append((source, to, round(start_s * 1e9), round(end_s * 1e9), nbytes))
+
+    def busy(self, rank: int) -> tuple[float | None, float | None]:
+        return self.links.busy_seconds(rank, self.links.traffic(rank))
 
     def _deliver(self, to: int, message: Message) -> None:
         self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))

@@ -1,4 +1,4 @@
-"""The simulator on a GPU, and the device of its vectors. Tests that need a GPU are skipped by name."""
+"""The simulator on a GPU. Tests that need one are skipped by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import torch
 
 import gossamer
 from gossamer import Experiment
-from gossamer.runtime.setup import prepare
-from gossamer.runtime.simulate import simulation
-from gossamer.runtime.simulate.simulation import rows_device
 
 MLP: dict[str, Any] = {
     "nodes": 8,
@@ -23,7 +20,6 @@ MLP: dict[str, Any] = {
     "evaluation": {"every_rounds": 5},
     "stop": {"rounds": 5},
 }
-PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a run on a GPU")
 
 
@@ -33,40 +29,12 @@ def final(out: Path, **changes: Any) -> torch.Tensor:
     return run.parameters
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "vectors"), [({"name": "sgd"}, 3), ({"name": "sgd", "momentum": 0.9}, 5)]
-)
-def test_the_store_is_on_the_gpu_if_it_fits(
-    monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any], vectors: int
-) -> None:
-    """Three vectors a node (before a step, after it, mixed), and the optimizer's state before and after it."""
-    setup = prepare(Experiment.of({**MLP, "optimizer": {"lr": 0.1, **optimizer}}))
-    needed = 4 * 8 * vectors * PARAMETERS
-    for free, expected in (
-        (needed / simulation.MAX_FILLED + 4, "cuda"),
-        (needed / simulation.MAX_FILLED - 4, "cpu"),
-    ):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (int(free), 1 << 40))
-        assert rows_device("cuda", setup) == expected
-    assert rows_device("cpu", setup) == "cpu"
-
-
 @needs_gpu
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, trainer: str) -> None:
     on_cpu = final(tmp_path / "cpu", engine={"trainer": trainer})
     on_gpu = final(tmp_path / "gpu", engine={"trainer": trainer, "device": "cuda"})
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
-
-
-@needs_gpu
-def test_a_store_that_does_not_fit_a_gpu_is_kept_in_host_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_cpu = final(tmp_path / "cpu", engine={"trainer": "batched"})
-    monkeypatch.setattr(simulation, "MAX_FILLED", 0.0)
-    mixed = final(tmp_path / "gpu", engine={"trainer": "batched", "device": "cuda"})
-    torch.testing.assert_close(mixed, on_cpu, rtol=1e-4, atol=1e-5)
 
 
 @needs_gpu

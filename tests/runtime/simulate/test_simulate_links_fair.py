@@ -160,7 +160,7 @@ def test_cancelling_at_any_instant_counts_what_is_gone_and_gives_way(at_ms: int)
     assert (traffic.messages_sent, traffic.messages_cancelled) == ((2, 1) if outcome[0] else (3, 0))
     assert scene.links.traffic(1).bytes_received == 50_000 + gone
     assert ends[0, 2] == pytest.approx((200_000 + gone) * BYTE, abs=2)  # the uplink is never idle
-    assert scene.links.sending_seconds(0) == pytest.approx((200_000 + gone) / 1e6)
+    assert scene.busy(0)[0] == pytest.approx((200_000 + gone) / 1e6)
 
 
 def test_a_cancelled_message_lets_the_next_of_its_pair_begin() -> None:
@@ -181,7 +181,7 @@ def test_bytes_are_counted_as_they_leave(at_ms: int) -> None:
     scene.send(0, 1, of_size(100_000))
     scene.send(0, 2, of_size(200_000))
     seen = []
-    scene.at(at_ms * MS, lambda: seen.append((scene.links.traffic(0), scene.links.sending_seconds(0))))
+    scene.at(at_ms * MS, lambda: seen.append((scene.links.traffic(0), scene.busy(0)[0])))
     scene.play()
     assert seen[0][0].bytes_sent == pytest.approx(min(at_ms * 1000, 300_000), abs=2)
     assert seen[0][0].messages_sent == (at_ms >= 200) + (at_ms >= 300)

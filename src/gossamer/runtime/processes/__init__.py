@@ -2,15 +2,15 @@
 
 ::
 
-    launcher       in the user's process: starts the coordinator, shows what it says, collects the models
-    coordinator/   carries out the decisions of gossamer.runtime.lifecycle, records the run, puts checkpoints together
-    worker/        forks the nodes of one machine and relays for them; on other machines, a process that joins with a token
+    launcher       in the user's process: starts the coordinator (fork_server), shows what it says, collects the models
+    coordinator/   decides (lifecycle), records the run, puts checkpoints together, and knows the workers
+    worker/        forks the nodes of one machine; on other machines, a process that joins with a token
     node_process/  the process of one node: its clock, its computations, its checkpoints
     transport/     messages between nodes
     security/      who may speak to a node, and who may join a run
     system/        shared memory, CPU slots, open files, and the ends of processes
 
     protocol, channel    typed messages between launcher, coordinator, workers and nodes
-    session, parts       the same between machines: numbered, kept until acknowledged; files in pieces
+    session              the same between machines: numbered, and kept until they are acknowledged
     executors            Ray and others, which start workers
 """

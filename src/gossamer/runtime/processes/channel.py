@@ -29,7 +29,7 @@ M = TypeVar("M")
 
 
 class ChannelError(Exception):
-    """The other end said something that no process of this version says."""
+    """The other end has sent an invalid message."""
 
 
 def pack(message: Message) -> bytes:
@@ -140,14 +140,14 @@ class Channel(Generic[M]):
 
 
 class SelectorChannel(Generic[M]):
-    """One end, for a process that waits on a selector and must not block: what the other end does not read waits here.
+    """One end, for a process that waits on a selector and must not block: messages wait here until the other end reads.
 
     Args:
         end: a connected socket, perhaps with TLS.
         kinds: the union of the messages that may come.
         selector: where it is registered while it is open; the data of a key is a function to call with the events.
-        handle: called with the messages that have come together; may raise :class:`ChannelError` too.
-        gone: called when the other end is gone, with what it said if no process of this version says that.
+        handle: called with the messages that have come together; raises :class:`ChannelError` for one that is invalid.
+        gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
         largest: bytes of a message at most.
         more: gives a frame to send once everything else is sent; empty where there is none.
 

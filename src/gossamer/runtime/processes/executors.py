@@ -73,7 +73,7 @@ class RayExecutor(Executor):
             ) from None
         self._own = not self._ray.is_initialized()
         if self._own:
-            self._ray.init(log_to_driver=False, logging_level="WARNING")
+            self._ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in a task."""

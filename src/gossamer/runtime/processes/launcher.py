@@ -16,7 +16,7 @@ from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
-from gossamer.runtime.recording import Observer, stopwatch
+from gossamer.runtime.recording import Observer
 from gossamer.runtime.signals import ending_signals
 
 
@@ -60,7 +60,7 @@ class ProcessesEngine:
 
     def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
         """Run to the end. Failures of nodes are in the outcome, with what was recorded until then kept."""
-        wall, time_s = stopwatch(0.0 if cut is None else cut.wall_s), 0.0
+        wall_s, time_s = 0.0 if cut is None else cut.wall_s, 0.0  # by the nodes' clock, as in the rows
         observer.start(self.description)
         for text in self._notes:
             observer.say(text)
@@ -80,7 +80,7 @@ class ProcessesEngine:
                         time_s = max(time_s, now_s)
                     case NewRow(row=row):
                         observer.row(row)
-                        time_s = max(time_s, row["time_s"])
+                        time_s, wall_s = max(time_s, row["time_s"]), max(wall_s, row["wall_s"])
                     case Say(text=text):
                         observer.say(text)
         if ended is None:
@@ -95,7 +95,7 @@ class ProcessesEngine:
         return Outcome(
             ended.reason,
             time_s,
-            wall(),
+            wall_s,
             parameters,
             buffers,
             None if ended.failure is None else RunFailed(**ended.failure),

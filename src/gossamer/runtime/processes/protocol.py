@@ -32,7 +32,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ready(Message):
-    """The node accepts connections and waits for :class:`Go`."""
+    """The node accepts connections and waits for :class:`Go`, or a worker has prepared its :class:`Job`."""
 
 
 class Progress(Message):
@@ -47,19 +47,12 @@ class TimeUp(Message):
 
 
 class Row(Message):
-    """The node was recorded. ``slot`` says where in the shared memory its model is; None: nowhere."""
+    """The node was recorded."""
 
     moment: Moment
     row: dict[str, Any]
-    slot: int | None
-
-
-class View(Message):
-    """The ranks that the node knew at an evaluation point, where neighbours are sampled."""
-
-    moment: Moment
-    round: int
-    ranks: list[int]
+    slot: int | None  # where its model is in the shared memory
+    view: list[int] | None = None  # the ranks that it knew, where neighbours are sampled
 
 
 class Done(Message):
@@ -132,16 +125,10 @@ class Event(Message):
 
 
 class Unreachable(Message):
-    """The node can't reach a peer."""
+    """The node can't reach a peer; None: it reaches it again."""
 
     rank: int
-    why: str
-
-
-class Reachable(Message):
-    """The node reaches a peer again."""
-
-    rank: int
+    why: str | None
 
 
 class Failed(Message):
@@ -153,9 +140,9 @@ class Failed(Message):
 
 
 Course = Ready | Progress | TimeUp | Done | Final | Failed | Crash
-Recorded = Row | View | Event
+Recorded = Row | Event
 Checkpointing = Marked | Saved | RestartSaved | Broken
-Contact = At | Idle | Unreachable | Reachable
+Contact = At | Idle | Unreachable
 FromNode = Course | Recorded | Checkpointing | Contact
 
 
@@ -163,21 +150,15 @@ FromNode = Course | Recorded | Checkpointing | Contact
 
 
 class Arrival(Message):
-    """How a node takes part that starts, or returns, while the others run.
+    """How a node takes part that starts while the others run."""
 
-    Args:
-        first: the round that it begins with.
-        together: (rank, round): from that round on it and another node wait for each other.
-        start_from: the model that it begins with.
-        tick: the first instant of the time grid at which it is recorded.
-        traffic: its counters in its last row.
-    """
-
-    first: int
-    together: Sequence[tuple[int, int]]
+    first: int  # the round that it begins with
+    together: Sequence[
+        tuple[int, int]
+    ]  # ranks, and the round from which on it and that node wait for each other
     start_from: StartFrom
-    tick: int
-    traffic: dict[str, int]
+    tick: int  # the first instant of the time grid at which it is recorded
+    traffic: dict[str, int]  # its counters in its last row
 
 
 class Go(Message):
@@ -188,7 +169,7 @@ class Go(Message):
 
 
 class Finish(Message):
-    """The run is over: take checkpoint ``checkpoint`` if there is one, and record once more if ``row``."""
+    """The run is over. A node takes checkpoint ``checkpoint`` if there is one, and is recorded once more if ``row``."""
 
     reason: str
     checkpoint: int | None = None
@@ -240,17 +221,10 @@ class Find(Message):
 
 
 class Meet(Message):
-    """Wait for a peer from this round on."""
+    """Wait for each of these peers from a round on: (rank, round). Go on in round ``first``, unless that is None."""
 
-    rank: int
-    since: int
-
-
-class Met(Message):
-    """Go on in round ``first``, together with the others from these rounds on."""
-
-    first: int
     together: list[tuple[int, int]]
+    first: int | None = None
 
 
 class Slots(Message):
@@ -271,22 +245,9 @@ class Moved(Message):
     port: int
 
 
-ToNode = (
-    Go
-    | Finish
-    | Leave
-    | Slots
-    | Consumed
-    | Snapshot
-    | Expect
-    | Kept
-    | Drop
-    | Lost
-    | Find
-    | Meet
-    | Met
-    | Moved
-)
+Order = Go | Finish | Leave | Slots | Consumed
+News = Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Moved
+ToNode = Order | News
 
 
 # --- coordinator -> worker
@@ -329,41 +290,24 @@ class Signal(Message):
 
 
 class Job(Message):
-    """What a worker on another machine is to prepare, after the run's files.
+    """What a worker that has joined is to prepare, after the run's files."""
 
-    Args:
-        experiment: YAML; names files relative to the worker's folder.
-        digest: of the experiment as the coordinator has it, for checkpoints.
-        first_checkpoint: the number of the next checkpoint.
-        token: 16 bytes by which the nodes of this run know each other.
-        certificates: of every rank (DER).
-        reconnect_s: seconds for which the worker tries to reach a coordinator that it has lost.
-    """
-
-    experiment: str
-    digest: str
-    first_checkpoint: int
-    token: bytes
-    certificates: list[bytes]
-    reconnect_s: float
+    experiment: str  # YAML; names files relative to the worker's folder
+    digest: str  # of the experiment that the coordinator has, for checkpoints
+    first_checkpoint: int  # the number of the next one
+    token: bytes  # by which the nodes of this run know each other
+    certificates: list[bytes]  # of every rank (DER)
+    reconnect_s: float  # for how long the worker tries to reach a coordinator that it has lost
 
 
 class File(Message):
-    """A file or a model, which travels before the messages about it.
-
-    Args:
-        kind: what it is.
-        rank: the node that it belongs to.
-        number: of the checkpoint, or the slot of a model.
-        data: all of it.
-        name: of a file of the experiment.
-    """
+    """A file or a model, which travels before the messages about it."""
 
     kind: Literal["experiment", "manifest", "checkpoint", "restart", "model", "timeline"]
     rank: int
-    number: int
+    number: int  # of the checkpoint, or the slot of a model
     data: bytes
-    name: str = ""
+    name: str = ""  # of a file of the experiment
 
 
 class Acknowledge(Message):
@@ -372,14 +316,8 @@ class Acknowledge(Message):
     count: int
 
 
-class Dismiss(Message):
-    """The run is over: end all nodes, and the worker."""
-
-    reason: str
-
-
 ToPool = Listen | Addresses | Fork | Tell | Signal
-ToWorker = ToPool | Job | File | Acknowledge | Dismiss
+ToWorker = ToPool | Job | File | Acknowledge | Finish
 
 
 # --- worker -> coordinator
@@ -414,10 +352,6 @@ class Said(Message):
     message: FromProcess
 
 
-class Fit(Message):
-    """The worker has prepared its :class:`Job`, and can take nodes."""
-
-
 class Refused(Message):
     """The experiment can't be run, or the worker can't join."""
 
@@ -425,7 +359,7 @@ class Refused(Message):
 
 
 FromPool = Addresses | Said
-FromWorker = FromPool | Fit | Refused | File | Acknowledge
+FromWorker = FromPool | Ready | Refused | File | Acknowledge
 
 
 # --- joining: the worker dials, and both prove that they know the token
@@ -525,18 +459,11 @@ class Say(Message):
 
 
 class Ended(Message):
-    """The run is over.
-
-    Args:
-        reason: see ``Outcome.reason``.
-        failure: the arguments of :class:`~gossamer.errors.RunFailed`, if it failed.
-        private: the memory that nodes shared with no other process, bytes: mean and maximum.
-        execution: how steps and evaluations were computed, see ``Outcome.execution``.
-    """
+    """The run is over (see :class:`~gossamer.runtime.outcome.Outcome`)."""
 
     reason: str
-    failure: dict[str, Any] | None
-    private: dict[str, float] | None
+    failure: dict[str, Any] | None  # the arguments of RunFailed
+    private: dict[str, float] | None  # bytes, mean and maximum over the nodes
     execution: dict[str, dict[str, int]]
 
 

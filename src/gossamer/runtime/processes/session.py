@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from gossamer.errors import BadInput
 from gossamer.runtime.processes.channel import ChannelError, SelectorChannel, pack
 from gossamer.runtime.processes.protocol import Acknowledge, Message
 
@@ -38,6 +39,19 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_s))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address stands in brackets.
+
+    Raises:
+        BadInput: for anything else.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):
+        raise BadInput(f"{text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
+    return host.strip("[]"), int(port)
 
 
 class Outbox:
@@ -111,7 +125,7 @@ class Session(Generic[M]):
         folder: where messages wait.
         selector: where its connections are registered.
         handle: called with each message.
-        gone: called when a connection is gone, with what the other end said if no process of this version says that.
+        gone: called when a connection is gone, or has brought an invalid message; with what is wrong with that, or None.
 
     Attributes:
         channel: the connection; None while there is none.

@@ -21,7 +21,7 @@ from gossamer.results.recorder import read_metrics
 from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext, SimHost
 from gossamer.runtime.simulate.recording import SimRecorder
-from gossamer.runtime.simulate.transfer import Transfer
+from gossamer.runtime.simulate.transfer import NEVER_NS, Transfer
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
 Numbered = tuple[int, int, int]
@@ -29,15 +29,8 @@ Numbered = tuple[int, int, int]
 
 
 class InFlight:
-    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair.
-
-    Args:
-        nodes: number of nodes.
-        landed: called with each message that is not in flight any more.
-
-    Attributes:
-        sent: by sender and receiver, how many messages were sent.
-    """
+    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair;
+    ``sent`` counts them by sender and receiver, and ``landed`` is called with each one that is not in flight any more."""
 
     def __init__(self, nodes: int, landed: Callable[[Numbered], None]) -> None:
         self._landed = landed
@@ -46,9 +39,8 @@ class InFlight:
 
     def numbered(self, message: Message, to: int) -> Message:
         """The message with its number."""
-        sent = self.sent[message.source]
-        number = sent.get(to, 0)
-        sent[to] = number + 1
+        number = self.sent[message.source].get(to, 0)
+        self.sent[message.source][to] = number + 1
         return replace(message, number=number)
 
     def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
@@ -61,11 +53,7 @@ class InFlight:
             self._landed((message.source, to, message.number))
 
     def before(self, sent: Mapping[int, Mapping[int, int]]) -> set[Numbered]:
-        """The messages in flight among the first ones of each pair.
-
-        Args:
-            sent: by sender and receiver, the number of first messages.
-        """
+        """The messages in flight among the first ones of each pair, whose number is given by sender and receiver."""
         return {
             (source, to, number)
             for source, flying in enumerate(self._flying)
@@ -80,12 +68,13 @@ class InFlight:
                 if isinstance(due, int):
                     yield message, to, due
                 elif not due.lost:
-                    yield message, to, due.due_ns
+                    began = due.start_ns != NEVER_NS
+                    yield message, to, due.end_ns + due.latency_ns if began else None
 
-    def uncounted(self, rank: int) -> tuple[int, int]:
-        """How many of a node's messages have not left yet, and their bytes."""
+    def unsent(self, rank: int, now_ns: int) -> tuple[int, int]:
+        """How many of a node's messages have not left completely yet, and their bytes."""
         transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
-        sizes = [transfer.size for transfer in transfers if not transfer.counted]
+        sizes = [transfer.size for transfer in transfers if transfer.end_ns > now_ns]
         return len(sizes), sum(sizes)
 
 
@@ -102,16 +91,8 @@ class SimCheckpoints:
     """Saves all nodes of a simulation, and writes the checkpoints in a thread.
 
     A checkpoint is complete when every node has been saved at the end of one of its rounds, and every message that was sent
-    before its sender was saved has arrived or been lost.
-
-    Args:
-        context: what all parts of the simulation share.
-        recorder: the record at the time of a checkpoint.
-        folder: the run's folder.
-        cut: the checkpoint from which the run is resumed, if any.
-        nodes: all nodes at their start; they are restored when the run is resumed.
-        hosts: the nodes' hosts.
-        place: puts a tensor that was read from a file where the simulation keeps it.
+    before its sender was saved has arrived or been lost. With a ``cut``, the nodes are restored from it first; ``place`` puts
+    a tensor that was read from a file where the simulation keeps it.
 
     Attributes:
         inboxes: by rank, the function that receives a node's messages.
@@ -136,14 +117,9 @@ class SimCheckpoints:
         self._asked = experiment.checkpoint
         self._folder = CheckpointFolder(folder.checkpoints, experiment)
         self._flights = links.flights = InFlight(len(nodes), self._landed)
+        now, repeats = context.clock.now, experiment.algorithm.gathers
         self._nodes = [
-            NodeSnapshots(
-                node.deliver,
-                context.clock.now,
-                experiment.algorithm.gathers,
-                partial(links.uncount, node.rank),
-            )
-            for node in nodes
+            NodeSnapshots(node.deliver, now, repeats, partial(links.uncount, node.rank)) for node in nodes
         ]
         self.inboxes = [each.deliver for each in self._nodes]
         before = 0 if cut is None else made(self._asked, cut)
@@ -233,10 +209,9 @@ class SimCheckpoints:
         if not self._asked.on:
             return
         number = max(self._made, default=0) + 1
-        ranks = range(len(self._nodes))
-        saved = {rank: self._nodes[rank].cut(number) for rank in ranks}
+        saved = {rank: node.cut(number) for rank, node in enumerate(self._nodes)}
         self._incomplete = {number: _Incomplete(saved, dict(enumerate(self._sent)))}
-        arriving: list[list[Arrival]] = [[] for _ in ranks]
+        arriving: list[list[Arrival]] = [[] for _ in self._nodes]
         for message, to, due_ns in self._flights.arriving():
             if message.number < self._sent[message.source].get(to, 0):
                 # A message that has not begun to leave arrives as soon as its receiver goes on.
@@ -255,10 +230,8 @@ class SimCheckpoints:
             parts = [replace(p, arriving=[*p.arriving, *arriving[p.rank]]) for p in parts]
         self._context.mixing.settle()
         self._report()
-        write = partial(
-            self._write, number + self._offset, parts, self._recorder.wall(), self._context.executor.chosen
-        )
-        self._written = self._writer.submit(write)
+        wall_s, trainer = self._recorder.wall(), self._context.executor.chosen
+        self._written = self._writer.submit(self._write, number + self._offset, parts, wall_s, trainer)
 
     def _write(self, number: int, parts: Sequence[Checkpoint], wall_s: float, trainer: str | None) -> None:
         for part in parts:

@@ -15,7 +15,7 @@ import heapq
 import math
 import selectors
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
 from enum import IntEnum
 from operator import itemgetter
@@ -85,8 +85,7 @@ class Clock:
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
     ) -> ClockEvent:
-        """Schedule a call for a node; an instant in the past means now. A background call only observes: no node waits for
-        it."""
+        """Schedule a call for a node; an instant in the past means now. No node waits for a background call."""
         event = ClockEvent(call, self, background)
         # Each rank has its own sequence, so that no node can reorder what another one does.
         sequence = self._sequences.get(rank, 0)
@@ -116,8 +115,7 @@ class Clock:
             self._cancelled = 0
 
     def advance(self) -> None:
-        """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the events of the next
-        instant.
+        """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next instant's events.
 
         Raises:
             Deadlock: if nothing is left that could wake a node while some node still waits.
@@ -157,27 +155,23 @@ class Clock:
             call()
         self._count_pass(calls[-1][0])
 
-    def stop(self) -> None:
-        """Stop time at the end of a run. Tasks may still end at this instant."""
-        self._stopped, self._turns = True, 0
+    def _count_pass(self, rank: int) -> None:
+        self._passes += 1
+        if self._passes > MAX_PASSES:
+            raise self._spinning(f"node {rank} keeps running without letting time pass", rank)
 
     def count_turn(self) -> None:
         """Count a turn of the event loop; their number at one instant is limited."""
         self._turns += 1
         if self._turns > MAX_PASSES:
-            raise RunFailed(
-                f"virtual time stands still at {self.now():.9f} s: a task keeps running without letting time pass (a"
-                " loop around asyncio.sleep(0)?)"
-            )
+            raise self._spinning("a task keeps running without letting time pass")
 
-    def _count_pass(self, rank: int) -> None:
-        self._passes += 1
-        if self._passes > MAX_PASSES:
-            raise RunFailed(
-                f"virtual time stands still at {self.now():.9f} s: node {rank} keeps running without letting"
-                " time pass (a loop around an await that takes no time?)",
-                node=rank,
-            )
+    def _spinning(self, how: str, rank: int | None = None) -> RunFailed:
+        return RunFailed(f"virtual time stands still at {self.now():.9f} s: {how}", node=rank)
+
+    def stop(self) -> None:
+        """Stop time at the end of a run. Tasks may still end at this instant."""
+        self._stopped, self._turns = True, 0
 
 
 def to_ns(seconds: float) -> int:
@@ -191,23 +185,12 @@ def to_ns(seconds: float) -> int:
     return round(seconds * NS)
 
 
-class _VirtualSelector(selectors.BaseSelector):
+class _VirtualSelector(selectors.SelectSelector):
     """Lets virtual time pass instead of waiting for file descriptors."""
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
-        self._keys: dict[int, selectors.SelectorKey] = {}
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
-        self._keys[fd] = selectors.SelectorKey(fileobj, fd, events, data)
-        return self._keys[fd]
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._keys.pop(fileobj if isinstance(fileobj, int) else fileobj.fileno())
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:  # no callback is ready, and asyncio has no timer
@@ -224,6 +207,10 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
     _ready: deque[asyncio.Handle]
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(_VirtualSelector(clock))
+        self.time = clock.now  # type: ignore[method-assign]
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
@@ -233,8 +220,5 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def new_loop(clock: Clock) -> asyncio.AbstractEventLoop:
-    """An asyncio event loop that runs on a clock's time. It serves coroutines, tasks and futures, but no sockets and no
-    executors."""
-    loop = _VirtualLoop(_VirtualSelector(clock))
-    loop.time = clock.now  # type: ignore[method-assign]
-    return loop
+    """An asyncio event loop on a clock's time. It serves coroutines, tasks and futures, but no sockets and no executors."""
+    return _VirtualLoop(clock)

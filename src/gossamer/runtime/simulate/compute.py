@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,11 +17,10 @@ from typing import Any
 from gossamer.config import Simulate
 from gossamer.errors import cause
 from gossamer.learning.batched import BatchedTrainer
-from gossamer.learning.batched_evaluate import BatchedEvaluator
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Computation, ComputationKind, execute
-from gossamer.learning.evaluate import Evaluator, Found, columns_each
+from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
 from gossamer.learning.workers import Workers
@@ -50,7 +49,7 @@ class Compute:
         seconds: gives the duration of a computation that starts now.
         execute: runs jobs of one kind as a batch; gives results in order.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called when a computation has ended or is cancelled while it runs, with its start and end in nanoseconds.
+        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
     """
 
     def __init__(
@@ -59,25 +58,22 @@ class Compute:
         seconds: Callable[[Computation], float],
         execute: Callable[[ComputationKind, Sequence[Any]], list[Any]],
         settle: Callable[[], None] = lambda: None,
-        watch: Callable[[Computation, int, int], None] | None = None,
+        watch: Callable[[int, ComputationKind, float, float], None] | None = None,
     ) -> None:
         self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
         self._watch = watch
-        self._queues: dict[int, deque[_Queued]] = {}
+        self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
         # Not computed yet.
         self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
 
-    def submit(self, computation: Computation) -> Awaitable[Any]:
-        """Queue a computation at its node; the awaitable gives what ``commit`` returns, at the due instant."""
+    async def submit(self, computation: Computation) -> Any:
+        """Queue a computation at its node; gives what ``commit`` returns, at the due instant."""
         entry = _Queued(computation, asyncio.get_running_loop().create_future())
-        queue = self._queues.setdefault(computation.rank, deque())
+        queue = self._queues[computation.rank]
         queue.append(entry)
         if len(queue) == 1:
             self._start(queue)
-        return self._wait(entry)
-
-    async def _wait(self, entry: _Queued) -> Any:
         try:
             return await entry.future
         except asyncio.CancelledError:
@@ -101,28 +97,28 @@ class Compute:
                 break
 
     def _cancel(self, entry: _Queued) -> None:
-        queue = self._queues[entry.computation.rank]
+        computation = entry.computation
+        queue = self._queues[computation.rank]
         if entry not in queue:
             return  # it has been committed
         running = queue[0] is entry
         queue.remove(entry)
         if running:
-            self._under_way[entry.computation.kind].pop(entry.computation.rank, None)
-            self._ended(entry)
-        if entry.due is not None:
+            assert entry.due is not None
             entry.due.cancel()
-        if running:
+            self._under_way[computation.kind].pop(computation.rank, None)
+            self._ended(entry)
             self._start(queue)
 
     def _ended(self, entry: _Queued) -> None:
-        now = self._clock.now_ns
-        self._busy_ns[entry.computation.rank] += now - entry.start_ns
+        computation, now = entry.computation, self._clock.now_ns
+        self._busy_ns[computation.rank] += now - entry.start_ns
         if self._watch is not None:
-            self._watch(entry.computation, entry.start_ns, now)
+            self._watch(computation.rank, computation.kind, entry.start_ns / NS, now / NS)
 
     def busy_seconds(self, rank: int) -> float:
         """The total time that a node's computations have run, seconds."""
-        queue = self._queues.get(rank)
+        queue = self._queues[rank]
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
@@ -137,10 +133,9 @@ class Compute:
         queue.popleft()
         self._ended(entry)
         self._start(queue)
-        if isinstance(entry.result, Exception):
-            entry.future.set_exception(entry.result)
-            return
         try:
+            if isinstance(entry.result, Exception):
+                raise entry.result
             entry.future.set_result(entry.computation.commit(entry.result))
         except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
             entry.future.set_exception(error)
@@ -149,15 +144,14 @@ class Compute:
         """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
         order in which they began, because their vectors lie in this order in the store."""
         under_way, self._under_way[kind] = self._under_way[kind], {}
-        entries = list(under_way.values())
         self._settle()
-        jobs = []
-        for entry in entries:
+        prepared, jobs = [], []
+        for entry in under_way.values():
             try:
                 jobs.append(entry.computation.prepare())
+                prepared.append(entry)
             except Exception as error:  # noqa: BLE001 - what reads a user's task may raise anything; the node reports it
                 entry.result = error
-        prepared = [entry for entry in entries if entry.result is _PENDING]
         for entry, result in zip(prepared, self._attempt(kind, jobs), strict=True):
             entry.result = result
 
@@ -179,19 +173,8 @@ _TRAINERS: dict[str, type[Trainer]] = {
 
 
 class Executor:
-    """Trains and evaluates models. Without a named trainer it measures which one is faster, and chooses it.
-
-    Args:
-        setup: the run's setup.
-        rows: the pool of parameter vectors.
-        workers: share the work.
-        profile: records how long it takes.
-        model: gives a node's present model, to measure with.
-        say: called with the trainer that was chosen, and why.
-
-    Attributes:
-        trainer: the trainer; the choice may replace it before the first step or evaluation.
-    """
+    """Trains and evaluates models with the ``trainer``. Without a named one it measures which is faster, with the present
+    models of some nodes, and chooses it before the first step or evaluation."""
 
     def __init__(
         self,
@@ -208,8 +191,7 @@ class Executor:
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
         self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))
         samples = setup.experiment.evaluation.samples
-        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers)
-        self._batched_evaluator = BatchedEvaluator(self._evaluator, rows, say)
+        self._evaluator = Evaluator(setup.task, setup.experiment.seed, samples, options.device, workers, say)
         self._to_choose = options.trainer == "auto"
 
     @property
@@ -219,26 +201,27 @@ class Executor:
 
     def forms(self) -> dict[str, dict[str, int]]:
         """How steps and evaluations were computed: recorded, or eagerly and why."""
-        return {"train": self.trainer.forms(), "evaluate": self._current_evaluator.forms()}
+        return {"train": self.trainer.forms(), "evaluate": self._evaluator.forms()}
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         """Run jobs of one kind; gives results in the jobs' order."""
         if self._to_choose and kind is not ComputationKind.APPLY:
             self._choose()
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
-            return execute(kind, jobs, self.trainer, self._current_evaluator)
+            return execute(kind, jobs, self.trainer, self._ready_evaluator)
 
     def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
         """The recorded columns of models, in order; an exception of the user's code stands in place of its result."""
         if self._to_choose:
             self._choose()
         with self._profile.part("evaluate"):
-            return columns_each(self._current_evaluator, models)
+            return self._ready_evaluator.columns_each(models)
 
     @property
-    def _current_evaluator(self) -> Evaluator | BatchedEvaluator:
-        """A trainer of many nodes at once goes with an evaluator of many: the recorded trainer's name determines both."""
-        return self._batched_evaluator if self.trainer.nodes else self._evaluator
+    def _ready_evaluator(self) -> Evaluator:
+        """A trainer of many nodes at once goes with evaluation of many: the recorded trainer's name determines both."""
+        self._evaluator.rows = self._rows if self.trainer.nodes else None
+        return self._evaluator
 
     def _build(self, kind: type[Trainer]) -> Trainer:
         return kind(

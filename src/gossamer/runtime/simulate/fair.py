@@ -42,7 +42,6 @@ class _Connection(Flow):
     Args:
         source: the node.
         key: identifies the connection among the node's connections.
-        to: receiver of the first message.
         rest: bytes of the first message that had not left at ``since_ns``.
         pause: the rest at which the next step is due: the last window, or 0.
         due_ns: when that is, at the present rate.
@@ -50,7 +49,6 @@ class _Connection(Flow):
 
     source: int = 0
     key: int = 0
-    to: int = 0
     messages: deque[Transfer] = field(default_factory=deque)
     rest: float = 0.0
     since_ns: int = 0
@@ -74,14 +72,11 @@ class _Connection(Flow):
 
 
 class FairLinks(Links):
-    """Links that all connections share at once.
+    """Links that all connections share at once: equally with ``sharing: fair`` and ``in-turn``; with ``rtt-fair`` by the
+    inverse of the path's round-trip time (twice its latency, at least :data:`LEAST_RTT_S`)."""
 
-    Shares are equal with ``sharing: fair`` and ``in-turn``. With ``rtt-fair`` they are weighted by the inverse of the path's
-    round-trip time (twice its latency, at least :data:`LEAST_RTT_S`).
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._by_rtt = self._network.sharing == "rtt-fair"
         self._in_turn = self._network.sharing == "in-turn"
         self._connections: list[dict[int, _Connection]] = [{} for _ in range(self._nodes)]
@@ -97,25 +92,20 @@ class FairLinks(Links):
     # --- connections
 
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        source, key = message.source, self._key(to)
+        source, key = message.source, 0 if self._in_turn else to
         transfer = Transfer(self, message, to, size, size)
         connection = self._connections[source].get(key)
         if connection is None:
             connection = self._connections[source][key] = _Connection(source=source, key=key)
-            connection.messages.append(transfer)
+        connection.messages.append(transfer)
+        if len(connection.messages) == 1:
             self._begin(connection)
             self._update_at(self.clock.now_ns)
-        else:
-            connection.messages.append(transfer)
         return transfer
-
-    def _key(self, to: int) -> int:
-        return 0 if self._in_turn else to
 
     def _begin(self, connection: _Connection) -> None:
         """The first message of a connection begins to leave."""
         transfer = connection.messages[0]
-        connection.to = transfer.to
         connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
         path = self._leave(transfer)
@@ -139,7 +129,9 @@ class FairLinks(Links):
 
     def _end(self, connection: _Connection) -> None:
         """The first message of a connection has left or was cancelled: the next one begins, if any."""
-        connection.messages.popleft()
+        carried = connection.messages.popleft().carried
+        for link in connection.links[1:-1]:
+            self._carried[link] += carried
         if connection.messages:
             self._begin(connection)
         else:
@@ -198,7 +190,6 @@ class FairLinks(Links):
             return
         transfer.end_ns = now
         self._left(transfer)
-        self._carry(connection, transfer.size)
         if transfer.lost:
             transfer.accept_at(now)
         else:
@@ -214,13 +205,13 @@ class FairLinks(Links):
     def _withdraw(self, transfer: Transfer) -> bool:
         if transfer.end_ns <= self.clock.now_ns:
             return False
-        connection = self._connections[transfer.message.source][self._key(transfer.to)]
+        key = 0 if self._in_turn else transfer.to
+        connection = self._connections[transfer.message.source][key]
         if connection.messages[0] is not transfer:
             connection.messages.remove(transfer)
             return True
         gone = connection.gone_by(self.clock.now_ns)
         self._interrupt(transfer, gone)
-        self._carry(connection, gone)
         if gone and not transfer.lost:
             self._arrive(transfer)
         self._end(connection)
@@ -232,7 +223,7 @@ class FairLinks(Links):
         self._add_capacity(before)
         for connection in self._all():
             transfer = connection.messages[0]
-            path = self._conditions.path(connection.source, connection.to)
+            path = self._conditions.path(connection.source, transfer.to)
             transfer.lost = transfer.lost or path is None
             connection.advance(now)
             self._route(connection, path, transfer.lost)
@@ -246,12 +237,7 @@ class FairLinks(Links):
     # --- counting
 
     def _settle(self, rank: int) -> None:
-        """Nothing to do: messages are counted as they leave."""
-
-    def _carry(self, connection: _Connection, nbytes: int) -> None:
-        """Count bytes on the inner links of a connection's path, as it is at the end of a message."""
-        for link in connection.links[1:-1]:
-            self._carried[link] += nbytes
+        """Do nothing: messages are counted as they leave."""
 
     def _add_capacity(self, rates: list[float]) -> None:
         """Add what the links could have carried until now, at these rates."""
@@ -262,13 +248,8 @@ class FairLinks(Links):
 
     def inner_shares(self) -> list[float]:
         self._add_capacity(self._rates)
-        for connection in self._all():
-            self._carry(connection, connection.gone_by(self.clock.now_ns))
-        return [
-            nbytes / capacity
-            for nbytes, capacity in zip(self._carried, self._capacity.tolist(), strict=True)
-            if nbytes > 0 and 0 < capacity < math.inf
-        ]
+        carried = zip(self._carried, self._capacity.tolist(), strict=True)
+        return [nbytes / capacity for nbytes, capacity in carried if nbytes > 0 and 0 < capacity < math.inf]
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         return [each for connection in self._connections[rank].values() for each in connection.messages]

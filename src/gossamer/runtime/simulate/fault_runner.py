@@ -12,30 +12,21 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
-from gossamer.runtime.rejoin import Hospitality, meeting
+from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
-from gossamer.runtime.simulate.faulty_host import FaultyHost
-from gossamer.runtime.simulate.host import SimContext
+from gossamer.runtime.simulate.host import FaultyHost, SimContext
 from gossamer.runtime.simulate.links import NETWORK
 from gossamer.runtime.simulate.node_tasks import NodeTasks
 from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
 """With an endless schedule, the run fails after this many of its events without a completed round and without anything else
-that could wake a node. Unanswered questions for a neighbour's model don't interrupt the count."""
+that could wake a node."""
 
 
 class FaultRunner:
-    """Carries out the schedule of faults of a run.
-
-    Args:
-        context: what all parts of the simulation share.
-        nodes: all nodes by rank, in their present incarnations; may be filled later.
-        tasks: the tasks of all nodes.
-        recorder: the record.
-        start: starts a new incarnation of a node, from a checkpoint if one is given; the flag says whether it asks a
-            neighbour for its model.
-        log: receives what happens.
+    """Carries out the schedule of faults of a run. ``start`` starts a new incarnation of a node, from a checkpoint if one is
+    given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
         lost: the ranks that count as dead among the nodes.
@@ -52,34 +43,29 @@ class FaultRunner:
         start: Callable[[int, Checkpoint | None, bool], NodeRuntime],
         log: EventLog,
     ) -> None:
-        setup, experiment = context.setup, context.setup.experiment
-        self._setup, self._context, self._nodes, self._tasks = setup, context, nodes, tasks
+        self._context, self._nodes, self._tasks = context, nodes, tasks
         self._recorder, self._start, self._log = recorder, start, log
         self._clock, self._links = context.clock, context.links
+        self._experiment, self._schedule = context.setup.experiment, context.setup.faults
         self.lost: set[int] = set()
-        self.up = set(range(experiment.nodes))
+        self.up = set(range(self._experiment.nodes))
         self.left: set[int] = set()
         self._absent: set[int] = set()  # ranks that have not joined yet
-        self._freezes = setup.faults.freezes
-        self._gathers = experiment.algorithm.gathers
         self._hosts: dict[int, FaultyHost] = {}
-        self._agenda = setup.faults.event_queue()
-        self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
+        self._agenda = self._schedule.event_queue()
+        self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
         self._detections: dict[int, ClockEvent] = {}  # when peers take a node for dead
         self._saved: dict[int, Checkpoint] = {}
-        self._made = [0] * experiment.nodes  # checkpoints of each node
+        self._made = [0] * self._experiment.nodes  # checkpoints of each node
         self._next: ClockEvent | None = None
         self._idle = 0  # events of the schedule that count for MOST_IDLE
-        self._asked: dict[
-            int, tuple[int, float]
-        ] = {}  # the peer that a node asks for its model, and since when
         self._last_gone = ""
 
     # --- hosts
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
         """A host for a new incarnation of a node."""
-        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.lost, self._freezes)
+        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.lost)
         return host
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
@@ -90,17 +76,8 @@ class FaultRunner:
 
     def begin(self) -> None:
         """Carry out the events at the start, before any node begins."""
-        for event in self._agenda.due(0.0):
-            if event.what == "join" and event.node is not None:
-                self._hosts[event.node].dead = True
-                self._absent.add(event.node)
-                self._remove(event.node, silently=True, keep=False)
-                self.lost.add(event.node)
-                self._log.append(event.node, "absent", f"node {event.node} is not there yet")
-            else:
-                self._carry_out(event)
+        self._carry_out_due(0.0)
         self._check_anybody()
-        self._schedule_next()
 
     def _schedule_next(self) -> None:
         if self._next is not None:
@@ -120,30 +97,12 @@ class FaultRunner:
         self._schedule_next()
 
     def _check_deadlock(self) -> None:
-        """Fail if nothing is under way that could wake a node, nodes come and go forever, and no round is ever completed.
-        Nodes that ask in vain for a neighbour's model count as waiting: an answer would only make them ask the next one."""
-        faults = self._setup.faults
-        if self._clock.now() < faults.settled_s:
+        """Fail if nothing is under way that could wake a node, nodes come and go forever, and no round is ever completed."""
+        if self._clock.now() < self._schedule.settled_s:
             return  # all nodes may wait for one that is yet to come
-        asking: dict[int, tuple[int, float]] = {}
-        if faults.asks_neighbors:
-            for rank in sorted(self.up):
-                companion = self._nodes[rank].companion
-                if isinstance(companion, Hospitality) and companion.asks is not None:
-                    asking[rank] = companion.asks
-        for rank, (peer, since_s) in asking.items():
-            self._asked[rank] = peer, self._asked.get(rank, (peer, since_s))[1]
-        in_vain = faults.asks_neighbors and self._links.unchanging
-        if self._clock.pending <= len(self._detections) + (len(asking) if in_vain else 0):
-            self._idle += 1
-        elif not in_vain:  # otherwise questions and answers may be under way that will be lost
-            self._idle = 0
+        self._idle = self._idle + 1 if self._clock.pending <= len(self._detections) else 0
         if self._idle > MOST_IDLE:
             waits = {node.rank: node.waiting() for node in self._nodes}
-            for rank, (peer, since_s) in self._asked.items():
-                waits[rank] = waits[rank] or [
-                    f"the model of node {peer}, asked for in vain since {since_s:.9g} s"
-                ]
             raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
 
     def _carry_out(self, event: FaultEvent) -> None:
@@ -154,8 +113,15 @@ class FaultRunner:
             self._return(rank, event.start_from)
         elif rank in self.up:
             match event.what:
+                case "join":
+                    self._absent.add(rank)
+                    self.lost.add(rank)
+                    self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
                 case "crash":
-                    self._crash(rank)
+                    text = f"node {rank} crashed in round {self._nodes[rank].round}"
+                    self._stop(rank, "lost", text, silently=True)
+                    self._detect_later(rank)
+                    self._check_anybody(text)
                 case "leave":
                     self._hosts[rank].leaving = True
                     if rank not in self._tasks.running:
@@ -171,7 +137,7 @@ class FaultRunner:
 
     def round_ended(self, rank: int) -> None:
         """A node has completed a round; it may crash now."""
-        self._idle, self._asked = 0, {}
+        self._idle = 0
         completed = self._nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
             if completed >= crash.round and rank in self.up:
@@ -182,7 +148,7 @@ class FaultRunner:
 
     def save(self, node: NodeRuntime) -> None:
         """Save a node that has completed a round, if that is due."""
-        due = self._setup.experiment.checkpoint.due(node.round, self._clock.now())
+        due = self._experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
             self._made[node.rank] = due
             self._saved[node.rank] = node.checkpoint()
@@ -197,35 +163,25 @@ class FaultRunner:
 
     # --- single faults
 
-    def _crash(self, rank: int) -> None:
-        text = f"node {rank} crashed in round {self._nodes[rank].round}"
-        self._hosts[rank].dead = True
-        self._tasks.cancel(rank)
-        self._remove(rank, silently=True, keep=False)
-        self._log.append(rank, "lost", text)
-        self._detect_later(rank)
-        self._gone(text)
-
     def _depart(self, rank: int) -> None:
         """A node leaves in order, after a completed round. The others notice it once all its messages have landed."""
-        node = self._nodes[rank]
-        text = f"node {rank} left after round {node.round}"
-        self._recorder.node_ended(node)
+        text = f"node {rank} left after round {self._nodes[rank].round}"
+        self._recorder.node_ended(self._nodes[rank])
+        self.left.add(rank)
+        self._stop(rank, "left", text, silently=False)
+        self._links.when_landed(rank, lambda: self._lose(rank))
+        self._check_anybody(text)
+
+    def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
         self._hosts[rank].dead = True
         self._tasks.cancel(rank)
-        self.left.add(rank)
-        self._remove(rank, silently=False, keep=True)
-        self._log.append(rank, "left", text)
-        self._links.when_landed(rank, lambda: self._lose(rank))
-        self._gone(text)
-
-    def _remove(self, rank: int, *, silently: bool, keep: bool) -> None:
         self.up.discard(rank)
         self._links.leave(rank, silently=silently)
-        self._recorder.leave(rank, keep=keep)
+        self._recorder.leave(rank, keep=not silently)
         self._tasks.running.discard(rank)
         if self.up:
             self._tasks.ended(rank)
+        self._log.append(rank, event, text)
 
     def _return(self, rank: int, start_from: StartFrom) -> None:
         if rank in self.up:
@@ -236,7 +192,7 @@ class FaultRunner:
         node = self._start(rank, saved, start_from == "neighbor")
         joins = rank in self._absent
         # It never repeats the round that it was in, because others may have its messages of that round.
-        least = before + 1 if self._gathers and not joins else max(node.round, before)
+        least = before + 1 if self._experiment.algorithm.gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.come(rank)
@@ -261,23 +217,17 @@ class FaultRunner:
         host.thaw()
 
     def _meet(self, node: NodeRuntime, least: int, *, restarted: bool) -> int:
-        """Let a node that was away go on in the round that most others are in, so that no two nodes wait for messages that
-        were sent while one was away. Gives that round.
-
-        Args:
-            node: the node that was away.
-            least: the earliest round; the node goes on with it if nodes don't wait for each other.
-            restarted: whether the node was started again.
-        """
+        """Let a node that was away go on in the round that most others are in, or in the ``least`` one if nodes don't wait
+        for each other; so no two nodes wait for messages that were sent while one was away. Gives that round."""
         self._forget_detection(node.rank)
         self.lost.discard(node.rank)
         first = least
-        if self._gathers:
+        if self._experiment.algorithm.gathers:
             rounds = {rank: self._nodes[rank].round for rank in self.up - {node.rank}}
             first, together = meeting(rounds, least)
             for rank, since in together.items():
                 node.peer_found(rank, since)
-                self._nodes[rank].peer_found(node.rank, since, anew=restarted)
+                self._nodes[rank].peer_found(node.rank, since, restarted=restarted)
         node.rejoin(first)
         if restarted:
             node.catch_up()
@@ -288,7 +238,7 @@ class FaultRunner:
 
     def _detect_later(self, rank: int) -> None:
         self._forget_detection(rank)
-        after_s = self._setup.experiment.failures.detection_s
+        after_s = self._experiment.failures.detection_s
         self._detections[rank] = self._clock.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
 
     def _forget_detection(self, rank: int) -> None:
@@ -304,11 +254,9 @@ class FaultRunner:
         for other in sorted(self.up - {rank}):
             self._hosts[other].happen(self._nodes[other].peer_lost)
 
-    def _gone(self, how: str) -> None:
-        self._last_gone = f"; the last one: {how}"
-        self._check_anybody()
-
-    def _check_anybody(self) -> None:
-        """Fail the run if no node takes part, and none ever will."""
+    def _check_anybody(self, how: str = "") -> None:
+        """Fail the run if no node takes part, and none ever will; ``how`` says how the last one went."""
+        self._last_gone = how or self._last_gone
         if not self.up and not any(map(self._agenda.returns, range(len(self._nodes)))):
-            self._tasks.fail(RunFailed(f"no node is left{self._last_gone}"))
+            last = f"; the last one: {self._last_gone}" if self._last_gone else ""
+            self._tasks.fail(RunFailed(f"no node is left{last}"))

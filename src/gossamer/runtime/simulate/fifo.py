@@ -55,8 +55,8 @@ class _FifoTransfer(Transfer):
 class FifoLinks(Links):
     """Uplinks and downlinks that carry one message at a time."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._uplinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
         self._downlinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
         self._turns: list[ClockEvent | None] = [None] * self._nodes  # start of the next message, if one waits
@@ -91,9 +91,8 @@ class FifoLinks(Links):
             turn.cancel()
             self._turns[rank] = None
         if len(uplink) > 1:
-            self._turns[rank] = self.clock.at(
-                uplink[0].end_ns, Order.ARRIVAL, rank, partial(self._settle, rank)
-            )
+            settle = partial(self._settle, rank)
+            self._turns[rank] = self.clock.at(uplink[0].end_ns, Order.ARRIVAL, rank, settle)
 
     def _start(self, transfer: _FifoTransfer) -> None:
         """Put a message on its sender's uplink, which is free."""

@@ -1,15 +1,18 @@
-"""What the simulator gives one node: its :class:`~gossamer.node.host.Host`."""
+"""What the simulator gives one node: its :class:`~gossamer.node.host.Host`, also of a node that faults may hit."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import GossamerError
+from gossamer.learning.computation import Computation
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
+from gossamer.node.host import Timer
 from gossamer.randomness import generator
 from gossamer.runtime.profile import Profile
 from gossamer.runtime.recording import Observer
@@ -22,8 +25,7 @@ from gossamer.runtime.simulate.mixing import Mixing
 
 @dataclass(frozen=True, eq=False)
 class SimContext:
-    """What all parts of a simulation share: the run's setup, its observer and profile, virtual time, the pool of parameter
-    vectors, and what carries messages, computations and mixing steps."""
+    """What all parts of a simulation share."""
 
     setup: Setup
     observer: Observer
@@ -37,16 +39,8 @@ class SimContext:
 
 
 class SimHost:
-    """The host of one node.
-
-    Args:
-        context: what all parts of the simulation share.
-        rank: the node.
-        round_ended: called with the node's rank when it has completed a round.
-
-    Attributes:
-        secrets: how many secrets the node has asked for.
-    """
+    """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round; ``secrets`` counts
+    the secrets that the node has asked for."""
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
@@ -59,7 +53,8 @@ class SimHost:
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.now = context.clock.now
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
-        self.compute, self.settle = context.compute.submit, context.mixing.settle_for
+        self.compute: Callable[[Computation], Awaitable[Any]] = context.compute.submit
+        self.settle = context.mixing.settle_for
 
     @property
     def traffic(self) -> Traffic:
@@ -95,3 +90,120 @@ class SimHost:
     def secret(self, n: int) -> bytes:
         self.secrets += 1
         return generator(self._seed, "secret", self._rank, self.secrets).bytes(n)
+
+
+class FaultyHost(SimHost):
+    """The host of a node that can crash, leave and freeze. ``lost`` are the ranks that count as dead, a set that changes with
+    time.
+
+    Attributes:
+        dead: whether the node has crashed or left.
+        leaving: whether the node leaves at the end of its round.
+        frozen: whether the node is frozen.
+    """
+
+    def __init__(
+        self, context: SimContext, rank: int, round_ended: Callable[[int], None], lost: set[int]
+    ) -> None:
+        super().__init__(context, rank, round_ended)
+        self.lost, self._freezes = lost, context.setup.faults.freezes
+        self.dead = self.leaving = self.frozen = False
+        self._submit, self.compute = self.compute, self._compute
+        self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
+        self._thawed: asyncio.Future[None] | None = None
+
+    # --- faults
+
+    def freeze(self) -> None:
+        """Hold back everything that would happen to the node."""
+        self.frozen = True
+        self._thawed = asyncio.get_running_loop().create_future()
+
+    def thaw(self) -> None:
+        """Let the node go on. First it catches up with what was held back, in order."""
+        self.frozen = False
+        assert self._thawed is not None
+        self._thawed.set_result(None)
+        held, self._held = self._held, []
+        for call in held:
+            call()
+
+    def happen(self, call: Callable[[], None]) -> None:
+        """Make a call on the node's behalf as soon as it is not frozen, or never if it is dead by then."""
+        if self.frozen:
+            self._held.append(lambda: self.happen(call))
+        elif not self.dead:
+            call()
+
+    async def wait_until_thawed(self) -> None:
+        """Wait until the node is not frozen."""
+        while self.frozen and self._thawed is not None:
+            await asyncio.shield(self._thawed)
+
+    # --- the host
+
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
+        held = _HeldTimer(call)
+        held.timer = super().timer(seconds, lambda: self.happen(held.fire), background=background)
+        return held
+
+    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+        # The tasks of a dead node are being cancelled and may still send.
+        reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
+        sent = dict(zip(reached, super().send(reached, payload, tag) if reached else (), strict=True))
+        sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
+        return [_HeldSending(each, self) for each in sendings] if self._freezes else sendings
+
+    def _compute(self, computation: Computation) -> Awaitable[Any]:
+        self._check_alive()
+        return self._submit(computation)
+
+    def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Awaitable[Any]:
+        self._check_alive()
+        return super().mix(prepare, commit, read=read)
+
+    def finished(self, rounds: int) -> bool:
+        return self.leaving or super().finished(rounds)
+
+    async def end_round(self) -> None:
+        self._check_alive()
+        await super().end_round()
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+class _HeldTimer:
+    """A timer that fires only while its node is not frozen."""
+
+    timer: Timer
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def fire(self) -> None:
+        if self._call is not None:
+            self._call()
+
+    def cancel(self) -> None:
+        self._call = None
+        self.timer.cancel()
+
+
+class _HeldSending(Sending):
+    """A sent message whose acceptance a frozen node notices only after it thaws."""
+
+    def __init__(self, sending: Sending, host: FaultyHost) -> None:
+        self._sending, self._host = sending, host
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._sending.__await__()
+        yield from self._host.wait_until_thawed().__await__()
+
+    def done(self) -> bool:
+        return self._sending.done() and not self._host.frozen
+
+    def cancel(self) -> bool:
+        return self._sending.cancel()

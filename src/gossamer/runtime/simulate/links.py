@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from torch import Tensor
 from gossamer.messages import encode, framed_bytes, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
-from gossamer.runtime.simulate.clock import Clock, Order, to_ns
+from gossamer.runtime.simulate.clock import NS, Clock, Order, to_ns
 from gossamer.runtime.simulate.transfer import Sent, Transfer, check_unchanged, own_copy
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ NETWORK = -1
 """The rank of the network's own events, which come before those of nodes."""
 MAX_KNOWN_SIZES = 1000
 
-Watch = Callable[[int, int, int, int, int], None]
-"""Called with source, receiver, start_ns, end_ns and bytes of a transfer that has ended."""
+Watch = Callable[[int, int, float, float, int], None]
+"""Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
 
 
 class Links(ABC):
@@ -47,7 +47,6 @@ class Links(ABC):
 
     Attributes:
         flights: tracks the messages on their way, if checkpoints are made.
-        unchanging: whether the network stays as it is from now on.
     """
 
     def __init__(
@@ -67,17 +66,19 @@ class Links(ABC):
         self._largest = framed_bytes(limit)
         self._known_sizes: dict[Hashable, int] = {}
         self._traffic = [Traffic() for _ in range(nodes)]
-        self._sending_s = [0.0] * nodes
-        self._receiving_s = [0.0] * nodes
+        # Of each uplink and downlink: how long it was in use, and the bytes that this time includes.
+        self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
         self._on_the_way = [0] * nodes  # messages of each node that were sent and have not landed
         self._absences: dict[int, float] = {}  # ranks that were away; messages sent before this time are lost
         self._farewells: dict[int, Callable[[], None]] = {}
         self._drawn: list[dict[int, int]] = [{} for _ in range(nodes)]  # draws of loss and jitter, by pair
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
-        self._rates: list[float] = self._conditions.rates.tolist()
-        self._changes = self._future_changes(network.changes(nodes, seed))
+        self._changes = network.changes(nodes, seed)
         change = next(self._changes, None)
+        while change is not None and change[0] <= 0:
+            self._conditions, change = change[1], next(self._changes, None)
+        self._rates: list[float] = self._conditions.rates.tolist()
         self._latency_varies = change is not None
         self._only_latency_ns: int | None = None
         if change is None and bool(np.isinf(self._conditions.rates).all()):
@@ -143,14 +144,14 @@ class Links(ABC):
         traffic.messages_sent += len(to)
         if self._watch is not None:
             for rank in to:
-                self._watch(source, rank, now_ns, now_ns, size)
+                self._watch(source, rank, now_ns / NS, now_ns / NS, size)
         self.clock.at(now_ns + latency_ns, Order.DELIVERY, source, partial(self._arrived, message, to, size))
         return Sent(self.clock, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
         check_unchanged(message)
         shared = not isinstance(message.payload, dict | list)
-        counters, deliver, absences, source = self._traffic, self._deliver, self._absences, message.source
+        counters, deliver, absences = self._traffic, self._deliver, self._absences
         for rank in to:
             if rank in absences and self._misses(rank, message):
                 continue
@@ -158,11 +159,7 @@ class Links(ABC):
             traffic.bytes_received += size
             traffic.messages_received += 1
             deliver[rank](message if shared else own_copy(message))
-        self._on_the_way[source] -= len(to)
-        if self.flights is not None:
-            self.flights.land(message, to[0])  # numbered messages go one by one
-        if self._farewells:
-            self._check_farewell(source)
+        self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
         """Count a message of a node to a peer that counts as dead as lost."""
@@ -193,11 +190,7 @@ class Links(ABC):
 
     @abstractmethod
     def _changed(self, before: list[float]) -> None:
-        """Go on under new conditions.
-
-        Args:
-            before: the rates of all links until now.
-        """
+        """Go on under new conditions; the rates of all links until now are given."""
 
     # --- steps of a transfer
 
@@ -226,16 +219,12 @@ class Links(ABC):
     def _left(self, transfer: Transfer) -> None:
         """Count a message whose last bit has left."""
         source = transfer.message.source
-        self._use(transfer, transfer.size)
         traffic = self._traffic[source]
         traffic.bytes_sent += transfer.size
         traffic.messages_sent += 1
-        transfer.counted = True
         if transfer.lost:
             traffic.messages_lost += 1
-            self._land(transfer)
-            if self._farewells:
-                self.clock.at(self.clock.now_ns, Order.TIMER, source, partial(self._check_farewell, source))
+            self._landed(transfer.message, (transfer.to,))
         elif self._latency_varies:
             self._last_bits[source, transfer.to] = transfer.end_ns + transfer.latency_ns
         self._report(transfer)
@@ -243,36 +232,30 @@ class Links(ABC):
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
         """Count a message that is cancelled after some of its bytes have left."""
         transfer.end_ns, transfer.carried = self.clock.now_ns, gone
-        self._use(transfer, gone)
         self._traffic[transfer.message.source].bytes_sent += gone
         self._report(transfer)
 
     def _finish(self, transfer: Transfer) -> None:
         """A message's last bit arrives, or the last one that had left when it was cancelled."""
         to, message = transfer.to, transfer.message
-        self._receive(to, transfer.carried)
-        if to not in self._absences or not self._misses(to, message, transfer.cancelled):
-            traffic = self._traffic[to]
-            traffic.bytes_received += transfer.carried
-            if not transfer.cancelled:
-                check_unchanged(message)
-                traffic.messages_received += 1
-                self._deliver[to](own_copy(message))
         if not transfer.cancelled:
-            self._land(transfer)
-            if self._farewells:
-                self._check_farewell(message.source)
+            self._arrived(message, (to,), transfer.size)
+        elif to not in self._absences or message.sent_at >= self._absences[to]:
+            self._traffic[to].bytes_received += transfer.carried
 
-    def _land(self, transfer: Transfer) -> None:
-        """A message has arrived, or never will."""
-        self._on_the_way[transfer.message.source] -= 1
+    def _landed(self, message: Message, to: Sequence[int]) -> None:
+        """Messages have arrived, or never will."""
+        self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
-            self.flights.land(transfer.message, transfer.to)
+            self.flights.land(message, to[0])  # numbered messages go one by one
+        if message.source in self._farewells:
+            check = partial(self._check_farewell, message.source)
+            self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)
 
     def _report(self, transfer: Transfer) -> None:
         if self._watch is not None:
-            source, times = transfer.message.source, (transfer.start_ns, transfer.end_ns)
-            self._watch(source, transfer.to, *times, transfer.carried)
+            times = transfer.start_ns / NS, transfer.end_ns / NS
+            self._watch(transfer.message.source, transfer.to, *times, transfer.carried)
 
     def cancel(self, transfer: Transfer) -> bool:
         """Take a message back. Bytes that have left stay counted, and take their time on the way."""
@@ -281,10 +264,10 @@ class Links(ABC):
         if not self._withdraw(transfer):
             return False
         transfer.cancelled = True
-        self._land(transfer)
         self._traffic[transfer.message.source].messages_cancelled += 1
         transfer.accept_at(self.clock.now_ns)
         transfer.accept()
+        self._landed(transfer.message, (transfer.to,))
         return True
 
     # --- nodes that leave and return
@@ -316,34 +299,23 @@ class Links(ABC):
             if not self._on_the_way[source]:
                 self._farewells.pop(source)()
 
-    def _misses(self, rank: int, message: Message, cancelled: bool = False) -> bool:
-        """Whether the receiver of an arriving message is away, or was away when the message was queued."""
+    def _misses(self, rank: int, message: Message) -> bool:
+        """Count an arriving message as lost if its receiver is away, or was away when the message was queued."""
         missed = message.sent_at < self._absences[rank]
-        if missed and not cancelled:
-            self._traffic[message.source].messages_lost += 1
+        self._traffic[message.source].messages_lost += missed
         return missed
 
     # --- changes of the network
 
-    def _future_changes(
-        self, changes: Iterator[tuple[float, Conditions]]
-    ) -> Iterator[tuple[int, Conditions]]:
-        """The changes after the start; earlier ones take effect at once."""
-        for time_s, conditions in changes:
-            if time_s <= 0:
-                self._conditions, self._rates = conditions, conditions.rates.tolist()
-            else:
-                yield to_ns(time_s), conditions
-
-    def _expect(self, change: tuple[int, Conditions] | None) -> None:
-        self.unchanging = change is None
+    def _expect(self, change: tuple[float, Conditions] | None) -> None:
         if change is not None:
-            time_ns, conditions = change
-            self.clock.at(time_ns, Order.COMMIT, NETWORK, partial(self._change, conditions), background=True)
+            time_s, conditions = change
+            call = partial(self._change, conditions)
+            self.clock.at(to_ns(time_s), Order.COMMIT, NETWORK, call, background=True)
 
     def _change(self, conditions: Conditions) -> None:
         for rank in range(self._nodes):
-            self._use_by_now(rank)
+            self._include(rank, self.traffic(rank))
         before, self._conditions, self._rates = self._rates, conditions, conditions.rates.tolist()
         self._changed(before)
         self._expect(next(self._changes, None))
@@ -361,36 +333,26 @@ class Links(ABC):
         """The counters that a node itself may add to. They may lack messages that have left since they were settled."""
         return self._traffic[rank]
 
-    def _use(self, transfer: Transfer, gone: int) -> None:
-        """Add the bytes that have left by now to the use of an uplink, at its present rate."""
-        source = transfer.message.source
-        if gone > transfer.used and (rate := self._rates[source]) > 0:
-            self._sending_s[source] += (gone - transfer.used) / rate
-            transfer.used = gone
+    def _include(self, rank: int, traffic: Traffic) -> None:
+        """Add the bytes that a node has sent and received since the last call to the use of its links, at present rates."""
+        for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):
+            if (rate := self._rates[link]) > 0:
+                self._busy_s[link] += (nbytes - self._included[link]) / rate
+                self._included[link] = nbytes
 
-    def _use_by_now(self, rank: int) -> None:
-        for transfer, gone in self._leaving(rank):
-            self._use(transfer, gone)
-
-    def _receive(self, to: int, nbytes: int) -> None:
-        """Add bytes that came in to the use of a downlink."""
-        if (rate := self._rates[self._nodes + to]) > 0:
-            self._receiving_s[to] += nbytes / rate
-
-    def sending_seconds(self, rank: int) -> float | None:
-        """How long a node's uplink was in use: bytes by the rate at that time. None while the rate is unlimited."""
-        if math.isinf(self._rates[rank]):
-            return None
-        self._use_by_now(rank)
-        return self._sending_s[rank]
-
-    def receiving_seconds(self, rank: int) -> float | None:
-        """How long a node's downlink was in use, counted as whole messages come in. None while the rate is unlimited."""
-        return None if math.isinf(self._rates[self._nodes + rank]) else self._receiving_s[rank]
+    def busy_seconds(self, rank: int, traffic: Traffic) -> tuple[float | None, float | None]:
+        """How long a node's uplink and downlink were in use: bytes by the rate at that time. None while it is unlimited.
+        What comes in counts as whole messages."""
+        self._include(rank, traffic)
+        up, down = (
+            None if math.isinf(self._rates[link]) else self._busy_s[link]
+            for link in (rank, self._nodes + rank)
+        )
+        return up, down
 
     def inner_shares(self) -> list[float]:
-        """The use of each shared and limited link between uplinks and downlinks that has carried anything: bytes carried, by
-        bytes possible. Call it once, when the run is over."""
+        """The use of each shared and limited link between uplinks and downlinks that has carried whole messages, or parts of
+        cancelled ones: bytes carried, by bytes possible until now."""
         return []
 
     def close(self) -> None:
@@ -401,31 +363,28 @@ class Links(ABC):
                 self._settle(rank)
                 for transfer, gone in self._leaving(rank):
                     if transfer.start_ns < now_ns:
-                        self._watch(rank, transfer.to, transfer.start_ns, now_ns, gone)
+                        self._watch(rank, transfer.to, transfer.start_ns / NS, now_ns / NS, gone)
 
     # --- checkpoints
 
     def saved(self, rank: int) -> dict[str, Payload]:
         """A node's counters, as if all that it has sent had left, for :meth:`restore`."""
-        self._settle(rank)
-        messages, nbytes = (0, 0) if self.flights is None else self.flights.uncounted(rank)
-        traffic = self._traffic[rank]
-        whole = replace(
-            traffic, messages_sent=traffic.messages_sent + messages, bytes_sent=traffic.bytes_sent + nbytes
-        )
-        self._use_by_now(rank)
+        traffic = self.traffic(rank)
+        self._include(rank, traffic)
+        messages, nbytes = (0, 0) if self.flights is None else self.flights.unsent(rank, self.clock.now_ns)
+        sent = self._traffic[rank].bytes_sent + nbytes
+        whole = replace(traffic, messages_sent=traffic.messages_sent + messages, bytes_sent=sent)
         return {
             "traffic": asdict(whole),
-            "sending_s": self._sending_s[rank],
-            "receiving_s": self._receiving_s[rank],
+            "busy_s": [self._busy_s[rank], self._busy_s[self._nodes + rank]],
             "drawn": dict(self._drawn[rank]),
         }
 
     def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
         """Go on counting from what was saved."""
-        self._traffic[rank] = Traffic(**saved["traffic"])
-        self._sending_s[rank] = float(saved["sending_s"])
-        self._receiving_s[rank] = float(saved["receiving_s"])
+        traffic = self._traffic[rank] = Traffic(**saved["traffic"])
+        self._included[rank :: self._nodes] = traffic.bytes_sent, traffic.bytes_received
+        self._busy_s[rank :: self._nodes] = map(float, saved["busy_s"])
         self._drawn[rank] = {int(to): int(draws) for to, draws in saved["drawn"].items()}
 
     def arrives(self, message: Message, to: int, due_ns: int) -> None:
@@ -433,12 +392,7 @@ class Links(ABC):
         self._on_the_way[message.source] += 1
         if self.flights is not None:
             self.flights.take_off(message, to, due_ns)
-        size = wire_bytes(message.tag, message.payload)
-
-        def arrived() -> None:
-            self._receive(to, size)
-            self._arrived(message, (to,), size)
-
+        arrived = partial(self._arrived, message, (to,), wire_bytes(message.tag, message.payload))
         self.clock.at(due_ns, Order.DELIVERY, message.source, arrived)
 
     def uncount(self, rank: int, message: Message) -> None:

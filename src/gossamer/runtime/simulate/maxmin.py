@@ -29,15 +29,8 @@ _Bound = Callable[[_Levels], float]
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """A flow that takes a share of some links.
-
-    Args:
-        links: their numbers, each once.
-        weight: its share in proportion to those of others.
-        limit: its highest rate, bytes a second.
-        rate: its present rate, bytes a second.
-        shares: picks the levels of its links from those of all links.
-    """
+    """A flow that takes a share of some links: their numbers, its weight, its highest and its present rate (bytes a second),
+    and what picks the levels of its links from those of all links."""
 
     links: tuple[int, ...] = ()
     weight: float = 1.0

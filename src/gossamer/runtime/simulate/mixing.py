@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -28,39 +28,17 @@ MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
 MOST_RESERVED = 32
 """The most rows that are taken ahead of need."""
-
-
-def _form(many: bool, mixed: bool) -> str:
-    if mixed:
-        return "together"
-    return f"one at a time: {'no kernel sums whole rows in order here' if many else 'few terms'}"
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    rank: int
-    prepare: Callable[[], Mix]
-    commit: Callable[[Any], Any]
-    read: bool
-    future: asyncio.Future[Any]
+_Request = tuple[int, Callable[[], Mix], Callable[[Any], Any], bool, asyncio.Future[Any]]
 
 
 class Mixing:
-    """Runs mixing steps in the order (rank, order of the calls).
-
-    Args:
-        clock: says when everything else of an instant is done.
-        rows: the pool of parameter vectors.
-        workers: share the work.
-        profile: records how long it takes.
-
-    Attributes:
-        forms: how many sums were computed together, and how many one at a time, by reason.
-    """
+    """Runs mixing steps in the order (rank, order of the calls). ``forms`` counts the sums that were computed together, and
+    one at a time, by reason."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: Workers, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
+        # rank, what prepares, what commits, whether the result is read at once, and the future of the result
         self._requests: list[_Request] = []
         self._owed: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are owed
@@ -71,18 +49,12 @@ class Mixing:
     def submit(
         self, rank: int, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool
     ) -> Awaitable[Any]:
-        """Queue a node's step; the awaitable gives what ``commit`` returns.
-
-        Args:
-            rank: the node.
-            prepare: gives what is mixed.
-            commit: takes the result.
-            read: whether the result is read at once; otherwise :meth:`settle` is called before it is read.
-        """
+        """Queue a node's step; the awaitable gives what ``commit`` returns. Unless the result is ``read`` at once,
+        :meth:`settle` is called before it is read."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._requests:
             self._clock.when_quiet(-1, self._flush)
-        self._requests.append(_Request(rank, prepare, commit, read, future))
+        self._requests.append((rank, prepare, commit, read, future))
         return future
 
     def settle_for(self, vector: Any) -> None:
@@ -96,35 +68,34 @@ class Mixing:
             return
         with self._profile.part("mix"):
             sums, rows = [owed for owed, _ in self._owed], [row for _, row in self._owed]
-            together = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
-            mixed = together and mix_rows(self._rows, sums, self._workers, rows)
-            self.forms[_form(together, mixed)] += len(sums)
-            if not mixed:
+            many = sum(len(owed.vectors) for owed in sums) >= LEAST_TERMS
+            if many and mix_rows(self._rows, sums, self._workers, rows):
+                form = "together"
+            else:
+                form = f"one at a time: {'no kernel sums whole rows in order here' if many else 'few terms'}"
                 for owed, row in self._owed:
                     # (A write through .data does not count as a modification of a snapshot.)
                     owed.write(row.data)
+            self.forms[form] += len(sums)
         self._owed = []
         self._unwritten.clear()
         self._whole.clear()
 
     def _flush(self) -> None:
-        requests, self._requests = self._requests, []
-        requests.sort(key=lambda request: request.rank)
+        requests, self._requests = sorted(self._requests, key=itemgetter(0)), []
         with self._profile.part("mix"):
-            for request in requests:
-                if not request.future.done():  # cancelled
-                    self._run(request)
-        if len(self._owed) > MOST_OWED or any(request.read for request in requests):
+            for _, prepare, commit, _, future in requests:
+                if future.done():  # cancelled
+                    continue
+                try:
+                    mix = prepare()
+                    self.settle_for(mix.own)
+                    row = self._owe(mix)
+                    future.set_result(commit(mix.run(self._rows.vector) if row is None else row))
+                except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
+                    future.set_exception(error)
+        if len(self._owed) > MOST_OWED or any(read for _, _, _, read, _ in requests):
             self.settle()
-
-    def _run(self, request: _Request) -> None:
-        try:
-            mix = request.prepare()
-            self.settle_for(mix.own)
-            row = self._owe(mix)
-            request.future.set_result(request.commit(mix.run(self._rows.vector) if row is None else row))
-        except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
-            request.future.set_exception(error)
 
     def _owe(self, mix: Mix) -> Tensor | None:
         terms = mix.terms()

@@ -13,13 +13,8 @@ from gossamer.runtime.outcome import describe_failure
 
 
 class NodeTasks:
-    """The tasks of all nodes, and the end of the run.
-
-    Args:
-        loop: runs them.
-        size: number of nodes.
-        nodes: all nodes by rank, in their present incarnations; may be filled later.
-        returned: called with the rank of a node whose protocol has returned.
+    """The tasks of all nodes, and the end of the run. ``returned`` is called with the rank of a node whose protocol has
+    returned.
 
     Attributes:
         end: why the run ended.
@@ -89,13 +84,10 @@ class NodeTasks:
                 task.cancel()
             with suppress(RunFailed):  # some don't end
                 self._loop.run_until_complete(asyncio.wait(tasks))
-        self._loop.set_exception_handler(_ignore)  # tasks that are destroyed while they are pending
+        # Ignore what asyncio says of tasks that are destroyed while they are pending.
+        self._loop.set_exception_handler(lambda loop, context: None)
         for task in asyncio.all_tasks(self._loop):
             coroutine = task.get_coro()
             assert coroutine is not None
             with suppress(Exception):  # an algorithm may raise on its way out, after the end of the run
                 coroutine.close()
-
-
-def _ignore(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an asyncio error by ignoring it."""

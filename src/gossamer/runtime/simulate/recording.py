@@ -18,33 +18,14 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.outcome import describe_failure
-from gossamer.runtime.recording import (
-    GraphLog,
-    NetworkRows,
-    Spent,
-    TargetWatch,
-    Usage,
-    ViewLog,
-    end_is_due,
-    is_due,
-    node_row,
-    reporters,
-    resume_rows,
-    stopwatch,
-)
+from gossamer.runtime.recording import RunRecord, Spent, Usage, end_is_due, is_due, node_row, stopwatch
 from gossamer.runtime.simulate.clock import Order, to_ns
 from gossamer.runtime.simulate.host import SimContext
 
 
 class SimRecorder:
     """The record of a simulation: a row of each node at the ends of rounds, at common instants ("ticks"), and at the end.
-
-    Args:
-        context: what all parts of the simulation share.
-        metrics: receives the rows.
-        graphs: receives graphs that change.
-        present: gives the nodes that take part.
-        reached: called when the target is met.
+    ``present`` gives the nodes that take part; ``reached`` is called when the target is met.
 
     Attributes:
         usage: how each node spent its time until its last row.
@@ -60,14 +41,11 @@ class SimRecorder:
         reached: Callable[[], None],
     ) -> None:
         setup, nodes = context.setup, context.setup.experiment.nodes
-        self._setup, self._metrics, self._observer = setup, metrics, context.observer
+        self._setup = setup
         self._clock, self._links, self._compute = context.clock, context.links, context.compute
         self._evaluate, self._profile = context.executor.evaluate, context.profile
         self._present, self._reached = present, reached
-        self._graph_log = GraphLog(setup.topology, graphs)
-        self._view_log = ViewLog(nodes, graphs)
-        self._network_rows = NetworkRows(setup, self._evaluate_average)
-        self._target = TargetWatch(setup.experiment.stop.target, reporters(setup))
+        self._rows = RunRecord(setup, metrics, graphs, self._evaluate_average, context.observer.row)
         self.usage = [Usage() for _ in range(nodes)]
         self._starts_ns: Sequence[int] = [0] * nodes
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
@@ -89,9 +67,7 @@ class SimRecorder:
         """Go on with the record of a run that is resumed; nodes go on at these instants, and are on record until then."""
         self.wall = stopwatch(cut.wall_s)
         self._starts_ns = starts_ns
-        for log in (self._graph_log, self._view_log):
-            log.resume(max(cut.rounds.values()))
-        resume_rows(self._setup, cut, metrics, self._network_rows, self._target)
+        self._rows.resume(cut, metrics)
         if (every_s := self._setup.experiment.evaluation.every_s) is not None:
             self._schedule_tick(math.ceil(self._clock.now() / every_s), every_s)
 
@@ -106,8 +82,7 @@ class SimRecorder:
             self._record(node, "end")
 
     def end(self, reason: str) -> None:
-        """Record all nodes once more if the run ended before its rounds were done; see
-        :func:`~gossamer.runtime.recording.end_is_due`."""
+        """Record all nodes once more if the run ended before its rounds were done (``end_is_due``)."""
         self.flush()
         if end_is_due(self._setup, reason, {node.rank: node.round for node in self._present()}):
             self._record_all("end")
@@ -116,17 +91,14 @@ class SimRecorder:
     def leave(self, rank: int, *, keep: bool = False) -> None:
         """A node is away. What it has reported for incomplete evaluations counts only if ``keep`` is set."""
         self.flush()
-        self._target.without(rank, keep=keep)
-        self._view_log.without(rank, keep=keep)
-        for moment, network in self._network_rows.without(rank, keep=keep).items():
-            self._append(network, moment)
+        self._rows.without(rank, keep=keep)
+        if self._rows.reached:
+            self._reached()
 
     def come(self, rank: int, round: int) -> None:
         """A node is present, and is recorded from a round on."""
         self.flush()
-        self._target.back(rank, round, self._next_tick)
-        self._view_log.back(rank, round, self._next_tick)
-        self._network_rows.back(rank, round, self._next_tick)
+        self._rows.back(rank, round, self._next_tick)
 
     def _tick(self, number: int, every_s: float) -> None:
         self._record_all(("tick", number))
@@ -149,20 +121,15 @@ class SimRecorder:
         rank = node.rank
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
             return  # it has no part in the algorithm
-        self._graph_log.completed(node.round)
+        self._rows.graph(node.round)
         if (view := node.node.view) is not None:
-            self._view_log.add(moment, rank, node.round, view)
+            self._rows.view(rank, moment, node.round, view)
         model = model_of(node)
         if not self._pending:
             self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
-        now = self._clock.now()
-        spent = Spent(
-            self._compute.busy_seconds(rank),
-            self._links.sending_seconds(rank),
-            self._links.receiving_seconds(rank),
-        )
-        shares = self.usage[rank].shares(now, spent)
-        row = node_row(node, moment, self._links.traffic(rank), now, self.wall(), shares)
+        now, traffic = self._clock.now(), self._links.traffic(rank)
+        spent = Spent(self._compute.busy_seconds(rank), *self._links.busy_seconds(rank, traffic))
+        row = node_row(node, moment, traffic, now, self.wall(), self.usage[rank].shares(now, spent))
         self._pending.append((moment, row, model))
 
     def flush(self) -> None:
@@ -176,22 +143,15 @@ class SimRecorder:
                 row |= found
         with self._profile.part("record"):
             for moment, row, model in pending:
-                self._append(row, moment)
-                network = self._network_rows.add(moment, row, model)
-                if network is not None:
-                    self._append(network, moment)
+                self._rows.row(moment, row, model)
+        if self._rows.reached:
+            self._reached()
 
     def _evaluate_average(self, model: Model) -> Found:
         [found] = self._evaluate([model])
         if isinstance(found, Exception):
             raise found
         return found
-
-    def _append(self, row: dict[str, Any], moment: Moment) -> None:
-        self._metrics.append(row)
-        self._observer.row(row)
-        if self._target.reached(moment, row):
-            self._reached()
 
 
 def model_of(node: NodeRuntime) -> Model:

@@ -32,7 +32,7 @@ from gossamer.runtime.rejoin import newcomer
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.signals import ending_signals
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
-from gossamer.runtime.simulate.clock import NS, Clock, Order, new_loop, to_ns
+from gossamer.runtime.simulate.clock import Clock, Order, new_loop, to_ns
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
@@ -46,10 +46,6 @@ from gossamer.runtime.unawaited import unawaited_calls_fail
 
 PROGRESS_S = 1.0
 """Real seconds after which progress is reported even if no round ends."""
-VECTORS_PER_NODE = 3
-"""Parameters before and after a step, and the sum of a mixing step."""
-MAX_FILLED = 0.8
-"""The share of a GPU's free memory that the rows may take; trainers compute in the rest."""
 
 
 class Simulation:
@@ -77,43 +73,44 @@ class Simulation:
         cut: Cut | None = None,
         events: Segment | None = None,
     ) -> None:
-        experiment, options, network = setup.experiment, setup.experiment.engine, setup.network
+        experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
-        self._setup, self._options, self._observer = setup, options, observer
-        self._folder, self._cut = folder, cut
-        clock, profile = Clock(), Profile()
-        clock.waiting = self._waiting
-        self._device = rows_device(options.device, setup)
+        self._setup, self._observer, self._folder, self._cut = setup, observer, folder, cut
+        self._clock, self._profile = Clock(), Profile()
+        self._clock.waiting = self._waiting
+        self._device = options.device
         rows = Rows(setup.layout.size, self._device)
         self._workers = Workers(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
-        links = (FifoLinks if network.sharing == "fifo" else FairLinks)(
-            clock,
-            network,
+        links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
+            self._clock,
+            setup.network,
             experiment.nodes,
             experiment.seed,
             setup.message_limit,
             self._inboxes,
-            None if timeline is None else partial(_sent, timeline),
+            None if timeline is None else timeline.sent,
         )
-        model = lambda rank: self.nodes[rank].model  # noqa: E731
-        executor = Executor(setup, rows, self._workers, profile, model, observer.say)
-        mixing = Mixing(clock, rows, self._workers, profile)
-        watch = None if timeline is None else partial(_computed, timeline)
-        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
-        self._context = SimContext(setup, observer, profile, clock, rows, links, executor, compute, mixing)
+        executor = Executor(
+            setup, rows, self._workers, self._profile, lambda rank: self.nodes[rank].model, observer.say
+        )
+        mixing = Mixing(self._clock, rows, self._workers, self._profile)
+        watch = None if timeline is None else timeline.computed
+        compute = Compute(self._clock, self._seconds, executor.execute, mixing.settle, watch)
+        self._context = SimContext(
+            setup, observer, self._profile, self._clock, rows, links, executor, compute, mixing
+        )
         self._recorder = SimRecorder(
             self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
         )
-        self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
+        self._events = None if events is None else EventLog(events, self._clock.now, self._recorder.wall)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
         self._tasks: NodeTasks
         self._rounds = 0
-        self._progress_every = max(experiment.nodes // 16, 1)
         self._reported = time.perf_counter()
 
     # --- the run
@@ -127,17 +124,12 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        loop = new_loop(self._context.clock)
+        loop = new_loop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
             try:
                 self._build()
                 self._observer.start(self._setup.description())
-                if self._device != self._options.device:
-                    self._observer.say(
-                        f"store: host memory, since the vectors of {len(self.nodes)} nodes do not fit"
-                        f" {self._options.device}"
-                    )
                 reason = loop.run_until_complete(self._main())
                 self._end(reason)
                 parameters, buffers = stacked(
@@ -148,7 +140,7 @@ class Simulation:
                 with suppress(RunFailed):  # the run has failed already, and says why
                     self._recorder.flush()
             finally:
-                self._context.clock.stop()
+                self._clock.stop()
                 self._tasks.close(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
                 self._context.links.close()
                 loop.close()
@@ -159,13 +151,13 @@ class Simulation:
         shares = self._context.links.inner_shares() if self._cut is None else []
         return Outcome(
             reason,
-            self._context.clock.now(),
+            self._clock.now(),
             self._recorder.wall(),
             parameters,
             buffers,
             failure,
             self._context.executor.trainer.name,
-            self._context.profile.seconds,
+            self._profile.seconds,
             self._context.rows.peak,
             execution={**self._context.executor.forms(), "mix": dict(self._context.mixing.forms)},
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
@@ -183,13 +175,7 @@ class Simulation:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
         elif self._folder is not None and (experiment.checkpoint.on or self._cut is not None):
             self._checkpoints = SimCheckpoints(
-                self._context,
-                self._recorder,
-                self._folder,
-                self._cut,
-                self.nodes,
-                self._hosts,
-                self._place,
+                self._context, self._recorder, self._folder, self._cut, self.nodes, self._hosts, self._place
             )
             self._inboxes.extend(self._checkpoints.inboxes)
             self._rounds = sum(node.round for node in self.nodes)
@@ -200,7 +186,7 @@ class Simulation:
         experiment, starts_ns = self._setup.experiment, None
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
-            self._context.clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
+            self._clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
         if self._faults is not None:
             self._faults.begin()
         if self._checkpoints is not None:
@@ -213,7 +199,7 @@ class Simulation:
                 self._save(node)
                 begin()
             else:
-                self._context.clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
+                self._clock.at(starts_ns[node.rank], Order.TIMER, node.rank, begin)
         return await self._tasks.end
 
     def _end(self, reason: str) -> None:
@@ -229,7 +215,7 @@ class Simulation:
                     self._observer.say(early)
             if (away := self._events.summary()) is not None:
                 self._observer.say(away)
-        if (remark := self._context.profile.remark(self._recorder.wall())) is not None:
+        if (remark := self._profile.remark(self._recorder.wall())) is not None:
             self._observer.say(remark)
 
     def _waiting(self) -> str:
@@ -258,8 +244,7 @@ class Simulation:
         return NodeRuntime(self._setup.node(rank, initial), host)
 
     def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
-        """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model. Its
-        tasks begin when the events of this instant are done."""
+        """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model."""
         node = self.nodes[rank] = self._new_node(rank)
         if saved is not None:
             node.restore(saved)
@@ -288,7 +273,7 @@ class Simulation:
         """The duration of a computation that starts now."""
         if computation.kind is ComputationKind.APPLY:
             return 0.0
-        seed, now = self._setup.experiment.seed, self._context.clock.now()
+        seed, now = self._setup.experiment.seed, self._clock.now()
         return float(
             self._setup.compute.seconds(seed, computation.rank, computation.first_step, computation.work, now)
         )
@@ -297,8 +282,8 @@ class Simulation:
         """A node has completed a round."""
         node = self.nodes[rank]
         self._rounds += 1
-        if self._rounds % self._progress_every == 0:
-            self._observer.progress(self._rounds, self._context.clock.now())
+        if self._rounds % max(len(self.nodes) // 16, 1) == 0:
+            self._observer.progress(self._rounds, self._clock.now())
         self._recorder.round_ended(node)
         self._save(node)
         if self._faults is not None:
@@ -324,23 +309,4 @@ class Simulation:
         now = time.perf_counter()
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            self._observer.progress(self._rounds, self._context.clock.now())
-
-
-def rows_device(device: str, setup: Setup) -> str:
-    """The device of the parameter vectors: the trainer's if all of them fit there, otherwise host memory."""
-    if device == "cpu":
-        return device
-    vector = torch.zeros(setup.layout.size)
-    state = sum(value.numel() for value in setup.experiment.optimizer.init(vector).values())
-    needed = 4 * setup.experiment.nodes * (VECTORS_PER_NODE * setup.layout.size + 2 * state)
-    free, _ = torch.cuda.mem_get_info(device)
-    return device if needed <= MAX_FILLED * free else "cpu"
-
-
-def _computed(timeline: TimelineLog, computation: Computation, start_ns: int, end_ns: int) -> None:
-    timeline.computed(computation.rank, computation.kind, start_ns / NS, end_ns / NS)
-
-
-def _sent(timeline: TimelineLog, source: int, to: int, start_ns: int, end_ns: int, nbytes: int) -> None:
-    timeline.sent(source, to, start_ns / NS, end_ns / NS, nbytes)
+            self._observer.progress(self._rounds, self._clock.now())

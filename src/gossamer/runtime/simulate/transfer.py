@@ -37,9 +37,7 @@ class Transfer(Sending):
         latency_ns: from then until it arrives.
         lost: whether the network loses it.
         cancelled: whether its sender took it back.
-        used: bytes that the use of its uplink includes.
         accepted_ns: when at most one window of it is unacknowledged; None while unknown.
-        counted: whether its sender's counters include it.
     """
 
     links: Links
@@ -52,9 +50,7 @@ class Transfer(Sending):
     latency_ns: int = 0
     lost: bool = False
     cancelled: bool = False
-    used: int = 0
     accepted_ns: int | None = None
-    counted: bool = False
     waiters: list[asyncio.Future[None]] | None = None
     wake: ClockEvent | None = None
 
@@ -92,11 +88,6 @@ class Transfer(Sending):
             _resolve(future)
         self.waiters = None
 
-    @property
-    def due_ns(self) -> int | None:
-        """When it arrives, as things stand; None while it has not begun to leave."""
-        return None if self.start_ns == NEVER_NS else self.end_ns + self.latency_ns
-
 
 class Sent(Sending):
     """Messages that left at the instant when they were sent, so that none can be taken back."""
@@ -105,7 +96,7 @@ class Sent(Sending):
         self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
 
     def __await__(self) -> Generator[Any, None, None]:
-        if self._accepted_ns > self._clock.now_ns:
+        if not self.done():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
             yield from future
@@ -117,17 +108,15 @@ class Sent(Sending):
         return False
 
 
-def duration_ns(size: float, bytes_per_second: float) -> int:
-    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
-    if bytes_per_second <= 0:
-        return FOREVER_NS
-    duration = size / bytes_per_second * NS
-    return round(duration) if duration < FOREVER_NS else FOREVER_NS
-
-
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def duration_ns(size: float, bytes_per_second: float) -> int:
+    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
+    duration = size / bytes_per_second * NS if bytes_per_second > 0 else FOREVER_NS
+    return round(duration) if duration < FOREVER_NS else FOREVER_NS
 
 
 def check_unchanged(message: Message) -> None:

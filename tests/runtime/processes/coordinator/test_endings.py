@@ -55,22 +55,6 @@ def check_end(run: Run, evaluated: int = NODES) -> None:
     assert lasts.equals(ends.select("node", "round").sort("node"))
 
 
-@pytest.mark.usefixtures("no_process_is_left")
-def test_a_target_that_is_met_again_at_the_end_ends_nothing_early(tmp_path: Path) -> None:
-    run = gossamer.run(
-        described(
-            evaluation={"every_rounds": 2, "nodes": [0]},
-            stop={"rounds": 1000, "target": {"metric": "test_loss", "value": EASY}},
-            checkpoint={"every_rounds": 5},
-        ),
-        tmp_path,
-    )
-    check_end(run, evaluated=1)
-    last = newest(run.path / "checkpoints")
-    assert last is not None
-    assert sorted(last.rounds) == list(range(NODES))
-
-
 class Impatient(Silent):
     """Asks for the end when it has begun."""
 
@@ -83,12 +67,22 @@ class Impatient(Silent):
 
 
 @pytest.mark.usefixtures("no_process_is_left")
-def test_asking_for_the_end_while_the_run_ends_changes_nothing(tmp_path: Path) -> None:
+def test_neither_a_target_met_again_nor_the_user_cuts_an_end_short(tmp_path: Path) -> None:
     observer = Impatient()
-    target = {"metric": "test_loss", "value": 1e-30}
-    run = gossamer.run(described(stop={"time_s": 0.3, "target": target}), tmp_path, observer=observer)
+    run = gossamer.run(
+        described(
+            evaluation={"every_rounds": 2, "nodes": [0]},
+            stop={"rounds": 1000, "target": {"metric": "test_loss", "value": EASY}},
+            checkpoint={"every_rounds": 5},
+        ),
+        tmp_path,
+        observer=observer,
+    )
     assert observer.asked
-    check_end(run)
+    check_end(run, evaluated=1)
+    last = newest(run.path / "checkpoints")
+    assert last is not None
+    assert sorted(last.rounds) == list(range(NODES))
 
 
 TALKER = """

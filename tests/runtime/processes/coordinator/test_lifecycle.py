@@ -32,7 +32,6 @@ from gossamer.runtime.processes.protocol import (
     Meet,
     NotStarted,
     Progress,
-    Reachable,
     Ready,
     Say,
     Signal,
@@ -190,7 +189,7 @@ def test_a_node_that_is_restarted_meets_the_others_in_the_round_that_most_are_in
     assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
     assert scene.take(0, At(1, 9)) == scene.take(2, At(1, 9)) == []
     commands = scene.take(3, At(1, 12))
-    assert commands[:3] == [Tell(rank, Meet(1, since)) for rank, since in ((0, 10), (2, 10), (3, 13))]
+    assert commands[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
     assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
     assert scene.events()[-1] == (1, "returned")
     assert scene.lifecycle.awaited() == [0, 1, 2, 3]
@@ -318,5 +317,5 @@ def test_a_peer_that_lives_and_stays_unreachable_ends_the_run() -> None:
 def test_a_peer_that_is_reached_again_is_none_that_is_unreachable() -> None:
     scene = Scene(3, gather={"lost_peer": "fail", "timeout_s": None}).begin()
     scene.take(0, Unreachable(2, "timed out"))
-    scene.take(0, Reachable(2))
+    scene.take(0, Unreachable(2, None))
     assert scene.pass_time(lifecycle.UNREACHABLE_S + 1.0) == []

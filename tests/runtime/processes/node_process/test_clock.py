@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from gossamer.runtime.processes.node_process.clock import Clock
+from gossamer.runtime.processes.node_process.host import Clock
 
 
 def test_a_timer_that_was_due_leaves_nothing_to_the_collector() -> None:

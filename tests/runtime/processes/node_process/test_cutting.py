@@ -24,8 +24,8 @@ from gossamer.node.checkpoint import Checkpoint, read
 from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
-from gossamer.runtime.processes.node_process import cutting
-from gossamer.runtime.processes.node_process.cutting import Cutting
+from gossamer.runtime.processes.node_process import checkpoints
+from gossamer.runtime.processes.node_process.checkpoints import Cutting
 from gossamer.runtime.processes.protocol import Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
@@ -78,7 +78,7 @@ class Member:
 
     def break_connection(self, to: int, members: list[Member]) -> None:
         """What the other has not read by now is lost."""
-        if (contact := members[to].peer.transport._contacts.get(self.rank)) is not None and contact.incoming:
+        if (contact := members[to].peer.transport._end.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
@@ -142,7 +142,7 @@ async def all_send(run: Run) -> None:
 
 async def lose_the_mark(run: Run, cut: Any) -> None:
     """Cut all nodes, and break a connection when the mark on it has left, and was not read."""
-    contact = run.members[1].peer.transport._contacts[0]
+    contact = run.members[1].peer.transport._end.peers[0]
     assert contact.incoming is not None
     contact.incoming.link.pause_reading()
     for member in run.members:
@@ -192,7 +192,6 @@ async def test_a_checkpoint_while_which_a_node_goes_or_comes_is_given_up(event: 
         if event == "back":
             run.checkpoints.away(2)
         run.members[0].end_round()
-        run.members[1].peer.transport.beat()
         while 1 not in run.checkpoints._open:
             await asyncio.sleep(0)
         getattr(run.checkpoints, event)(2)
@@ -274,7 +273,7 @@ def check(run: Run, folder: Path) -> None:
 def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "MOST_MARKS", 5)
+    monkeypatch.setattr(checkpoints, "MOST_MARKS", 5)
     cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
     made = Cutting(
         EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1

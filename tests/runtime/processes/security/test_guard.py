@@ -5,102 +5,68 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
-from transport_scene import Peer, dial, network, on_loop, settle
+from transport_scene import dial, network, on_loop
 
 from gossamer.runtime.processes.security import guard
-from gossamer.runtime.processes.security.guard import Guard, place_of
-from gossamer.runtime.processes.transport.transport import _AT_ONCE, listen
+from gossamer.runtime.processes.security.guard import Guard, Refuse, place_of
+from gossamer.runtime.processes.transport.transport import AT_ONCE
 from gossamer.runtime.processes.transport.wire import hello
 
 
 class Scene:
-    def __init__(self, *hosts: str) -> None:
+    def __init__(self, nodes: int = 0) -> None:
         self.time, self.lines = 0.0, list[str]()
-        self.guard = Guard(hosts, self.lines.append, lambda: self.time)
+        self.guard = Guard(nodes, self.lines.append, lambda: self.time)
         self.refused = list[str]()
 
-    def come(self, host: str, *names: str) -> list[Stranger]:
-        strangers = [Stranger(name, self.refused) for name in names]
+    def come(self, host: str, *names: str) -> list[Refuse]:
+        strangers = [partial(self._refuse, name) for name in names]
         for stranger in strangers:
             self.guard.enter(host, stranger)
-        return strangers
+        return list(strangers)
 
+    def _refuse(self, name: str, reason: str) -> None:
+        self.refused.append(name)
 
-class Stranger:
-    def __init__(self, name: str, refused: list[str]) -> None:
-        self.name, self._refused = name, refused
-
-    def refuse(self, reason: str) -> None:
-        self._refused.append(self.name)
+    def leave(self, host: str, stranger: Refuse) -> None:
+        self.guard.leave(host, stranger)
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two places an address beside those of nodes, five in all beside them."""
-    monkeypatch.setattr(guard, "STRANGERS_EACH", 2)
+    """Room for five strangers, and one for each node."""
     monkeypatch.setattr(guard, "STRANGERS", 5)
 
 
 @pytest.mark.usefixtures("few")
-def test_the_oldest_of_an_address_makes_room() -> None:
-    scene = Scene("10.0.0.1")
-    scene.come("10.0.0.2", *"abcd")
-    assert scene.refused == ["a", "b"]
-    scene.come("10.0.0.1", *"xyz")  # where a node is, there is a place more
-    assert scene.refused == ["a", "b"]
-    scene.come("10.0.0.1", "w")
-    assert scene.refused == ["a", "b", "x"]
-
-
-@pytest.mark.usefixtures("few")
-def test_nodes_have_their_places_at_each_address_of_their_host() -> None:
-    scene = Scene("one.example", "one.example", "10.0.0.3")
-    assert scene.guard.names == {"one.example"}
-    scene.guard.locate("one.example", ["10.0.0.1", "10.0.0.3", "2001:db8::1", "2001:db8::2"])
-    assert scene.guard.names == set()
-    scene.come("10.0.0.1", *"abcd")
-    scene.come("2001:db8::5")
-    assert scene.refused == []
-    scene.come("10.0.0.1", "e")
-    assert scene.refused == ["a"]
-    assert scene.guard._at == {"10.0.0.1": 2, "10.0.0.3": 3, "2001:db8::/64": 2}
-
-
-@pytest.mark.usefixtures("few")
-def test_who_has_left_holds_no_place() -> None:
-    scene = Scene("10.0.0.1")
-    a, b = scene.come("10.0.0.2", *"ab")
-    scene.guard.leave("10.0.0.2", a)
-    scene.guard.leave("10.0.0.2", a)
-    [c] = scene.come("10.0.0.2", "c")
-    assert scene.refused == []
-    [d] = scene.come("10.0.0.2", "d")
-    assert scene.refused == ["b"]
-    for stranger in (b, c, d):  # b too leaves, when its connection is closed
-        scene.guard.leave("10.0.0.2", stranger)
-    assert scene.guard._here == {}
-
-
-@pytest.mark.usefixtures("few")
-def test_when_all_places_are_taken_the_address_with_most_loses_one() -> None:
-    scene = Scene("10.0.0.1")
+def test_when_there_is_no_room_the_oldest_of_the_address_with_most_is_closed() -> None:
+    scene = Scene(nodes=1)
     for n in range(3):
         scene.come(f"10.0.1.{n}", f"alone {n}")
-    scene.come("10.0.0.2", *"ab")
-    scene.come("10.0.0.3", "x")
+    scene.come("10.0.0.2", *"abc")
     assert scene.refused == []
-    scene.come("10.0.0.4", "y")
-    assert scene.refused == ["a"]
+    scene.come("10.0.0.3", "x")
+    scene.come("10.0.0.2", "d")
+    assert scene.refused == ["a", "b"]
 
 
-def test_places_are_bounded_altogether() -> None:
-    scene = Scene("10.0.0.1")
-    for n in range(250):
-        scene.come(f"10.0.1.{n}", str(n))
-    assert len(scene.refused) == 250 - guard.STRANGERS - 1
+@pytest.mark.usefixtures("few")
+def test_a_stranger_that_has_left_takes_no_room() -> None:
+    scene = Scene(nodes=0)
+    a, b, *others = scene.come("10.0.0.2", *"abcde")
+    scene.leave("10.0.0.2", a)
+    scene.leave("10.0.0.2", a)
+    others += scene.come("10.0.0.2", "f")
+    assert scene.refused == []
+    others += scene.come("10.0.0.2", "g")
+    assert scene.refused == ["b"]
+    for stranger in (b, *others):  # b too leaves, when its connection is closed
+        scene.leave("10.0.0.2", stranger)
+    assert scene.guard._here == {}
 
 
 def test_lines_about_one_address_are_bounded_and_counted() -> None:
@@ -126,7 +92,7 @@ def test_lines_about_many_addresses_are_bounded_too() -> None:
     for n in range(20_000):
         scene.guard.tell(f"10.{n // 65536}.{n // 256 % 256}.{n % 256}", "line")
     assert len(scene.lines) == guard.ALL_LINES
-    assert len(scene.guard._ration._lines) <= 1024
+    assert len(scene.guard._lines) <= guard.ALL_LINES
 
 
 @pytest.mark.parametrize(
@@ -155,13 +121,13 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
             end.setblocking(False)
             await asyncio.get_running_loop().sock_connect(end, a.address)
             ends.append(end)
-        most = guard.STRANGERS_EACH + 2  # both nodes are at that address
+        most = guard.STRANGERS + 2
         await a.until(lambda: len(a.events) == guard.LINES)
         assert "did not say who it is while others came" in a.events[0][1]
         b.send(0, "honest", "t")
         await a.receive(1)
         assert len(a.transport._end.connections) <= most
-        assert len(a.transport._contacts) == 1
+        assert len(a.transport._end.peers) == 1
         for end in ends:
             end.close()
         while a.transport._end.guard._here:
@@ -176,7 +142,7 @@ async def test_connections_that_come_all_at_once_do_not_take_all_descriptors(
     burst, came, most = 400, 0, 0
     enter = Guard.enter
 
-    def counted(self: Guard, host: str, stranger: guard.Stranger) -> None:
+    def counted(self: Guard, host: str, stranger: Refuse) -> None:
         nonlocal came
         came += 1
         enter(self, host, stranger)
@@ -191,7 +157,7 @@ async def test_connections_that_come_all_at_once_do_not_take_all_descriptors(
                 await asyncio.sleep(0)
                 most = max(most, open_files() - before)
             assert (
-                most <= guard.STRANGERS_EACH + 2 + 4 * _AT_ONCE
+                most <= guard.STRANGERS + 2 + 4 * AT_ONCE
             )  # (four turns of the loop from accepting to closing)
             b.send(0, "honest", "t")
             await a.receive(1)
@@ -213,25 +179,3 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         assert a.transport._end.guard._here == {}
         assert len(a.transport._end.connections) == 1
     assert a.events[guard.LINES :] == [("refused", f"{200 - guard.LINES} refusals more that are not shown")]
-
-
-@on_loop
-async def test_hosts_that_go_by_name_are_looked_up_once_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    async def look_up(host: str, port: None, **_: object) -> list[tuple[object, ...]]:
-        asked.append(host)
-        if host == "none.example":
-            raise socket.gaierror("not known")
-        return [(2, 1, 6, "", ("10.0.0.7", 0)), (10, 1, 6, "", ("2001:db8::7", 0, 0, 0))]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
-    addresses = [("127.0.0.1", 9000), ("one.example", 9000), ("none.example", 9000), ("one.example", 9001)]
-    monkeypatch.setattr("gossamer.runtime.processes.transport.transport._check_loopback", lambda _: None)
-    peer = Peer(0, listen(), addresses)
-    await peer.transport.start()
-    await settle()
-    assert asked == ["none.example", "one.example"]
-    at = {"loopback": 1, "10.0.0.7": 2, "2001:db8::/64": 2, "none.example": 1}
-    assert peer.transport._end.guard._at == at
-    await peer.transport.close()

@@ -16,7 +16,7 @@ from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
 from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Row, TimeUp
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import shared_file
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.runtime.processes.system import cpu_slots
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots, holds, wakeup
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import shared_file
 
 Fork = Callable[[Callable[[], object]], int]
 

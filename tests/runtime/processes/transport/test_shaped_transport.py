@@ -24,6 +24,7 @@ from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Network, Path, Uniform, delivery
 from gossamer.network.access import Access
+from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
 
@@ -103,17 +104,19 @@ class Peer:
         self.shaper = Shaper.of(rank, network, len(addresses), SEED, loop)
         self._changed = asyncio.Event()
         self.transport = Transport(
-            rank,
             listener,
-            addresses,
-            TOKEN,
-            limit=LIMIT,
-            deliver=self._deliver,
-            lost=lambda rank, why: None,
-            event=lambda kind, text: pytest.fail(f"{kind}: {text}"),
-            now=lambda: 0.0,
-            failed=lambda error: pytest.fail(str(error)),
-            shaper=self.shaper,
+            Endpoint(
+                rank,
+                addresses,
+                TOKEN,
+                limit=LIMIT,
+                deliver=self._deliver,
+                lost=lambda rank, why: None,
+                event=lambda kind, text: pytest.fail(f"{kind}: {text}"),
+                now=lambda: 0.0,
+                failed=lambda error: pytest.fail(str(error)),
+                shaper=self.shaper,
+            ),
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic
@@ -350,6 +353,8 @@ async def test_lost_messages_are_those_of_the_key_and_are_counted_at_the_sender(
 async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() -> None:
     rate = 1e6
     async with shaped(3, Given(at=Paths.of([rate] * 6, {(0, 2): Path((0, 5))}))) as (a, b, c):
+        await meet(a, 2, c)
+        await a.send(1, "lost", "t")  # connects them
         start = now()
         lost = a.send(1, torch.zeros(25_000), "t")
         a.send(2, "after", "t")
@@ -357,7 +362,7 @@ async def test_where_there_is_no_path_messages_take_their_time_and_are_lost() ->
         assert not lost.cancel()
         await c.receive(1)
         assert c.times[0] - start > wire_bytes("t", torch.zeros(25_000)) / rate
-        assert (a.traffic.messages_sent, a.traffic.messages_lost) == (2, 1)
+        assert (a.traffic.messages_sent, a.traffic.messages_lost) == (4, 2)
         assert b.inbox == []
         assert b.traffic.bytes_received == 0
 
@@ -368,6 +373,8 @@ async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
     rates = [1e6] * 6
     later = ((0.05, Paths.of(rates, {(0, 2): both[0, 2]})), (0.2, Paths.of(rates, both)))
     async with shaped(3, Given(at=Paths.of(rates, both), later=later)) as (a, b, c):
+        await meet(a, 1, b)
+        await meet(a, 2, c)
         a.send(1, torch.zeros(25_000), "t")
         a.send(2, "other", "t")
         assert a.shaper is not None
@@ -377,7 +384,7 @@ async def test_a_path_that_goes_under_way_takes_its_message_with_it() -> None:
             await asyncio.sleep(0.01)
         a.send(1, "again", "t")
         assert [message.payload for message in await b.receive(1)] == ["again"]
-        assert (a.traffic.messages_sent, a.traffic.messages_lost) == (3, 1)
+        assert (a.traffic.messages_sent, a.traffic.messages_lost) == (5, 1)
         assert 0 < b.traffic.bytes_received < 100_000 < a.traffic.bytes_sent
 
 

@@ -13,8 +13,7 @@ from given_network import Given
 
 from gossamer.network import Conditions, Network, Path, Uniform, delivery
 from gossamer.network.access import Access
-from gossamer.runtime.processes.transport.metering import LATE_S
-from gossamer.runtime.processes.transport.shaper import Departure, Shaper, is_limited, simplified
+from gossamer.runtime.processes.transport.shaper import LATE_S, Departure, Shaper, is_limited, simplified
 
 RATE = 1e6  # bytes a second: a byte takes a microsecond
 PIECE = 16_384
@@ -235,4 +234,3 @@ def test_the_network_changes_from_the_run_s_start_on() -> None:
     loop.run()
     assert noted == [151.0, 153.0]
     assert node.depart(1).lost is True
-    node.close()

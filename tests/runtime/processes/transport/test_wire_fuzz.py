@@ -17,24 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.messages import (
-    CHUNK_BYTES,
-    DTYPES,
-    MAX_DEPTH,
-    MAX_ITEMS,
-    BufferSpec,
-    FrameError,
-    encode,
-    pack_head,
-    raw,
-    reading,
-)
-from gossamer.messages.reading import Reader
+from gossamer.messages import CHUNK_BYTES, BufferSpec, FrameError, encode, pack_head, raw, reading
+from gossamer.messages.reading import DTYPES, MAX_DEPTH, MAX_ITEMS, Reader
 from gossamer.messages.tags import Coded, Model, Part
-from gossamer.runtime.processes.transport import decoder as module
 from gossamer.runtime.processes.transport import wire
-from gossamer.runtime.processes.transport.decoder import Decoder
-from gossamer.runtime.processes.transport.wire import Arrived, abort, beat, credit, hello, leave
+from gossamer.runtime.processes.transport.wire import BEAT, LEAVE, Arrived, Decoder, abort, credit, hello
 
 LIMIT = 100_000
 HELLO = hello(3, bytes(range(16)))
@@ -83,8 +70,7 @@ headers = st.one_of(
     packed(wire.DATA, st.just(2), numbers, number(2)),
     numbers.map(abort),
     number(4).map(credit),
-    st.tuples(number(2), st.binary(max_size=20)).map(lambda said: wire.BEAT.pack(5, said[0]) + said[1]),
-    st.sampled_from([HELLO, beat(b"well"), beat(bytes(wire.STATUS_BYTES)), leave()]),
+    st.sampled_from([HELLO, BEAT, LEAVE, wire.mark(3, 1)]),
     packed(wire.DATA, st.integers(0, 255), numbers, number(2)),
 )
 
@@ -240,7 +226,7 @@ class Counted:
 def counted() -> Iterator[Counted]:
     """Counts the bytes of tensors that are allocated, and the values that are read."""
     count = Counted()
-    allocate, value = module._allocate, reading.Reader.value
+    allocate, value = wire._allocate, reading.Reader.value
 
     def counted_allocate(spec: BufferSpec) -> Tensor:
         count.allocated += spec.nbytes
@@ -251,7 +237,7 @@ def counted() -> Iterator[Counted]:
         return value(reader, depth)
 
     with (
-        mock.patch.object(module, "_allocate", counted_allocate),
+        mock.patch.object(wire, "_allocate", counted_allocate),
         mock.patch.object(reading.Reader, "value", counted_value),
     ):
         yield count
@@ -313,8 +299,8 @@ def fuzz(examples: int, count: Counted) -> int:
     return fed
 
 
-def test_a_thousand_hostile_frames(counted: Counted) -> None:
-    assert fuzz(225, counted) >= 1_000  # some 1,900; how many frames an example has is drawn
+def test_hundreds_of_hostile_frames(counted: Counted) -> None:
+    assert fuzz(120, counted) >= 500  # some 1,000; how many frames an example has is drawn
 
 
 @pytest.mark.slow

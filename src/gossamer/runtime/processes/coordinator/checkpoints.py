@@ -1,6 +1,6 @@
 """Checkpoints of the whole run: which nodes have taken a snapshot, and whose files are written.
 
-The messages are explained in :mod:`gossamer.runtime.processes.node_process.cutting`.
+The messages are explained in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """
 
 from __future__ import annotations

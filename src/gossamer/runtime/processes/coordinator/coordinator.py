@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,19 +33,22 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.messages.tags import Model, Traffic
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
+from gossamer.results.recorder import read_metrics
 from gossamer.results.segment import RecordError
+from gossamer.runtime.barrier import Moment
+from gossamer.runtime.events import EventLog, HeardClock
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Command, Lifecycle
-from gossamer.runtime.processes.coordinator.record import Record
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
+from gossamer.runtime.processes.system.process import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
+from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.setup import Setup, prepare
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -81,7 +85,7 @@ class Coordinator:
         door: Door | None = None,
         least_workers: int = 1,
     ) -> None:
-        self._setup, self._launcher, self._cut = setup, launcher, cut
+        self._setup, self._folder, self._launcher, self._cut = setup, folder, launcher, cut
         self._models = SharedModels(
             memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
@@ -92,19 +96,18 @@ class Coordinator:
         else:
             self._workers.let_join(door, least_workers)
         self._lifecycle = Lifecycle(setup, self._workers.has_room, None if cut is None else cut.rounds)
-        self._record = Record(
-            setup,
-            folder,
-            self._models,
-            stage.evaluator,
-            lambda rank: self._tell(rank, protocol.Consumed()),
-            lambda row: self._launcher.send(protocol.NewRow(row)),
-            self._show,
+        metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
+        self._rows = RunRecord(
+            setup, metrics, graphs, stage.evaluator.columns, lambda row: launcher.send(protocol.NewRow(row))
         )
+        self._clock = HeardClock(time.monotonic)
+        self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
             setup.experiment, folder, cut, self._tell, partial(self._event, None, "checkpoint")
         )
+        self._start: float | None = None
         self._said = 0.0
+        self._has_skipped = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
         self._forms: dict[int, dict[str, dict[str, int]]] = {}
@@ -119,11 +122,8 @@ class Coordinator:
             failure["message"] = str(error)
         finally:
             self._workers.close(reason)
-        private = (
-            {"mean": sum(self._private) / len(self._private), "max": max(self._private)}
-            if self._private
-            else None
-        )
+        own = self._private
+        private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
         return protocol.Ended(reason, failure, private, self._execution())
 
     def _run(self) -> str:
@@ -141,7 +141,7 @@ class Coordinator:
         for rank in range(self._setup.experiment.nodes):
             if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
                 self._forget_model(rank)
-        if (away := self._record.events.summary()) is not None:
+        if (away := self._events.summary()) is not None:
             self._show(away)
         return reason
 
@@ -150,12 +150,14 @@ class Coordinator:
         self._workers.assemble(self._wait)
         self._do(self._lifecycle.start(time.monotonic()))
         if self._cut is not None:
-            self._record.resume(self._cut)
+            self._clock.hear(max(self._cut.times_s.values()), runs=False)
+            self._rows.resume(self._cut, read_metrics(self._folder.path))
         while not self._lifecycle.up:
             self._wait()
         start = time.monotonic()
         commands = self._lifecycle.begin(start)
-        self._record.begin(start)
+        self._start = start
+        self._clock.hear(self._clock.now())  # it runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)
         self._do(commands)
 
@@ -173,7 +175,7 @@ class Coordinator:
             self._said = now
             self._workers.look()
             rounds = sum(node.round for node in self._lifecycle.nodes.values())
-            self._launcher.send(protocol.RunProgress(rounds, self._record.clock.now()))
+            self._launcher.send(protocol.RunProgress(rounds, self._clock.now()))
 
     def _hear_launcher(self, events: int) -> None:
         if self._launcher.receive() is None:
@@ -189,21 +191,21 @@ class Coordinator:
             return
         self._note(rank, message)
         self._do(self._lifecycle.take(rank, message, time.monotonic()))
-        if self._record.target_reached:
+        if self._rows.reached:
             self._lifecycle.end("target")
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
         """Take what a node says for the record, and of checkpoints."""
         match message:
             case protocol.Progress(time_s=time_s):
-                self._record.clock.hear(time_s)
-            case protocol.Row(moment=moment, row=row, slot=slot):
+                self._clock.hear(time_s)
+            case protocol.Row(moment=moment, row=row, slot=slot, view=view):
                 self._traffic[rank] = {name: row[name] for name in TRAFFIC}
-                self._record.row(rank, moment, row, slot)
-            case protocol.View(moment=moment, round=round, ranks=ranks):
-                self._record.view(rank, moment, round, ranks)
+                if view is not None:
+                    self._rows.view(rank, moment, row["round"], view)
+                self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
-                self._record.events.append(rank, kind, text)
+                self._events.append(rank, kind, text)
             case protocol.Done():
                 self._checkpoints.done(rank)
             case protocol.Marked(number=number, ranks=ranks):
@@ -217,6 +219,22 @@ class Coordinator:
                 if private is not None:
                     self._private.append(private)
 
+    def _record(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
+        """Record a node's row at an evaluation point, with its snapshot if it has one."""
+        if slot is None and rank in self._setup.outcome_ranks and not self._has_skipped:
+            self._has_skipped = True
+            text = "not recorded where a node is more than two evaluations ahead of the record"
+            self._show(f"consensus distance: {text}")
+        self._rows.graph(row["round"])
+        self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
+        if slot is not None:
+            self._tell(rank, protocol.Consumed())
+
+    def _wall(self) -> float:
+        """Real seconds of the run so far."""
+        now_s = 0.0 if self._start is None else time.monotonic() - self._start
+        return now_s + (0.0 if self._cut is None else self._cut.wall_s)
+
     # --- what is done
 
     def _do(self, commands: Sequence[Command]) -> None:
@@ -228,7 +246,7 @@ class Coordinator:
                     self._rejoin(rank, first, together, start)
                 case lifecycle.Without(rank=rank, keep=keep, alive=alive):
                     (self._checkpoints.away if alive else self._checkpoints.lost)(rank)
-                    self._record.without(rank, keep=keep)
+                    self._rows.without(rank, keep=keep)
                 case lifecycle.Record(rank=who, event=kind, text=text, show=show):
                     self._event(who, kind, text, show=show)
                 case protocol.Say():
@@ -241,17 +259,18 @@ class Coordinator:
     def _rejoin(
         self, rank: int, first: int, together: list[tuple[int, int]], start: StartFrom | None
     ) -> None:
+        now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
+        tick = 0 if every_s is None else int(now_s / every_s) + 1
         if start is None:
-            self._tell(rank, protocol.Met(first, together))
-        else:  # its clock shall show what the others' do, which stand still while these are evaluated
-            traffic, tick = self._traffic.get(rank, {}), self._record.next_tick()
-            began = time.monotonic() - self._record.clock.now()
-            self._tell(rank, protocol.Go(began, protocol.Arrival(first, together, start, tick, traffic)))
+            self._tell(rank, protocol.Meet(together, first))
+        else:  # the node's clock starts at the others' time; their clocks pause during evaluations
+            arrival = protocol.Arrival(first, together, start, tick, self._traffic.get(rank, {}))
+            self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
-        self._record.again(rank, first)
+        self._rows.back(rank, first + 1, tick)
 
     def _forget_model(self, rank: int) -> None:
-        """A model at the end is not known; nobody shall take zeros for it."""
+        """Mark a node's last model as unknown: NaN, and not zeros."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         self._models.write(FINAL, rank, Model(*(torch.full((n,), math.nan) for n in sizes)))
 
@@ -261,7 +280,7 @@ class Coordinator:
 
     def _event(self, rank: int | None, kind: str, text: str, *, show: bool = True) -> None:
         """Record an event, and show it."""
-        self._record.events.append(rank, kind, text)
+        self._events.append(rank, kind, text)
         if show:
             self._show(text or kind)
 
@@ -318,7 +337,7 @@ def serve(channel: int, memory: int) -> None:
 
 
 def _failed(error: OSError) -> protocol.Ended:
-    """How a run ends whose coordinator fails."""
+    """The end of a run whose coordinator failed."""
     failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
     if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
         failure = {"message": f"the record can't be written: {error}"}

@@ -16,7 +16,7 @@ from gossamer.runtime.processes.channel import SelectorChannel
 from gossamer.runtime.processes.protocol import Challenge, FromJoining, Hello, Proof, Refused
 from gossamer.runtime.processes.security.join import NONCE_BYTES, check_token, proof, proved
 from gossamer.runtime.processes.security.trust import context, issue
-from gossamer.runtime.processes.session import LARGEST_STRANGER
+from gossamer.runtime.processes.session import LARGEST_STRANGER, parse_address
 
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
@@ -138,16 +138,3 @@ class Door:
         self._listener.close()
         for stranger in list(self._strangers):
             self._refuse(stranger)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address stands in brackets.
-
-    Raises:
-        BadInput: for anything else.
-    """
-    host, _, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):
-        raise BadInput(f"{text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
-    return host.strip("[]"), int(port)

@@ -160,7 +160,9 @@ class Lifecycle:
         self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAY_S
-        self._suspects: list[tuple[float, int, int, str]] = []  # since when, a node, a peer, why not reached
+        self._suspects: dict[
+            tuple[int, int], tuple[float, str]
+        ] = {}  # a node, a peer: since when, why not reached
         self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
         self._due: str | None = None
         self._ending = False
@@ -297,13 +299,13 @@ class Lifecycle:
             case protocol.Idle(waits=waits):
                 node.idle = None if waits is None else message
                 node.idle_reports = 0 if waits is None else node.idle_reports + 1
-            case protocol.Unreachable(rank=peer, why=why) if not self._ending:
+            case protocol.Unreachable(rank=peer, why=None):
+                self._suspects.pop((node.rank, peer), None)
+            case protocol.Unreachable(rank=peer, why=str(why)) if not self._ending:
                 if self._lost_peer == "fail":
-                    self._suspects.append((self._now, node.rank, peer, why))
+                    self._suspects.setdefault((node.rank, peer), (self._now, why))
                 else:
                     self._doubt(node, peer, why)
-            case protocol.Reachable(rank=peer):
-                self._suspects = [each for each in self._suspects if each[1:3] != (node.rank, peer)]
             case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._began is not None else "at start"
                 said = f"node {node.rank} failed {where}: {text}"
@@ -362,11 +364,10 @@ class Lifecycle:
 
     def _look_at_suspects(self) -> None:
         """A peer that could not be reached is dead, which its process says, or is given up after a while."""
-        for suspect in list(self._suspects):
-            since, reporter, rank, why = suspect
+        for (reporter, rank), (since, why) in list(self._suspects.items()):
             if rank in self.alive and self._now - since < UNREACHABLE_S:
                 continue
-            self._suspects.remove(suspect)
+            del self._suspects[reporter, rank]
             if rank in self.alive and reporter in self.alive:
                 text = f"node {reporter} can't reach node {rank}: {why}"
                 self._do(Record(reporter, "unreachable", text, show=False))
@@ -608,7 +609,7 @@ class Lifecycle:
         del self.away[node.rank]
         node.arriving = False
         for rank, since in together.items():
-            self._tell(rank, Meet(node.rank, since))
+            self._tell(rank, Meet([(node.rank, since)]))
         self._do(Rejoin(node.rank, first, list(together.items()), node.start_from if restarted else None))
         kind = "returned" if node.incarnation or not restarted else "joined"
         self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))

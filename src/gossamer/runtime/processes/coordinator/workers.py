@@ -29,24 +29,7 @@ from gossamer.results.folder import RunFolder, atomic
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.protocol import (
-    Addresses,
-    Exited,
-    File,
-    Fit,
-    Fork,
-    FromPool,
-    FromWorker,
-    Hello,
-    Job,
-    Listen,
-    Proof,
-    Refused,
-    Said,
-    Signal,
-    Tell,
-    Welcome,
-)
+from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromPool, FromWorker, Said
 from gossamer.runtime.processes.security.trust import issue
 from gossamer.runtime.processes.session import Session, keep_alive
 from gossamer.runtime.processes.system.memory import SharedModels
@@ -62,27 +45,16 @@ SAY_S = 10.0
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker that has not been lost.
+    """A worker that has not been lost."""
 
-    Args:
-        number: in the order of joining, from 1.
-        host: where it is.
-        slots: how many nodes it takes.
-        send: sends it a message.
-        session: the conversation with it; None for the coordinator's own process.
-        fit: whether it has prepared the run.
-        ranks: the nodes that it has, or had.
-        away: since when it has been out of reach.
-    """
-
-    number: int
+    number: int  # in the order of joining, from 1
     host: str
     slots: int
     send: Callable[[Any], object]
-    session: Session[FromWorker] | None = None
-    fit: bool = False
-    ranks: set[int] = field(default_factory=set)
-    away: float | None = None
+    session: Session[FromWorker] | None = None  # None for the coordinator's own process
+    ready: bool = False
+    ranks: set[int] = field(default_factory=set)  # of the nodes that it has, or had
+    away: float | None = None  # since when it has been out of reach
 
     def __str__(self) -> str:
         return f"worker {self.number} ({self.host})"
@@ -123,14 +95,13 @@ class Workers:
         self._at: dict[int, _Worker] = {}
         self._incarnations: dict[int, int] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._pending: dict[int, Fork] = {}  # which wait for the address of their node
         self._keys: list[bytes] = []
         self._closing = False
 
     def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
         """Have this process fork all nodes; ``pool`` is given what takes events."""
         self._pool = pool(lambda event: self._take(worker, event))
-        worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, fit=True)
+        worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, ready=True)
 
     def let_join(self, door: Door, least: int) -> None:
         """Let workers join; the run starts when there are ``least``, and slots for all nodes."""
@@ -141,7 +112,7 @@ class Workers:
         if self._cut is not None:
             manifest = (self._cut.folder / "manifest.json").read_bytes()
             self._files.append(File("manifest", 0, self._cut.number, manifest))
-        self._job = Job(
+        self._job = protocol.Job(
             experiment,
             CheckpointFolder(self._folder.checkpoints, self._setup.experiment).digest,
             highest(self._folder.checkpoints) + 1,
@@ -154,13 +125,12 @@ class Workers:
     # --- workers that join
 
     def _admit(
-        self, hello: Hello, said: Proof, host: str, release: Callable[[], socket.socket]
+        self, hello: protocol.Hello, said: protocol.Proof, host: str, release: Callable[[], socket.socket]
     ) -> str | None:
         worker = self._workers.get(hello.session)
-        new = worker is None
         if hello.session in self._gone:
             return "it was out of reach for too long; start it again"
-        if new and said.received:
+        if worker is None and said.received:
             return "it belongs to another run; start it again"
         if said.slots < 1:
             return "it offers no slots"
@@ -168,13 +138,11 @@ class Workers:
         keep_alive(end, self._silent_s)
         if worker is None:
             worker = self._new(hello.session, host, said.slots)
-        assert worker.session is not None
-        worker.away = None
-        worker.session.attach(end, said.received, Welcome(worker.session.received, time.monotonic()))
-        if new:
-            self._begin(worker)
         else:
             self._say(f"{worker} is back")
+        worker.away = None
+        assert worker.session is not None
+        worker.session.attach(end, said.received, protocol.Welcome(worker.session.received, time.monotonic()))
         return None
 
     def _new(self, name: str, host: str, slots: int) -> _Worker:
@@ -185,23 +153,21 @@ class Workers:
             lambda message: self._take(worker, message),
             lambda why: self._disconnected(name, why),
         )
+        for other in [other for other, each in self._workers.items() if each.away is not None]:
+            self._lose(other, "another worker has joined in its place")
         number = len(self._workers) + len(self._gone) + 1
         worker = self._workers[name] = _Worker(number, host, slots, session.send, session)
+        self._say(f"{worker} has joined with {worker.slots} slots")
+        for message in (*self._files, self._job):
+            session.send(message)
         return worker
 
-    def _begin(self, worker: _Worker) -> None:
-        """Send a new worker what it has to prepare."""
-        for message in (*self._files, self._job):
-            worker.send(message)
-        self._say(f"{worker} has joined with {worker.slots} slots")
-        for name, other in list(self._workers.items()):
-            if other.away is not None:
-                self._lose(name, "another worker has joined in its place")
-
     def _disconnected(self, name: str, error: str | None) -> None:
+        if self._closing:
+            return
         if error is not None:
             self._lose(name, f"it sent {error}")
-        elif not self._closing:
+        else:
             self._workers[name].away = time.monotonic()
             self._say(f"{self._workers[name]} is out of reach")
 
@@ -213,7 +179,7 @@ class Workers:
             worker.session.close()
         self._say(f"{worker} is lost: {why}")
         for rank in sorted(rank for rank in worker.ranks if self._at[rank] is worker):
-            exited = Exited(f"{worker} is lost: {why}")
+            exited = protocol.Exited(f"{worker} is lost: {why}")
             self._emit(Said(rank, self._incarnations.get(rank, 0), exited))
 
     # --- what workers say
@@ -222,9 +188,9 @@ class Workers:
         match message:
             case _ if self._closing:
                 return
-            case Fit():
-                worker.fit = True
-            case Refused(problems=problems):
+            case protocol.Ready():
+                worker.ready = True
+            case protocol.Refused(problems=problems):
                 raise RunFailed(f"{worker} can't run the experiment: {'; '.join(problems)}")
             case Addresses(nodes=nodes):
                 self._learn(nodes)
@@ -247,7 +213,7 @@ class Workers:
             case "restart":
                 path = self._folder.restart(file.rank)
             case "timeline":
-                number = self._incarnations[file.rank]
+                number = self._incarnations.get(file.rank, 0)
                 path = self._folder.segments / f"timeline-{file.rank}-{number}.jsonl"
             case _:
                 return
@@ -258,14 +224,12 @@ class Workers:
     def _learn(self, nodes: Sequence[tuple[int, str, int]]) -> None:
         """A worker has opened ports: as soon as all nodes have one, all workers are told."""
         self._addresses |= {rank: (host, port) for rank, host, port in nodes}
-        if len(self._addresses) < self._nodes:
-            return
-        known = Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])
-        for worker in self._workers.values():
-            worker.send(known)
-        for rank, *_ in nodes:
-            if (fork := self._pending.pop(rank, None)) is not None:
-                self._at[rank].send(fork)
+        if len(self._addresses) == self._nodes:
+            for worker in self._workers.values():
+                worker.send(self._known())
+
+    def _known(self) -> Addresses:
+        return Addresses([(rank, *address) for rank, address in sorted(self._addresses.items())])
 
     # --- what the coordinator asks for
 
@@ -292,7 +256,7 @@ class Workers:
 
     def _enough(self) -> bool:
         """Whether there are enough workers, and all that have joined are ready."""
-        return self._has_slots() and all(worker.fit for worker in self._workers.values())
+        return self._has_slots() and all(worker.ready for worker in self._workers.values())
 
     def _has_slots(self) -> bool:
         slots = sum(worker.slots for worker in self._workers.values())
@@ -317,23 +281,23 @@ class Workers:
                 data = (self._cut.folder / f"node-{rank}.safetensors").read_bytes()
                 worker.send(File("checkpoint", rank, self._cut.number, data))
         worker.ranks |= set(ranks)
-        worker.send(Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
+        worker.send(self._known())
+        worker.send(protocol.Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
 
     def has_room(self, rank: int) -> bool:
         """Whether a node can be started now: its worker is there, or another one has a free slot."""
         return self._home(rank) is not None
 
     def _home(self, rank: int) -> _Worker | None:
-        workers = [
-            self._at[rank],
-            *(each for each in self._workers.values() if each.fit and self._free(each)),
-        ]
-        return next((worker for worker in workers if worker in self._workers.values()), None)
+        workers = self._workers.values()
+        if self._at[rank] in workers:
+            return self._at[rank]
+        return next((each for each in workers if each.ready and self._free(each)), None)
 
     def _free(self, worker: _Worker) -> bool:
         return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
 
-    def do(self, command: Fork | Tell | Signal) -> None:
+    def do(self, command: Fork | protocol.Tell | protocol.Signal) -> None:
         """Carry out a command about a node."""
         if isinstance(command, Fork):
             self._fork(command)
@@ -347,11 +311,9 @@ class Workers:
         path = self._folder.restart(rank)
         if worker.session is not None and fork.incarnation and path.exists():
             worker.send(File("restart", rank, 0, path.read_bytes()))
-        if worker is self._at[rank]:
-            worker.send(fork)
-        else:
-            self._pending[rank] = fork
+        if worker is not self._at[rank]:
             self._place(worker, [rank])
+        worker.send(fork)
 
     def look(self) -> None:
         """See to what is due at nodes' processes, and give up workers that have been out of reach for too long."""
@@ -373,7 +335,7 @@ class Workers:
         self._door.close()
         sessions = [worker.session for worker in self._workers.values() if worker.session is not None]
         for session in sessions:
-            session.send(protocol.Dismiss(reason))
+            session.send(protocol.Finish(reason))
         deadline = time.monotonic() + FAREWELL_S
         while not all(session.settled for session in sessions) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -1,42 +1,168 @@
-"""A node's part of the run's checkpoints: what is saved of it at the end of a round, and how it goes on from there.
+"""A node's part of checkpoints, in its own process: of the whole run, from which it is resumed, and of the node alone, from
+which the node is restarted while the others go on.
 
-What nodes and coordinator say about a checkpoint is in :mod:`gossamer.runtime.processes.node_process.cutting`.
+::
+
+    node -> coordinator   marked NUMBER, RANKS      it took its snapshot, all from before has left, these peers were told
+    coordinator -> node   expect NUMBER, RANKS      all nodes took theirs; these have sent messages here
+    node -> coordinator   saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
+    coordinator -> node   kept NUMBER               all files are written
+    coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
+    node -> coordinator   broken NUMBER, RANK       a connection to that peer broke since the snapshot
+    coordinator -> node   drop NUMBER               that checkpoint is given up
+
+A connection that breaks may lose a mark, and its messages are numbered from zero on the next one: such a checkpoint is given
+up, and so is one during which a node was out of reach. The next one is made when it is due.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from gossamer.config import Experiment
+from gossamer.config import Checkpoints, Experiment
+from gossamer.errors import BadInput
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message, Traffic
-from gossamer.node import NodeRuntime
+from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
-from gossamer.runtime.processes.node_process.context import NodeContext
-from gossamer.runtime.processes.node_process.cutting import Cutting
-from gossamer.runtime.processes.protocol import FromNode
+from gossamer.results.folder import RunFolder, atomic
+from gossamer.runtime.processes.node_process.host import NodeContext
+from gossamer.runtime.processes.protocol import Broken, Event, FromNode, Marked, RestartSaved, Saved
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
+MOST_MARKS = 2**16
+"""Incomplete snapshots that peers may have told of: far more than any node gets ahead, and still little memory."""
 
-class NodeCheckpoints:
-    """One node's.
 
-    Args:
-        node: who is saved; restored, if it was saved before.
-        experiment: what is run.
-        context: says where files go, and from which checkpoint the run goes on.
-        now: the node's clock in seconds.
-        state: gives what its engine saves of it.
-        tell: sends a message to the coordinator.
-        saved: the node's part of the checkpoint from which the run goes on; None is its start.
+class Cutting:
+    """One node's snapshots, and the conversation about them."""
 
-    Attributes:
-        cutting: makes its cuts.
-    """
+    def __init__(
+        self,
+        asked: Checkpoints,
+        cuts: NodeSnapshots,
+        folder: CheckpointFolder,
+        tell: Callable[[FromNode], None],
+        made: int,
+        first: int,
+    ) -> None:
+        self._asked, self._cuts, self._folder, self._tell = asked, cuts, folder, tell
+        self._made = made
+        self._offset = first - made - 1
+        self._transport: Transport
+        self._before: dict[int, int] = {}  # messages by each source when the run was resumed
+        self._numbers: set[int] = set()  # of this node's snapshots
+        self._dropped: set[int] = set()  # of checkpoints that are given up
+        self._sent: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by each peer until its snapshot
+        self._expected: dict[int, set[int]] = {}
+        self._lost: set[int] = set()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._kept: dict[int, asyncio.Future[None]] = {}
+
+    def use(self, transport: Transport, before: dict[int, int]) -> None:
+        """Tell peers through a transport, whose message numbers go on from these, by source."""
+        self._transport, self._before = transport, before
+
+    def round_ended(self, saved: Checkpoint) -> None:
+        """The node is at the end of a round (or at its start): take the snapshots that are due."""
+        self._cuts.round_ended(saved)
+        self._transport.rounds += 1
+        due = self._asked.due(saved.round, saved.time_s)
+        before, self._made = self._made, max(self._made, due)
+        for number in range(before + 1, due + 1):
+            self.cut(number + self._offset)
+
+    def cut(self, number: int) -> None:
+        """Take a snapshot where the last round ended."""
+        if number not in self._numbers and number not in self._dropped:
+            self._numbers.add(number)
+            self._cuts.cut(number)
+            self._transport.cut(number)
+
+    def told(self, number: int, ranks: list[int]) -> None:
+        """All that was sent before a snapshot has left."""
+        self._tell(Marked(number, ranks))
+
+    def marked(self, rank: int, number: int, message: int) -> None:
+        """All that a peer had sent before its snapshot has arrived."""
+        if number not in self._dropped and (number in self._sent or len(self._sent) < MOST_MARKS):
+            self._sent[number][rank] = message + self._before.get(rank, 0)
+            self._look(number)
+
+    def expect(self, number: int, ranks: list[int]) -> None:
+        """All nodes took their snapshots, and these have sent messages to this one."""
+        if number not in self._dropped:
+            self._expected[number] = set(ranks)
+            self._look(number)
+
+    def relinked(self, rank: int) -> None:
+        """A connection to a peer broke, and was made again."""
+        for number in sorted(self._numbers):
+            self._tell(Broken(number, rank))
+
+    def lost(self, rank: int) -> None:
+        """A peer is dead: nothing more comes from it."""
+        self._lost.add(rank)
+        for number in list(self._expected):
+            self._look(number)
+
+    def _look(self, number: int) -> None:
+        if number in self._expected and self._expected[number] - self._lost <= self._sent[number].keys():
+            del self._expected[number]
+            saved = self._cuts.finish(number, self._sent.pop(number))
+            writing = asyncio.get_running_loop().run_in_executor(
+                self._writer, self._folder.write, number, saved
+            )
+            writing.add_done_callback(lambda done: self._written(number, saved, done))
+
+    def _written(self, number: int, saved: Checkpoint, done: asyncio.Future[None]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            self._tell(Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
+        else:
+            self._tell(Saved(number, saved.round, saved.time_s))
+
+    async def last(self, number: int, timeout_s: float) -> None:
+        """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""
+        kept = self._kept[number] = asyncio.get_running_loop().create_future()
+        self.cut(number)
+        await asyncio.wait((kept,), timeout=timeout_s)
+
+    def kept(self, number: int) -> None:
+        """A checkpoint is complete; those before it that are not won't be."""
+        for older in [each for each in self._numbers if each < number]:
+            self._forget(older)
+        self._dropped = {each for each in self._dropped if each > number}
+        self._settle(number)
+
+    def drop(self, number: int) -> None:
+        """A checkpoint is given up."""
+        self._dropped.add(number)
+        self._forget(number)
+        self._settle(number)
+
+    def _forget(self, number: int) -> None:
+        self._numbers.discard(number)
+        self._sent.pop(number, None)
+        self._expected.pop(number, None)
+        self._cuts.drop(number)
+
+    def _settle(self, number: int) -> None:
+        """The node need not wait for a checkpoint any more."""
+        if number in self._kept and not self._kept[number].done():
+            self._kept[number].set_result(None)
+
+
+class NodeCheckpoints(Cutting):
+    """One node's part of the run's checkpoints, and how it goes on from one."""
 
     def __init__(
         self,
@@ -48,41 +174,34 @@ class NodeCheckpoints:
         tell: Callable[[FromNode], None],
         saved: Checkpoint | None,
     ) -> None:
-        self._node, self._state, self._saved = node, state, saved
-        self._transport: Transport
-        self._cuts = NodeSnapshots(node.deliver, now, experiment.algorithm.gathers, self._ignore)
-        path, cut = context.folder.checkpoints, context.cut
+        path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
         digest, first = context.checkpoints or (None, highest(path) + 1)
-        self.cutting = Cutting(
-            experiment.checkpoint,
-            self._cuts,
-            CheckpointFolder(path, experiment, digest),
-            tell,
-            0 if cut is None else made(experiment.checkpoint, cut),
-            first,
+        cuts = NodeSnapshots(
+            node.deliver, now, experiment.algorithm.gathers, lambda again: self._count(again, -1)
         )
-        self._sent_before: dict[int, int] = {}  # by each source, when the run was resumed
+        folder = CheckpointFolder(path, experiment, digest)
+        super().__init__(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)
+        self._node, self._state, self._saved = node, state, saved
         if saved is not None:
             node.restore(saved)
-            self._cuts.restore(saved)
-            self._sent_before = sent_here(saved)
+            cuts.restore(saved)
 
     def begin(self, transport: Transport) -> None:
         """The node is at its start, or where it was saved; a transport's counters go on from there."""
-        self._transport = transport
-        self.cutting.use(transport, self._sent_before)
-        if self._saved is None:
-            self.round_ended()
+        saved = self._saved
+        self.use(transport, {} if saved is None else sent_here(saved))
+        if saved is None:
+            self.node_round_ended()
             return
-        transport.traffic = Traffic(**self._saved.engine["traffic"])
-        self.cutting.round_ended(self._saved)
-        for arrival in self._saved.arriving:  # whatever was on its way has had the time since
+        transport.traffic = Traffic(**saved.engine["traffic"])
+        self.round_ended(saved)
+        for arrival in saved.arriving:  # each had the time since to arrive
             self._count(arrival.message, 1)
             self._cuts.deliver(arrival.message)
 
-    def round_ended(self) -> None:
+    def node_round_ended(self) -> None:
         """The node is at the end of a round, or at its start."""
-        self.cutting.round_ended(self._node.checkpoint(**self._state()))
+        self.round_ended(self._node.checkpoint(**self._state()))
 
     def over(self) -> None:
         """The node's rounds are over."""
@@ -90,13 +209,48 @@ class NodeCheckpoints:
 
     def deliver(self, message: Message) -> None:
         """A message has come in: its number goes on where those of its sender were when the run was resumed."""
-        before = self._sent_before.get(message.source, 0)
+        before = self._before.get(message.source, 0)
         self._cuts.deliver(replace(message, number=message.number + before) if before else message)
-
-    def _ignore(self, message: Message) -> None:
-        """A message is one that the node had before the run was resumed: it does not count again."""
-        self._count(message, -1)
 
     def _count(self, message: Message, times: int) -> None:
         self._transport.traffic.messages_received += times
         self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
+
+
+class RestartFile:
+    """What a node saves of itself, for a restart in the same run."""
+
+    def __init__(
+        self, folder: RunFolder, node: NodeRuntime, asked: Checkpoints, tell: Callable[[FromNode], None]
+    ) -> None:
+        self._path = folder.restart(node.rank)
+        self._node, self._asked, self._tell = node, asked, tell
+        self._made = 0  # saves that were due by now
+
+    def round_ended(self) -> None:
+        """The node is at the end of a round: save it, if that is due; a kill at any instant leaves the file before."""
+        due = self._asked.due(self._node.round, self._node.node.now())
+        if due <= self._made:
+            return
+        self._made = due
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            with atomic(self._path) as temporary:
+                checkpoint.write(self._node.checkpoint(), temporary, "")
+        except OSError as error:  # a full disk is no reason to end; the file before is still there
+            self._tell(Event("checkpoint", f"it could not be written: {error}"))
+        else:
+            self._tell(RestartSaved())
+
+    def restore(self) -> Checkpoint | None:
+        """Restore the node as it was saved; gives what was saved, or None where there is no file that can be used."""
+        saved = None
+        if self._path.exists():
+            try:
+                saved = checkpoint.read(self._path)
+                self._node.restore(saved)
+            except BadInput as error:
+                saved = None
+                self._tell(Event("checkpoint", f"it is of no use: {error}"))
+        self._made = self._asked.due(self._node.round, self._node.node.now())
+        return saved

@@ -1,32 +1,128 @@
-"""A node's computations: one at a time, in a thread, when it's the turn of the node's process."""
+"""A node's computations: one at a time, in a thread, when it is the turn of the node's process.
+
+Nodes share what they compute with: a :class:`Stage` is created once, before they are forked. Steps and evaluations are
+recorded when they are first carried out (:mod:`gossamer.learning.capture`), which takes as long as ten of them and doubles a
+node's heap. So the stage rehearses them on the data of one node, and discards the results.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+import torch
+
 from gossamer.config import Processes
+from gossamer.cores import cores
+from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import trim
+from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.node_process.clock import Clock
-from gossamer.runtime.processes.node_process.context import NodeContext
-from gossamer.runtime.processes.node_process.warmup import Stage
+from gossamer.runtime.processes.node_process.host import Clock, NodeContext
 from gossamer.runtime.processes.system.cpu_slots import CpuSlots
+from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.timeline import TimelineLog
 
+log = logging.getLogger("gossamer")
+
+PAGE_TABLES_BYTES = 256 * 2**20
+"""All forks' page tables of the data may take this much before the data is laid out in shared files."""
+_ENTRY_BYTES, _PAGE_BYTES = 8, 4096
+
+
+def with_data_for_forks(setup: Setup) -> Setup:
+    """The same, with data that is cheap to fork, where the number of nodes makes that matter."""
+    task, nodes = setup.task, setup.experiment.nodes
+    tensors = [tensor for pair in (task.train, *task.tests.values()) for tensor in pair]
+    tables = sum(tensor.nbytes for tensor in tensors) * nodes // _PAGE_BYTES * _ENTRY_BYTES
+    if tables < PAGE_TABLES_BYTES or any(tensor.device.type != "cpu" for tensor in tensors):
+        return setup
+    train, *sets = ((for_forks(x), for_forks(y)) for x, y in (task.train, *task.tests.values()))
+    return replace(setup, task=replace(task, train=train, tests=dict(zip(task.tests, sets, strict=True))))
+
+
+class Stage:
+    """What nodes compute with.
+
+    Attributes:
+        rows: where vectors are kept; forked, each node has its own.
+        trainer: takes local steps.
+        evaluator: evaluates models.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        experiment = setup.experiment
+        self._setup = setup
+        self.rows = Rows(setup.layout.size)
+        self.trainer = SequentialTrainer(setup.task, experiment.optimizer, self.rows)
+        self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        self._freed_bytes: int | None = None  # what a step took and gave back
+        self._common: Model | None = None
+        if experiment.initial == "common":
+            parameters, buffers = setup.initial(0)
+            self._common = Model(self.rows.store(parameters), buffers)
+
+    def initial(self, rank: int) -> Model:
+        """The model that a node starts with."""
+        return self._common or self._setup.initial(rank)
+
+    def trims(self) -> bool:
+        """Whether nodes hand freed memory back after computing; see ``engine.memory``."""
+        engine, nodes = self._setup.experiment.engine, self._setup.experiment.nodes
+        assert isinstance(engine, Processes)
+        if engine.memory != "auto":
+            return engine.memory == "trim"
+        available = available_bytes()
+        if available is None or self._freed_bytes is None:
+            return nodes > cores()
+        return nodes * self._freed_bytes > available / 2
+
+    def warm_up(self) -> None:
+        """Take two steps and evaluate the outcome, so that every node has the recordings. A failure here will come again in
+        a node, which reports it."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
+            return
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
+        try:
+            self._rehearse()
+        except Exception as error:  # noqa: BLE001 - the user's model or loss may raise anything
+            log.debug("the warmup failed: %s", error)
+        trim()
+
+    def _rehearse(self) -> None:
+        setup, experiment = self._setup, self._setup.experiment
+        rank = max(range(experiment.nodes), key=lambda rank: len(setup.parts[rank]))
+        if not len(setup.parts[rank]):
+            return
+        batches = BatchStream(experiment.seed, rank, setup.parts[rank], experiment.batch_size)
+        model = initial = self.initial(rank)
+        trim()
+        before = private_bytes()
+        for number in range(2):
+            state = experiment.optimizer.init(model.parameters)
+            job = TrainJob(model, [batches.batch(number)], experiment.optimizer.lr, state, seed=0)
+            [result] = self.trainer.train([job])
+            model = result.model
+        after = private_bytes()
+        if before is not None and after is not None:
+            self._freed_bytes = max(after - before, 0)
+        if setup.evaluated:
+            self.evaluator.warm_up(initial, model)
+
 
 class Busy:
-    """How long something was under way; entered in one thread, and read from any.
-
-    Args:
-        clock: seconds.
-    """
+    """How long something was under way; entered in one thread, and read from any."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,7 +135,7 @@ class Busy:
         self._state = self.seconds(), None
 
     def restore(self, seconds: float) -> None:
-        """It was so long under way already."""
+        """It was under way for this long already."""
         self._state = seconds, None
 
     def seconds(self) -> float:
@@ -51,18 +147,10 @@ class Busy:
 class Computing:
     """What one node computes.
 
-    Args:
-        rank: the node.
-        setup: what is run.
-        context: says which CPU slots it shares with other processes.
-        stage: what it computes with.
-        clock: the node's.
-        timeline: told of each computation; None is nobody.
-
     Attributes:
         cpu_slots: shared by all nodes of its machine.
+        busy: how long the node has computed: by the compute profile if it keeps its pace, else in its thread.
         under_way: computations that were asked for, and are not over.
-        slow: those that took longer than the compute profile says, of all that keep its pace.
     """
 
     def __init__(
@@ -82,8 +170,7 @@ class Computing:
         self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
-        self._busy = Busy(monotonic)  # the thread
-        self._paced = Busy(clock.now)  # computations that take the compute profile's time
+        self.busy = Busy(clock.now if self._pace else monotonic)
         self.under_way = 0
         self._computations = self._slow = 0
 
@@ -93,15 +180,6 @@ class Computing:
         if not self._slow:
             return None
         return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
-
-    def seconds(self) -> float:
-        """For how long the node has computed."""
-        return (self._paced if self._pace else self._busy).seconds()
-
-    def restore(self, seconds: float) -> None:
-        """It has computed for so long already."""
-        self._busy.restore(seconds)
-        self._paced.restore(seconds)
 
     def forms(self) -> dict[str, dict[str, int]]:
         """How steps and evaluations were computed: recorded, or eagerly and why."""
@@ -121,39 +199,29 @@ class Computing:
         """Carry a computation out; see :class:`~gossamer.node.host.Host`."""
         self.under_way += 1
         try:
-            return await self._compute(computation)
+            async with self._turn:
+                with self.busy if self._pace else nullcontext():
+                    return await self._compute(computation)
         finally:
             self.under_way -= 1
 
     async def _compute(self, computation: Computation) -> Any:
-        async with self._turn:
-            if not self._pace:
-                return await self._carry_out(computation)
-            began = self._clock.now()
-            try:
-                with self._paced:
-                    return await self._carry_out(computation)
-            finally:
-                if self._timeline is not None:
-                    self._timeline.computed(self._rank, computation.kind, began, self._clock.now())
-
-    async def _carry_out(self, computation: Computation) -> Any:
-        began = self._clock.now()
-        job = computation.prepare()
+        began, job = self._clock.now(), computation.prepare()
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._execute, computation, job)
-        if self._timeline is not None and not self._pace:
-            running.add_done_callback(partial(self._note_computed, computation.kind))
         try:
             result, seconds = await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The thread can't be stopped; what it finds is not committed, and the next one waits behind
-            # it.
+            # The thread can't be stopped; its result is not committed, and the next computation waits behind it.
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
+        ended = self._clock.now()
         if self._pace and computation.kind is not ComputationKind.APPLY:
             await self._keep_pace(computation, began)
         elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
             await asyncio.sleep((factor - 1) * seconds)
+        if self._timeline is not None:
+            span = (began, self._clock.now()) if self._pace else (ended - seconds, ended)
+            self._timeline.computed(self._rank, computation.kind, *span)
         return computation.commit(result)
 
     async def _keep_pace(self, computation: Computation, began: float) -> None:
@@ -165,16 +233,12 @@ class Computing:
         self._slow += self._clock.now() > due
         await self._clock.until(due)
 
-    def _note_computed(self, kind: ComputationKind, done: asyncio.Future[tuple[Any, float]]) -> None:
-        if self._timeline is not None and not done.cancelled() and done.exception() is None:
-            now, (_, seconds) = self._clock.now(), done.result()
-            self._timeline.computed(self._rank, kind, now - seconds, now)
-
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
         """In the node's thread; gives the result and the seconds that it took."""
-        before_s = self._busy.seconds()
-        with self.cpu_slots.one(), self._busy:
+        with self.cpu_slots.one(), nullcontext() if self._pace else self.busy:
+            began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
+            seconds = monotonic() - began
         if self._trims:
             trim()
-        return result, self._busy.seconds() - before_s
+        return result, seconds

@@ -1,37 +1,151 @@
-"""What the engine ``processes`` gives a node: its :class:`~gossamer.node.host.Host`, in its own process."""
+"""What the engine ``processes`` gives a node, in its own process: its context, its clock, and its
+:class:`~gossamer.node.host.Host`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import Any
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gossamer.learning.computation import Computation
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.messages import encode
 from gossamer.messages.tags import Payload, Sending, Traffic
-from gossamer.runtime.processes.node_process.clock import Clock, Timer
-from gossamer.runtime.processes.node_process.computing import Computing
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.processes.security.trust import Security
 from gossamer.runtime.processes.transport.transport import Transport
+
+if TYPE_CHECKING:
+    from gossamer.runtime.processes.node_process.computing import Computing
+
+SHORTEST_S = 0.001
+"""Seconds that a node sleeps at least: its clock may stand still meanwhile."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeContext:
+    """What a node's process gets from the worker that forks it.
+
+    Args:
+        listener: its listening socket.
+        channel: its end of the channel to the worker.
+        addresses: (host, port) of every rank.
+        token: 16 bytes by which the nodes of this run know each other.
+        memory: descriptor of the shared file: models, and the CPU slots.
+        at_once: how many nodes of this machine may compute at the same time.
+        trims: hand memory back after computing.
+        folder: where it writes files.
+        security: keys for TLS between nodes; None is for loopback.
+        wakeup: where nodes that share CPU slots tell each other that one is free; None for a node that shares with none.
+        cut: the checkpoint from which it goes on; None is the start.
+        checkpoints: the digest that its checkpoints carry, and the number of the next one; None: as the folder says.
+        incarnation: how often the node was started before.
+        crashes: rounds after which it kills itself.
+    """
+
+    listener: socket.socket
+    channel: socket.socket
+    addresses: Sequence[tuple[str, int]]
+    token: bytes
+    memory: int
+    at_once: int
+    trims: bool
+    folder: RunFolder
+    security: Security | None = None
+    wakeup: tuple[int, int] | None = None
+    cut: Cut | None = None
+    checkpoints: tuple[str, int] | None = None
+    incarnation: int = 0
+    crashes: tuple[int, ...] = ()
+
+
+class Timer:
+    """A call that is due later, noted among a node's timers until then."""
+
+    def __init__(self, pending: set[Timer], seconds: float, call: Callable[[], None]) -> None:
+        self._pending, self._call = pending, call
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._due)
+        pending.add(self)
+
+    def _due(self) -> None:
+        self.cancel()  # the handle holds what holds it, which only the collector of cyclic garbage would find
+        self._call()
+
+    def cancel(self) -> None:
+        """Don't make the call."""
+        self._pending.discard(self)
+        self._handle.cancel()
+
+
+class Clock:
+    """Seconds since the run's start, without those in which the node was evaluated: it stands still then.
+
+    Args:
+        time_s: where it goes on.
+        wall_s: seconds that the run has taken before.
+    """
+
+    def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
+        self._before_s, self._wall_before_s = time_s, wall_s
+        self._paused_s = 0.0
+        self._pauses: list[float] = []  # since when evaluations go on
+        self._timers: set[Timer] = set()
+        self.begin(time.monotonic())
+
+    def begin(self, start: float) -> None:
+        """The run starts, or goes on, at this instant of the monotonic clock."""
+        self.start = start - self._before_s
+        self._wall_start = start - self._wall_before_s
+
+    def now(self) -> float:
+        """The time."""
+        now = self._pauses[0] if self._pauses else time.monotonic()
+        return now - self.start - self._paused_s
+
+    def wall(self) -> float:
+        """Real seconds since the run's start."""
+        return time.monotonic() - self._wall_start
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing will happen by the clock."""
+        return not (self._timers or self._pauses)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let it stand still."""
+        self._pauses.append(time.monotonic())
+        try:
+            yield
+        finally:
+            began = self._pauses[0]
+            self._pauses.pop()
+            if not self._pauses:
+                self._paused_s += time.monotonic() - began
+
+    async def until(self, time_s: float) -> None:
+        """Wait for an instant."""
+        while (left := time_s - self.now()) > 0:
+            await asyncio.sleep(max(left, SHORTEST_S))
+
+    def timer(self, seconds: float, call: Callable[[], None], *, background: bool) -> Timer:
+        """Call after some seconds; the clock is quiet in spite of calls in the background."""
+        return Timer(set() if background else self._timers, seconds, call)
 
 
 class NodeHost:
     """The host of one node.
 
-    Args:
-        rows: where its vectors are.
-        clock: its clock.
-        computing: its computations.
-        rounds: after how many it is at its end; None is never.
-        end_round: called when a round was counted.
-
     Attributes:
-        transport: its connections; there from the start of its life on.
+        transport: its connections.
         leaving: whether it was told to leave.
     """
 
@@ -47,8 +161,9 @@ class NodeHost:
     ) -> None:
         self.lost: set[int] = set()
         self.leaving = False
-        self._rows, self._clock, self._computing = rows, clock, computing
-        self._rounds, self._end_round = rounds, end_round
+        self._clock, self._rounds = clock, rounds
+        self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
+        self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector
 
     @property
     def traffic(self) -> Traffic:
@@ -58,31 +173,15 @@ class NodeHost:
     def counters(self) -> Traffic:
         return self.transport.traffic
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
         return self._clock.timer(seconds, call, background=background)
-
-    def store(self, vector: Tensor) -> Tensor:
-        return self._rows.store(vector)
-
-    def is_stored(self, tensor: Tensor) -> bool:
-        return self._rows.owns(tensor)
-
-    def fresh(self, length: int) -> Tensor:
-        return self._rows.vector(length)
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def compute(self, computation: Computation) -> Any:
-        return await self._computing.compute(computation)
-
     async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Any:
-        # What was spawned before gets its turn first, as in the simulator, where mixing comes last of an
-        # instant.
+        # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
         await asyncio.sleep(0)
         return commit(prepare().run(self.fresh))
 
@@ -91,9 +190,6 @@ class NodeHost:
 
     def finished(self, rounds: int) -> bool:
         return self.leaving or (self._rounds is not None and rounds >= self._rounds)
-
-    async def end_round(self) -> None:
-        await self._end_round()
 
     def secret(self, n: int) -> bytes:
         return os.urandom(n)

@@ -1,1 +1,1 @@
-"""Who may speak to a node, how it is proved, and what strangers may cost."""
+"""Proof of identity between nodes, workers and the coordinator, and limits for strangers."""

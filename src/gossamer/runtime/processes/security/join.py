@@ -43,7 +43,7 @@ def check_token(token: str) -> str:
 
 
 def proof(token: str, side: str, certificate: bytes, nonce_worker: bytes, nonce_coordinator: bytes) -> bytes:
-    """What a side ("worker" or "coordinator") sends to prove that it knows the token."""
+    """The proof of a side ("worker" or "coordinator") that it knows the token."""
     fingerprint = hashlib.sha256(certificate).digest()
     said = b"".join((side.encode().ljust(16), fingerprint, nonce_worker, nonce_coordinator))
     return hmac.new(token.encode(), said, hashlib.sha256).digest()

@@ -1,1 +1,1 @@
-"""What the processes of one machine have from its operating system: channels, memory, open files, each other's ends."""
+"""The operating system's part: shared memory, CPU slots, open files, and the ends of processes."""

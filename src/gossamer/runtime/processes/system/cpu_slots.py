@@ -1,4 +1,4 @@
-"""CpuSlots of which so many processes may hold one at a time; they end with their holder."""
+"""Slots of which a number of processes may hold one at a time; they end with their holder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WAIT_S = 1.0
-"""Seconds after which one that waits looks for itself whether a place is free."""
+"""Seconds after which a waiting process checks for itself whether a slot is free."""
 _FLOCK = struct.Struct("hhqqi4x")
-"""A record lock as Linux has it, on machines of 64 bits: type, whence, start, length, holder."""
+"""A record lock under Linux on machines of 64 bits: type, whence, start, length, holder."""
 
 
 def wakeup() -> tuple[int, int]:
-    """Where processes that share some places tell each other that one is free: descriptors to listen to, and to tell."""
+    """Descriptors by which processes that share slots tell each other that one is free: to listen to, and to tell."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, microseconds))
@@ -27,16 +27,16 @@ def wakeup() -> tuple[int, int]:
 
 
 class CpuSlots:
-    """Some places, as one of the processes that share them sees them.
+    """Some slots, as seen by one of the processes that share them.
 
-    A place is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. One that is
-    stopped keeps it; so nobody waits for a certain place. Who frees a place says so, which wakes one that waits; if that
-    one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
+    A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
+    process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
+    waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
 
     Args:
         descriptor: the shared file.
         count: how many processes may hold one at once; may be changed at any time.
-        ends: what :func:`wakeup` gave, the same for all; None where no other process shares them.
+        ends: the result of :func:`wakeup`, the same for all; None where no other process shares them.
     """
 
     def __init__(self, descriptor: int, count: int, ends: tuple[int, int] | None) -> None:
@@ -45,48 +45,47 @@ class CpuSlots:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Hold one of the places; waits until one is free."""
-        while (place := self._free()) is None:
+        """Hold one of the slots; waits until one is free."""
+        while (slot := self._lock_one()) is None:
             self._wait()
         try:
             yield
         finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, place)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
             self._wake()
 
-    def _free(self) -> int | None:
-        for place in range(self.count):
+    def _lock_one(self) -> int | None:
+        for slot in range(self.count):
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except BlockingIOError:
                 continue
-            return place
+            return slot
         return None
 
     def _wait(self) -> None:
-        assert self._ends is not None, "another process has taken a place that it does not share"
+        assert self._ends is not None, "another process has taken a slot that it does not share"
         try:
             os.read(self._ends[0], 1)
         except BlockingIOError:
-            return  # nothing was said for so long
+            return  # the time is up
 
     def _wake(self) -> None:
         if self._ends is None:
             return
         try:
             os.write(self._ends[1], b"!")
-        except OSError as error:
+        except OSError as error:  # a full buffer wakes the waiting processes anyway
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
                 raise
-            # It has been said so often that whoever waits looks anyway.
 
 
 def holds(descriptor: int, count: int, pid: int) -> bool:
-    """Whether another process holds one of so many places; False where the system doesn't say."""
+    """Whether another process holds one of the first ``count`` slots; False where the system doesn't say."""
     if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
         return False
-    for place in range(count):
-        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, place, 1, 0)
+    for slot in range(count):
+        asked = _FLOCK.pack(fcntl.F_WRLCK, 0, slot, 1, 0)
         kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
         if kind != fcntl.F_UNLCK and holder == pid:
             return True

@@ -1,4 +1,4 @@
-"""Memory of a run's processes: snapshots of models that all share, and how much a process has to itself."""
+"""Memory of a run's processes: files and models that they share, and how much a process has to itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.messages import raw
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import shared_file
 
 SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
@@ -23,31 +23,26 @@ FINAL = SNAPSHOTS
 
 
 def for_forks(tensor: Tensor) -> Tensor:
-    """A copy of a large tensor that costs a fork nothing. (A process's own memory takes a fork a five-hundredth of it for
-    page tables, and the time to write them: gigabytes, for a thousand forks.)
-
-    Who writes it does so in a copy of the page.
-    """
+    """A copy of a large tensor, of which a fork copies no page tables (a five-hundredth of it: gigabytes, for a thousand
+    forks). A process that writes it gets a copy of the page."""
     descriptor = shared_file()
     try:
         _transfer(os.pwrite, descriptor, tensor.contiguous(), 0)
         pages = mmap.mmap(descriptor, tensor.nbytes, access=mmap.ACCESS_COPY)
     finally:
         os.close(descriptor)
-    # What one process alone has looked at would count as its own.
+    # Pages that only one process has looked at would count as its own.
     np.frombuffer(pages, dtype=np.uint8)[:: mmap.PAGESIZE].max()
     return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
 
 
 class SharedModels:
-    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. What nobody has written takes no
-    memory.
+    """The models of all nodes, in some slots: [slots, nodes, P + B] float32. A slot that was not written takes no memory.
 
-    Why by reads and writes, and not mapped: a mapping's pages count for every process that has looked at them, and take
-    page tables in each; a thousand nodes write a few rows each.
+    It is not mapped: a mapping takes page tables in each process, and a thousand nodes write a few rows each.
 
     Args:
-        descriptor: a file from :func:`~gossamer.runtime.processes.system.shared_file.shared_file`.
+        descriptor: a file from :func:`shared_file`.
         nodes: number of nodes.
         parameters: P.
         buffers: B.
@@ -115,8 +110,7 @@ def _pread(descriptor: int, into: memoryview, place: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """Bytes of memory that may still be taken, on this machine and in its control group; None where the system doesn't
-    say."""
+    """Bytes of memory that may still be taken, on this machine and in its control group; None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         available = 1024 * int(lines["MemAvailable"].split()[0])
@@ -131,8 +125,7 @@ def available_bytes() -> int | None:
 
 
 def private_bytes(pid: int | None = None) -> int | None:
-    """Bytes of memory that a process (None: this one) shares with no other; None where the system doesn't say (it is
-    Linux that does)."""
+    """Bytes of memory that a process (None: this one) shares with no other; None where it is unknown (not Linux)."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
     except OSError:

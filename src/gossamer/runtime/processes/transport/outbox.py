@@ -2,80 +2,134 @@
 
 from __future__ import annotations
 
+import asyncio
+import enum
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import GossamerError
-from gossamer.messages import framed_bytes
-from gossamer.messages.tags import WINDOW, Traffic
-from gossamer.runtime.processes.transport.contact import Contact, Contacts, Unacknowledged
-from gossamer.runtime.processes.transport.endpoint import Endpoint
-from gossamer.runtime.processes.transport.link import Outward
-from gossamer.runtime.processes.transport.marks import Marks
-from gossamer.runtime.processes.transport.metering import CATCH_UP_S, LATE_S
-from gossamer.runtime.processes.transport.sending import OwnSending, State
-from gossamer.runtime.processes.transport.shaper import Departure, Shaper
-from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks
+from gossamer.messages import Encoded, framed_bytes
+from gossamer.messages.tags import WINDOW, Sending, Traffic
+from gossamer.runtime.processes.transport.peer import Endpoint, Peer
+from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
+from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
+
+if TYPE_CHECKING:
+    from gossamer.runtime.processes.transport.connection import Outgoing
+
+
+class State(enum.Enum):
+    """How far a message has come."""
+
+    QUEUED = enum.auto()
+    AGAIN = enum.auto()
+    """It had left, but its connection broke before the peer had acknowledged it."""
+    SENT = enum.auto()
+    CANCELLED = enum.auto()
+    LOST = enum.auto()
+
+
+class OwnSending(Sending):
+    """One message on its way to one peer.
+
+    Args:
+        to: the peer's rank.
+        head: of the message.
+        encoded: its payload.
+        round: of this node, in which it was sent.
+        take_back: cancels it; returns whether it won't be received.
+    """
+
+    def __init__(
+        self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.to, self.head, self.round = to, head, round
+        self.buffers = encoded.buffers
+        self.nbytes = len(head) + sum(buffer.nbytes for buffer in encoded.buffers)
+        self.queued_at = loop.time()
+        self.state = State.QUEUED
+        self._versions = tuple(buffer._version for buffer in encoded.buffers)
+        self._take_back = take_back
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def over(self) -> bool:
+        """Whether no more of it is to be sent."""
+        return self.state not in (State.QUEUED, State.AGAIN)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        # Shielded: the waiting task may be cancelled, and others wait for the same message.
+        return asyncio.shield(self._done).__await__()
+
+    def done(self) -> bool:
+        return self._done.done()
+
+    def cancel(self) -> bool:
+        return self._take_back(self)
+
+    def send_again(self) -> None:
+        """It had left, and the peer has not got it."""
+        self.state = State.AGAIN
+
+    def unchanged(self) -> bool:
+        """Whether nobody has written what is still to be sent."""
+        return all(
+            buffer._version == version for buffer, version in zip(self.buffers, self._versions, strict=False)
+        )
+
+    def accept(self) -> None:
+        """Release the tasks that wait."""
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def release(self) -> None:
+        """Release the tasks that wait, and the memory."""
+        self.buffers = ()
+        self.accept()
 
 
 class Outbox:
-    """What one node has to send.
-
-    Args:
-        end: this node's end of all connections.
-        contacts: the peers.
-        marks: told what is the next to leave.
-        now: this node's clock in seconds.
-        failed: called with what the node did wrong (it modified what it had sent).
-        watch: see :class:`~gossamer.runtime.processes.transport.transport.Transport`.
+    """One node's messages, and the snapshots that it tells peers of between them.
 
     Attributes:
         lost_on_the_way: messages that were sent, and that the network lost.
     """
 
-    def __init__(
-        self,
-        end: Endpoint,
-        contacts: Contacts,
-        marks: Marks,
-        *,
-        now: Callable[[], float],
-        failed: Callable[[Exception], None],
-        watch: Callable[[int, float, float, int], None] | None,
-    ) -> None:
-        self._end, self._contacts, self._marks = end, contacts, marks
-        self._now, self._failed, self._watch = now, failed, watch
+    def __init__(self, end: Endpoint) -> None:
+        self._end = end
         self.lost_on_the_way = 0
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
-
-    @property
-    def first(self) -> OwnSending | None:
-        """The message that is leaving, or is the next to leave."""
-        return self._current or next(iter(self._queue), None)
+        self._telling: dict[int, list[int]] = {}  # by snapshot: the peers to tell, while one isn't told yet
 
     @property
     def busy(self) -> bool:
         """Whether a message is still to be sent."""
-        return self.first is not None or any(contact.waiting for contact in self._contacts.values())
+        waiting = any(peer.waiting for peer in self._end.peers.values())
+        return waiting or bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> bool:
-        """Queue a message; whether it is on its way, and not lost with its receiver."""
-        if self._contacts[sending.to].lost is not None:
+        """Queue a message, or let it wait for its connection; returns False if it is lost with its receiver."""
+        peer = self._end.peers[sending.to]
+        if peer.lost is not None:
             self._give_up(sending)
             return False
-        self._queue[sending] = None
+        queue = self._queue if peer.outgoing is not None else peer.waiting
+        queue[sending] = None
+        self._end.wake()
         return True
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all that was sent had left."""
-        waiting = [sending for contact in self._contacts.values() for sending in contact.waiting]
+        traffic = self._end.traffic
+        waiting = [sending for peer in self._end.peers.values() for sending in peer.waiting]
         current = [] if self._current is None or self._current.over else [self._current]
         new = [each for each in (*self._queue, *waiting, *current) if each.state is not State.AGAIN]
-        traffic = self._end.traffic
         gone = traffic.bytes_sent - self._sent_before if current else 0
         return replace(
             traffic,
@@ -84,120 +138,105 @@ class Outbox:
         )
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Give up all messages."""
         if self._current is not None:
             self._queue[self._current] = None
             self._current = None
         for sending in self._queue:
-            if not sending.over:
-                self._give_up(sending)
-            sending.release()
+            self._give_up(sending)
         self._queue.clear()
-        for contact in self._contacts.values():
-            self.forget(contact)
+        for peer in self._end.peers.values():
+            self.forget(peer)
 
-    async def send_all(self, want: Callable[[Contact], None]) -> None:
-        """Send what is queued, without end.
+    # --- sending
 
-        Args:
-            want: called with a peer that there is a message for, and that isn't connected.
-        """
+    async def send_all(self) -> None:
+        """Send what is queued, forever."""
         while True:
-            self._marks.tell(self.first)
+            self.tell()
             while not self._queue:
                 await self._end.changed()
-                self._marks.tell(self.first)
+                self.tell()
             sending, _ = self._queue.popitem(last=False)
-            contact = self._contacts[sending.to]
-            if contact.down:
-                contact.waiting[sending] = None
-                continue
+            peer = self._end.peers[sending.to]
+            assert peer.outgoing is not None
             self._current = sending
-            if contact.outgoing is None:
-                want(contact)
-            await self._transmit(sending, contact)
+            await self._transmit(sending, peer, peer.outgoing)
             self._current = None
-            if not sending.over:
-                place = contact.waiting if contact.down else self._queue
-                place[sending] = None
-                place.move_to_end(sending, last=False)
-            elif self._end.shaper is None or sending.state is not State.SENT:
-                sending.accept()
+            if not sending.over:  # its connection broke
+                queue = self._queue if peer.outgoing is not None else peer.waiting
+                queue[sending] = None
+                queue.move_to_end(sending, last=False)
             self._end.wake()
 
-    async def _transmit(self, sending: OwnSending, contact: Contact) -> None:
-        """Send a message; if its connection breaks on the way, it isn't over yet."""
-        again = sending.state is State.AGAIN
-        if not again:
-            sending.state = State.LEAVING
-        link = await self._connect(sending, contact)
-        if sending.over or link is None:
-            return
-        departure = None if self._end.shaper is None else self._end.shaper.depart(sending.to)
-        lost = departure is not None and departure.lost
+    async def _transmit(self, sending: OwnSending, peer: Peer, connection: Outgoing) -> None:
+        end, shaper, again = self._end, self._end.shaper, sending.state is State.AGAIN
+        link: Outgoing | None = connection  # None for a message that the network loses
+        lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         if lost:
             link = None
-        if departure is not None:
-            self._expect_acceptance(sending, departure, link)
-        number, begun = contact.number, False
-        free_at = max(sending.queued_at, self._end.loop.time() - LATE_S)
-        start_s, sent_before = self._now(), self._end.traffic.bytes_sent
-        self._sent_before = sent_before
-        for chunk in chunks(number, sending.head, sending.buffers):
+        # With a shaper, a message is accepted a round trip after all but a window of it was taken.
+        accepted_at = connection.written + sending.nbytes - WINDOW
+        if shaper is not None and sending.nbytes <= WINDOW:
+            sending.accept()
+        begun = accepting = False
+        free_at = max(sending.queued_at, end.loop.time() - LATE_S)
+        start_s, self._sent_before = end.now(), end.traffic.bytes_sent
+        for chunk in chunks(peer.number, sending.head, sending.buffers):
             while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
-                await self._end.changed()
-                free_at = self._end.loop.time() - CATCH_UP_S
-            if self._end.shaper is not None:
-                await self._pass_uplink(self._end.shaper, sending, len(chunk.frame), free_at)
+                await end.changed()
+                free_at = end.loop.time() - CATCH_UP_S
+            if shaper is not None:
+                if link is not None and link.written - link.unacknowledged >= accepted_at and not accepting:
+                    accepting = True
+                    peer.accepting.add(sending)
+                    end.loop.call_later(round_trip_s, self._accept, sending, peer)
+                await self._pass_uplink(shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
-                if link is not None and not self._end.shaper.reaches(sending.to):
+                if link is not None and not shaper.reaches(sending.to):
                     if begun:
-                        self._call_off(link, contact)
+                        self._call_off(link, peer)
                     link, lost = None, True
             if sending.over or (link is not None and link.closed):
                 break
             if not sending.unchanged():
-                self._failed(
+                end.failed(
                     GossamerError(
                         f"a vector of a message to node {sending.to} was modified in place after it was sent; what is in"
                         " a message is immutable: compute a new vector"
                     )
                 )
-                if again:
-                    sending.state = State.QUEUED  # what had left of it, the peer has not got
+                sending.state = State.QUEUED  # what had left of it earlier, the peer has not got
                 self.cancel(sending)
                 break
-            self._write(link, chunk.frame)
+            end.traffic.bytes_sent += len(chunk.frame)
             if link is not None:
                 begun = True
+                link.write(chunk.frame)
                 link.written += chunk.nbytes
                 link.unacknowledged += chunk.nbytes
         else:
-            # From here on the receiver will see it: it can't be taken back any more.
+            # From here on the receiver will see it: it can't be taken back.
             sending.state = State.SENT
-            self._end.traffic.messages_sent += not again
+            end.traffic.messages_sent += not again
             if lost:
-                self._end.traffic.messages_lost += 1
+                end.traffic.messages_lost += 1
                 self.lost_on_the_way += 1
                 sending.release()
+            elif shaper is None:
+                sending.accept()
             if link is not None:
-                self._use_number(link, contact, sending)
-        if self._watch is not None and (sent := self._end.traffic.bytes_sent - sent_before):
-            self._watch(sending.to, start_s, self._now(), sent)
+                self._use_number(link, peer, sending)
+        if end.watch is not None and (sent := end.traffic.bytes_sent - self._sent_before):
+            end.watch(sending.to, start_s, end.now(), sent)
         if link is not None:
             if begun and sending.state is State.CANCELLED:
-                self._call_off(link, contact)
+                self._call_off(link, peer)
             while not (link.writable or link.closed):
-                await self._end.changed()
-
-    async def _connect(self, sending: OwnSending, contact: Contact) -> Outward | None:
-        """The connection to a message's receiver; None if there is none yet, or the message needs none any more."""
-        while not (sending.over or contact.down or contact.outgoing is not None):
-            await self._end.changed()
-        return contact.outgoing
+                await end.changed()
 
     async def _pass_uplink(self, shaper: Shaper, sending: OwnSending, nbytes: int, since: float) -> None:
-        """Wait until some bytes of a message have passed the uplink, or needn't any more."""
+        """Wait until some bytes of a message have passed the uplink, or need not any more."""
         shaper.uplink.take(nbytes, since)
         while not sending.over and (wait := shaper.uplink.free - self._end.loop.time()) > 0:
             timer = self._end.loop.call_later(wait, self._end.wake)
@@ -206,39 +245,34 @@ class Outbox:
         if sending.over:
             shaper.uplink.give_back(self._end.loop.time())
 
-    def _expect_acceptance(self, sending: OwnSending, departure: Departure, link: Outward | None) -> None:
-        """A message that begins to leave is accepted when all but a window of it is acknowledged, a round trip later."""
-        beyond = sending.nbytes - WINDOW
-        if beyond <= 0:
-            sending.accept()
-        elif link is not None:
-            link.accept_after(beyond, departure.round_trip_s, sending)
+    def _accept(self, sending: OwnSending, peer: Peer) -> None:
+        peer.accepting.discard(sending)
+        sending.accept()
 
-    def _call_off(self, link: Outward, contact: Contact) -> None:
+    def _call_off(self, link: Outgoing, peer: Peer) -> None:
         """Have the receiver discard what it has of the message that was begun."""
         if not link.closed:
-            self._write(link, abort(contact.number))
-            self._use_number(link, contact, None)
-
-    def _use_number(self, link: Outward, contact: Contact, sending: OwnSending | None) -> None:
-        if sending is not None and sending.round > contact.first[0]:
-            contact.first = sending.round, contact.number
-        contact.number = (contact.number + 1) % NUMBERS
-        contact.unacknowledged.append(Unacknowledged(link.written, sending))
-
-    def _write(self, link: Outward | None, frame: bytes) -> None:
-        self._end.traffic.bytes_sent += len(frame)
-        if link is not None:
+            frame = abort(peer.number)
+            self._end.traffic.bytes_sent += len(frame)
             link.write(frame)
+            self._use_number(link, peer, None)
+
+    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending | None) -> None:
+        if sending is not None and sending.round > peer.first[0]:
+            peer.first = sending.round, peer.number
+        peer.number = (peer.number + 1) % NUMBERS
+        peer.unacknowledged.append((link.written, sending))
+
+    # --- what becomes of messages otherwise
 
     def cancel(self, sending: OwnSending) -> bool:
-        """Take a message back; gives whether it won't be received."""
+        """Take a message back; returns whether it won't be received."""
         if sending.over or sending.state is State.AGAIN:
             return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
         self._end.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
-        self._contacts[sending.to].waiting.pop(sending, None)
+        self._end.peers[sending.to].waiting.pop(sending, None)
         sending.release()
         self._end.wake()
         return True
@@ -246,31 +280,65 @@ class Outbox:
     def _give_up(self, sending: OwnSending) -> None:
         if sending.state is State.AGAIN:
             sending.state = State.SENT
-        else:
+        elif not sending.over:
             sending.state = State.LOST
             self._end.traffic.messages_lost += 1
         sending.release()
 
-    def drop(self, contact: Contact) -> None:
-        """Let go of all messages for a peer."""
-        for sending in [sending for sending in self._queue if sending.to == contact.rank]:
-            del self._queue[sending]
-            self._give_up(sending)
-        if self._current is not None and self._current.to == contact.rank and not self._current.over:
+    def drop(self, peer: Peer) -> None:
+        """Give up all messages for a peer."""
+        self.park(peer)
+        if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
-        self.forget(contact)
+        self.forget(peer)
 
-    def forget(self, contact: Contact, state: State | None = None) -> None:
-        """Let go of the messages that wait for a peer (in one state), and of those that it hasn't acknowledged."""
-        for sending in [each for each in contact.waiting if state is None or each.state is state]:
-            del contact.waiting[sending]
+    def forget(self, peer: Peer, state: State | None = None) -> None:
+        """Give up the messages that wait for a peer (in one state), and release those that it hasn't acknowledged."""
+        for sending in [each for each in peer.waiting if state is None or each.state is state]:
+            del peer.waiting[sending]
             self._give_up(sending)
-        contact.forget()
+        peer.forget()
 
-    def resume(self, contact: Contact) -> None:
-        """A peer is connected: what waited for it goes first."""
-        for sending in reversed(contact.waiting):
-            self._queue[sending] = None
-            self._queue.move_to_end(sending, last=False)
-        contact.waiting.clear()
+    def park(self, peer: Peer) -> None:
+        """A peer is not connected any more: what is queued for it waits, and holds up nobody else."""
+        for sending in [sending for sending in self._queue if sending.to == peer.rank]:
+            del self._queue[sending]
+            peer.waiting[sending] = None
+
+    def resume(self, peer: Peer) -> None:
+        """A peer is connected: the messages that waited for it go first."""
+        self._queue = OrderedDict.fromkeys((*peer.waiting, *self._queue))
+        peer.waiting.clear()
         self._end.wake()
+
+    # --- snapshots
+
+    def cut(self, number: int, rounds: int) -> None:
+        """A snapshot was taken of this node at the end of this many rounds: tell peers when what was sent before has left."""
+        concerned = [peer for peer in self._end.peers.values() if peer.used and peer.lost is None]
+        for peer in concerned:
+            peer.marks.append((number, rounds))
+        self._telling[number] = [peer.rank for peer in concerned]
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell peers of snapshots before which nothing is left to send."""
+        if not self._telling:
+            return
+        # (Not in order of rounds: what waited for a connection goes first.)
+        current = () if self._current is None else (self._current,)
+        oldest = min((each.round for each in (*current, *self._queue)), default=math.inf)
+        for peer in self._end.peers.values():
+            while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
+                number, rounds = peer.marks[0]
+                if oldest < rounds or any(each.round < rounds for each in peer.waiting):
+                    break
+                since, message = peer.first
+                link.write(mark(number, message if since >= rounds else peer.number))
+                peer.marks.pop(0)
+        for number, ranks in list(self._telling.items()):
+            left = [rank for rank in ranks if self._end.peers[rank].lost is None]
+            if not any(number == owed for rank in left for owed, _ in self._end.peers[rank].marks):
+                del self._telling[number]
+                if self._end.told is not None:
+                    self._end.told(number, sorted(left))

@@ -1,43 +1,217 @@
-"""The network of an experiment, carried out on real traffic: in user space, without root, at both ends of a connection.
+"""The network of an experiment, applied to real traffic in user space, without root, at both ends of a connection.
 
-A sender meters each chunk on its uplink before it writes it; a receiver meters what came in on its downlink before it
+A sender meters each chunk on its uplink before it writes it. A receiver meters what came in on its downlink before it
 acknowledges it, so that a slow downlink holds its senders back through the window, as TCP does. A message is
-delivered when its last byte has passed, and its latency later. Rates hold for the bytes that traffic counts: frames,
-headers included.
+delivered its latency after its last byte has passed. Rates apply to the bytes that traffic counts: frames with their headers.
+
+The timers of a real machine are late by a millisecond or more, and then bytes pass in bursts. A bucket continues from where
+it should have been, so lateness does not add up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from gossamer.network import Conditions, Network, Path, delivery
-from gossamer.runtime.processes.transport.metering import CATCH_UP_S, SLOWEST, Bucket, Downlink, Line, Loop
+
+LATE_S = 0.02
+"""Seconds by which timers and credit may be late without slowing a flow: a downlink acknowledges bytes this long before their
+turn (what it delivers is not early), and an uplink continues from this long ago."""
+CATCH_UP_S = 0.1
+"""The same within a message, for a process that had to wait for a core. At most a window ahead of the receiver's downlink is
+caught up."""
+SLOWEST = 1.0
+"""Bytes a second of a link whose rate is 0, so that what waits there continues when the rate changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """What the network does to one message, as its sender knows when it begins.
+# --- what holds bytes and calls back when it is their turn
+
+
+class Bucket:
+    """A link that bytes pass one after another at a rate (a token bucket of size 0).
 
     Args:
-        lost: it takes its time on the uplink, and doesn't arrive.
-        round_trip_s: seconds that an acknowledgement is under way, after its message's way there.
+        rate: bytes a second.
     """
 
-    lost: bool
-    round_trip_s: float
+    def __init__(self, rate: float = math.inf) -> None:
+        self.rate = max(rate, SLOWEST)
+        self.free = -math.inf
+        """The instant at which all that was taken has passed."""
+        self._used_s = 0.0  # by all that was taken
+        self._use_of_byte_s = _seconds_a_byte(rate)
+
+    def take(self, nbytes: int, since: float) -> float:
+        """The instant at which the last of some bytes has passed, if the first could have done so from ``since`` on."""
+        self._used_s += nbytes * self._use_of_byte_s
+        self.free = max(self.free, since) + nbytes / self.rate
+        return self.free
+
+    def give_back(self, now: float) -> None:
+        """The bytes that were taken and have not passed by now won't."""
+        if left := self._left(now):
+            self._used_s -= left * self._use_of_byte_s
+            self.free = now
+
+    def used_seconds(self, now: float) -> float:
+        """How long all that has passed by now would have kept the link busy at the link's own rate."""
+        return self._used_s - self._left(now) * self._use_of_byte_s
+
+    def change(self, rate: float, now: float, own: float | None = None) -> float:
+        """Set the rate, also for what was taken and has not passed; returns by what its times are multiplied.
+
+        Args:
+            rate: bytes a second.
+            now: the instant.
+            own: the link's own rate, where something else holds back what passes; None is ``rate``.
+        """
+        left, before = self._left(now), self.rate
+        self._used_s -= left * self._use_of_byte_s
+        self.rate, self._use_of_byte_s = max(rate, SLOWEST), _seconds_a_byte(rate if own is None else own)
+        self._used_s += left * self._use_of_byte_s
+        if left:
+            self.free = now + left / self.rate
+        return 1.0 if self.rate == before else before / self.rate
+
+    def _left(self, now: float) -> float:
+        """Bytes that were taken and have not passed."""
+        return (self.free - now) * self.rate if self.free > now else 0.0
+
+
+def _seconds_a_byte(rate: float) -> float:
+    """Seconds of use per byte; bytes that wait at a link of rate 0 do not use it."""
+    return 1 / rate if rate > 0 else 0.0
+
+
+class Line:
+    """Calls that are due at an instant each, made in the order in which they were added: none overtakes another."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[float, Callable[[float], None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, instant: float, call: Callable[[float], None]) -> None:
+        """Make a call, with its instant, at that instant or when all calls before it were made."""
+        if self._waiting:
+            instant = max(instant, self._waiting[-1][0])
+        self._waiting.append((instant, call))
+        if self._timer is None:
+            self._run()
+
+    def stretch(self, factor: float, now: float) -> None:
+        """Multiply the time that is left for each call."""
+        self._waiting = deque(
+            (now + (at - now) * factor if at > now else at, call) for at, call in self._waiting
+        )
+        self._run()
+
+    def _run(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting and self._waiting[0][0] <= self._loop.time():
+            instant, call = self._waiting.popleft()
+            call(instant)
+        if self._waiting and self._timer is None:
+            self._timer = self._loop.call_at(self._waiting[0][0], self._run)
+
+
+class _Piece(NamedTuple):
+    """Some bytes before a downlink; those of the lowest turn go first, and of these the first that came."""
+
+    turn: int
+    number: int
+    nbytes: int
+    since: float
+    here: float
+    taken: Callable[[], None]
+    passed: Callable[[float], None] | None
+
+
+class Downlink:
+    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's bytes.
+
+    Args:
+        rate: bytes a second.
+        loop: the clock.
+    """
+
+    def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._bucket = Bucket(rate)
+        self._loop = loop
+        self._queue: list[_Piece] = []
+        self._numbers = itertools.count()
+        self._passing = Line(loop)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(
+        self,
+        nbytes: int,
+        since: float,
+        turn: int,
+        taken: Callable[[], None],
+        passed: Callable[[float], None] | None = None,
+    ) -> None:
+        """Let some bytes pass.
+
+        Args:
+            nbytes: how many came in.
+            since: when the first of them did.
+            turn: the lowest goes first; of equal ones, what came first.
+            taken: called when they are about to pass, so that more may be sent.
+            passed: called when the last of them has passed, with that instant.
+        """
+        piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passed)
+        heapq.heappush(self._queue, piece)
+        if self._timer is None:
+            self._serve()
+
+    def used_seconds(self) -> float:
+        """See :meth:`Bucket.used_seconds`."""
+        return self._bucket.used_seconds(self._loop.time())
+
+    def change(self, rate: float) -> None:
+        """Set the rate."""
+        now = self._loop.time()
+        self._passing.stretch(self._bucket.change(rate, now), now)
+        self._serve()
+
+    def _serve(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._queue and self._bucket.free <= self._loop.time() + LATE_S:
+            piece = heapq.heappop(self._queue)
+            last_byte = max(self._bucket.take(piece.nbytes, piece.since), piece.here)
+            piece.taken()
+            if piece.passed is not None:
+                self._passing.add(last_byte, piece.passed)
+        if self._queue and self._timer is None:
+            self._timer = self._loop.call_at(self._bucket.free - LATE_S, self._serve)
+
+
+# --- a node's part of a network
+
+
+class Departure(NamedTuple):
+    """The network's effect on one message, as its sender knows it when the message begins."""
+
+    lost: bool  # it takes its time on the uplink, and does not arrive
+    round_trip_s: float  # from a byte's passing the uplink to its acknowledgement
 
 
 class Shaper:
     """One node's part of a network.
-
-    Made by :meth:`of`; :meth:`start` begins its changes, :meth:`close` ends everything.
 
     Args:
         rank: the node.
@@ -47,14 +221,15 @@ class Shaper:
         loop: the clock.
     """
 
-    def __init__(self, rank: int, network: Network, nodes: int, seed: int, loop: Loop) -> None:
+    def __init__(
+        self, rank: int, network: Network, nodes: int, seed: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._rank, self._nodes, self._seed, self._loop = rank, nodes, seed, loop
         self._one_at_a_time = network.sharing == "fifo"
         self._conditions = network.conditions(nodes, seed)
         self._changes = network.changes(nodes, seed)
-        self._change_timer: asyncio.TimerHandle | None = None
-        self._to = rank  # whom the message on the uplink is for
-        self._lost = False  # whether that one will be
+        self._to = rank  # the receiver of the message on the uplink
+        self._lost = False  # whether that message is lost
         self._departed = [0] * nodes  # messages by receiver, and by sender
         self._arrived = [0] * nodes
         self._turns: dict[int, int] = {}  # of the message that comes in from each sender
@@ -66,35 +241,25 @@ class Shaper:
         """Called when the network has changed."""
 
     @classmethod
-    def of(cls, rank: int, network: Network, nodes: int, seed: int, loop: Loop) -> Shaper | None:
-        """A node's part of a network; None where messages take the time that they take."""
+    def of(
+        cls, rank: int, network: Network, nodes: int, seed: int, loop: asyncio.AbstractEventLoop
+    ) -> Shaper | None:
+        """A node's part of a network; None if the network does nothing to messages."""
         return cls(rank, network, nodes, seed, loop) if is_limited(network, nodes, seed) else None
 
     def start(self, at: float) -> None:
-        """The run's start, on the loop's clock: the network changes from then on."""
-        self._await_change(at)
-
-    def close(self) -> None:
-        """Deliver nothing any more."""
-        if self._change_timer is not None:
-            self._change_timer.cancel()
-        self.downlink.clear()
-        for line in self._delays.values():
-            line.clear()
-
-    def _await_change(self, start: float) -> None:
-        while (change := next(self._changes, None)) is not None:
-            time_s, conditions = change
-            if start + time_s > self._loop.time():
-                self._change_timer = self._loop.call_at(start + time_s, self._change, conditions, start)
+        """The network changes from this instant on, the run's start on the loop's clock."""
+        for time_s, conditions in self._changes:
+            if at + time_s > self._loop.time():
+                self._loop.call_at(at + time_s, self._change, conditions, at)
                 return
-            self._become(conditions)
+            self._apply(conditions)
 
     def _change(self, conditions: Conditions, start: float) -> None:
-        self._become(conditions)
-        self._await_change(start)
+        self._apply(conditions)
+        self.start(start)
 
-    def _become(self, conditions: Conditions) -> None:
+    def _apply(self, conditions: Conditions) -> None:
         self._conditions = conditions
         self._meter(self._path(self._rank, self._to))
         self.downlink.change(float(conditions.rates[self._nodes + self._rank]))
@@ -105,25 +270,24 @@ class Shaper:
 
     def _rate(self, source: int, path: Path | None) -> float:
         """Bytes a second that a sender and what lies before the receiver's downlink let through."""
+        rates = self._conditions.rates
         if path is None:
-            return float(self._conditions.rates[source])
-        return min(path.rate, *(float(self._conditions.rates[link]) for link in (source, *path.links[:-1])))
+            return float(rates[source])
+        return min(path.rate, *(float(rates[link]) for link in (source, *path.links[:-1])))
 
     def carried_seconds(self) -> tuple[float | None, float | None]:
-        """Bytes that have passed the uplink, and the downlink, by now, by the rates that these had then; None of one that is
-        unlimited."""
-        up, down = (
-            math.isinf(self._conditions.rates[link]) for link in (self._rank, self._nodes + self._rank)
-        )
+        """Bytes that have passed the uplink, and the downlink, by now, each divided by the link's rate at the time; None for
+        an unlimited link."""
+        rates = self._conditions.rates
         return (
-            None if up else self.uplink.used_seconds(self._loop.time()),
-            None if down else self.downlink.used_seconds(),
+            None if math.isinf(rates[self._rank]) else self.uplink.used_seconds(self._loop.time()),
+            None if math.isinf(rates[self._nodes + self._rank]) else self.downlink.used_seconds(),
         )
 
     # --- the sender's end
 
     def depart(self, to: int) -> Departure:
-        """A message is about to leave: it's the next on the uplink."""
+        """The next message on the uplink is for this node."""
         path, self._to = self._path(self._rank, to), to
         latency = delivery(path, self._seed, self._rank, to, _next(self._departed, to, path))
         self._lost = latency is None
@@ -131,10 +295,10 @@ class Shaper:
         return Departure(self._lost, 2 * (latency or 0.0))
 
     def _meter(self, path: Path | None) -> None:
-        """Let the uplink have the rate of the message on it, which is for a path; what is lost takes the uplink alone."""
+        """Set the uplink's rate for the message on it; a lost message is limited by the uplink alone."""
         self._lost = self._lost or path is None
-        rate, own = self._rate(self._rank, None if self._lost else path), self._rate(self._rank, None)
-        self.uplink.change(rate, self._loop.time(), own)
+        own = self._rate(self._rank, None)
+        self.uplink.change(own if self._lost else self._rate(self._rank, path), self._loop.time(), own)
 
     def reaches(self, to: int) -> bool:
         """Whether there is a path to a node; a message that is leaving when it goes is lost."""
@@ -150,7 +314,7 @@ class Shaper:
         ends: bool,
         deliver: Callable[[], None] | None,
     ) -> None:
-        """Bytes came in from a sender, of one message.
+        """Bytes of one message came in.
 
         Args:
             source: the sender.
@@ -176,9 +340,10 @@ class Shaper:
         self.downlink.enter(nbytes, since, turn, taken, passed)
 
     def _latency(self, source: int, path: Path | None) -> float:
-        """Seconds that a sender's message is under way. Those before it that were lost are numbered too; one that was
-        taken back before any of it had left isn't known here, and those after it get each other's latencies. Where there
-        is no path any more, by which only lost ones leave, there's none.
+        """Seconds that a sender's message is under way; 0 where there is no path any more, or only a lossy one.
+
+        The lost messages before it are numbered too. A message that was taken back before any of it had left isn't known
+        here; those after it get each other's latencies.
         """
         latency = None if path is not None and path.loss < 1 else 0.0
         while latency is None:
@@ -186,12 +351,11 @@ class Shaper:
         return latency
 
     def _delay(self, source: int, latency: float, deliver: Callable[[], None], instant: float) -> None:
-        """A message has passed the downlink: it's delivered after its latency, and not before the one ahead of it."""
         self._delays.setdefault(source, Line(self._loop)).add(instant + latency, lambda _: deliver())
 
 
 def _next(numbers: list[int], rank: int, path: Path | None) -> int:
-    """A message's number among those of its pair of nodes; counted are those whose delivery is drawn."""
+    """A message's number among those of its pair of nodes; only those whose delivery is drawn are counted."""
     number = numbers[rank]
     numbers[rank] += path is None or path.loss > 0 or path.jitter_s > 0
     return number
@@ -208,19 +372,18 @@ def is_limited(network: Network, nodes: int, seed: int) -> bool:
 
 
 def simplified(network: Network, nodes: int, seed: int) -> list[str]:
-    """What of a network the engine ``processes`` does otherwise than described, in words.
+    """How the engine ``processes`` deviates from the description of a network, in words.
 
     Raises:
-        BadInput: for a description that doesn't fit so many nodes.
+        BadInput: for a description that doesn't fit this number of nodes.
     """
     texts = []
-    conditions = network.conditions(nodes, seed)
     if network.sharing not in ("fifo", "in-turn"):
         texts.append(
             f"network.sharing: the engine processes comes near to {network.sharing}: a node sends one message at a time,"
             " and its downlink takes what several send it by turns"
         )
-    if len(conditions.rates) > 2 * nodes:
+    if len(network.conditions(nodes, seed).rates) > 2 * nodes:
         texts.append(
             "network: under the engine processes, a link between uplinks and downlinks limits each message by itself, and"
             " isn't shared by those of several nodes"

@@ -1,4 +1,4 @@
-"""Frames on a byte stream, without any socket: what is written, and what a reader (decoder.py) makes of it.
+"""Frames on a byte stream, without any socket: :func:`chunks` and its like write them, :class:`Decoder` reads them.
 
 ::
 
@@ -7,18 +7,18 @@
     BEGIN   1, message u32, length u16, total u64, head u32, length bytes   a message's first chunk
     DATA    2, message u32, length u16, length bytes                        each later chunk
     ABORT   3, message u32                                                  the message won't be completed
-    CREDIT  4, bytes u32                                                    so much more may be sent
-    BEAT    5, length u16, length bytes (a status)                          still alive
-    LEAVE   6                                                               won't come back in this life
-    MARK    7, cut u32, message u32                                         sent before a checkpoint: what is before that
+    CREDIT  4, bytes u32                                                    this many more may be sent
+    BEAT    5                                                               still alive
+    LEAVE   6                                                               closes its connections for good
+    MARK    7, snapshot u32, message u32                                    earlier messages were sent before a snapshot
 
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), one after the
 other, cut every :data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
-chunks, headers apart.
+chunks without their headers.
 
-The incarnation says how often a node was started before; the connection, which one of that life this is to that peer, from 1
-on; its answer repeats the number. Messages between two nodes are numbered from 0 in each life of either, over all their
-connections, and come one after the other; the answer says which one is expected, and there the messages go on.
+The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation;
+an answer repeats the number. Messages between two nodes are numbered from 0 in each incarnation of either, over all their
+connections; the answer to a HELLO says which one is expected, and there the messages continue.
 
 Messages go from the side that dialled to the side that was dialled; only HELLO, CREDIT, BEAT and LEAVE go back.
 """
@@ -30,35 +30,33 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, DATA_BYTES, raw
+from gossamer.messages import (
+    BEGIN_BYTES,
+    CHUNK_BYTES,
+    DATA_BYTES,
+    BufferSpec,
+    FrameError,
+    decode,
+    describe,
+    raw,
+    unpack_head,
+)
 from gossamer.messages.tags import Payload
 
 MAGIC = b"gsmr"
-VERSION = 2
+VERSION = 3
 TOKEN_BYTES = 16
-
-HELLO = struct.Struct("<4sHI16sIII")
-BEGIN = struct.Struct("<BIHQI")
-DATA = struct.Struct("<BIH")
-ABORT = struct.Struct("<BI")
-CREDIT = struct.Struct("<BI")
-BEAT = struct.Struct("<BH")
-LEAVE = struct.Struct("<B")
-MARK = struct.Struct("<BII")
 NUMBERS = 2**32
-"""Message numbers go up to here, and then begin again."""
-STATUS_BYTES = 4096
-"""Bytes of the largest status in a heartbeat."""
-
-assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what payload.wire_bytes charges
+"""Message numbers wrap around here."""
 
 
 class Kind(enum.IntEnum):
-    """The first byte of a frame, after the greeting."""
+    """The first byte of a frame after the greeting."""
 
     BEGIN = 1
     DATA = 2
@@ -69,20 +67,93 @@ class Kind(enum.IntEnum):
     MARK = 7
 
 
-HEADERS: Mapping[int, struct.Struct] = {
+HELLO = struct.Struct("<4sHI16sIII")
+BEGIN = struct.Struct("<BIHQI")
+DATA = struct.Struct("<BIH")
+ABORT = struct.Struct("<BI")
+CREDIT = struct.Struct("<BI")
+MARK = struct.Struct("<BII")
+_BARE = struct.Struct("<B")
+_HEADERS: Mapping[int, struct.Struct] = {
     Kind.BEGIN: BEGIN,
     Kind.DATA: DATA,
     Kind.ABORT: ABORT,
     Kind.CREDIT: CREDIT,
-    Kind.BEAT: BEAT,
-    Kind.LEAVE: LEAVE,
+    Kind.BEAT: _BARE,
+    Kind.LEAVE: _BARE,
     Kind.MARK: MARK,
 }
-"""How each kind of frame begins."""
+assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what wire_bytes() charges
+
+BEAT = _BARE.pack(Kind.BEAT)
+LEAVE = _BARE.pack(Kind.LEAVE)
+
+
+# --- writing
+
+
+def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
+    """The frame that opens a connection; in an answer, ``connection`` is the asker's and ``expected`` the next message."""
+    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected % NUMBERS)
+
+
+def abort(message: int) -> bytes:
+    """The frame that takes back the message under way."""
+    return ABORT.pack(Kind.ABORT, message % NUMBERS)
+
+
+def credit(nbytes: int) -> bytes:
+    """The frame that acknowledges bytes of chunks."""
+    return CREDIT.pack(Kind.CREDIT, nbytes)
+
+
+def mark(snapshot: int, message: int) -> bytes:
+    """The frame that says which messages were sent before a snapshot: those before this one."""
+    return MARK.pack(Kind.MARK, snapshot % NUMBERS, message % NUMBERS)
+
+
+class Chunk(NamedTuple):
+    """One chunk with its header, and how many of its bytes are the message's (what credit counts)."""
+
+    frame: bytes
+    nbytes: int
+
+
+def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
+    """The chunks of a message; a buffer's bytes are read when its chunk is asked for.
+
+    Args:
+        message: its number.
+        head: the result of :func:`gossamer.messages.pack_head`.
+        buffers: contiguous CPU tensors.
+    """
+    sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
+    left = total = sum(source.nbytes for source in sources)
+    number = message % NUMBERS
+    while left:
+        due = length = min(CHUNK_BYTES, left)
+        first = left == total
+        header = (
+            BEGIN.pack(Kind.BEGIN, number, length, total, len(head))
+            if first
+            else DATA.pack(Kind.DATA, number, length)
+        )
+        pieces: list[bytes | memoryview] = [header]
+        while due:
+            source = sources.popleft()
+            pieces.append(source[:due])
+            if source.nbytes > due:
+                sources.appendleft(source[due:])
+            due -= min(due, source.nbytes)
+        left -= length
+        yield Chunk(b"".join(pieces), length)
+
+
+# --- reading
 
 
 class Hello(NamedTuple):
-    """Who is at the other end."""
+    """The other end introduces itself."""
 
     rank: int
     token: bytes
@@ -100,113 +171,197 @@ class Arrived:
     payload: Payload
 
 
-class Aborted(NamedTuple):
-    """The message under way was taken back."""
-
-    message: int
-
-
 class Credited(NamedTuple):
-    """So many bytes of chunks were taken by the receiver."""
+    """The receiver has taken this many bytes of chunks."""
 
     nbytes: int
-
-
-class Beat(NamedTuple):
-    """The peer is alive, and says how it is."""
-
-    status: bytes
-
-
-class Left(NamedTuple):
-    """The peer won't come back in this life."""
 
 
 class Marked(NamedTuple):
-    """The peer has made a cut for a checkpoint: it had sent the messages before this number until then."""
+    """Before the peer's snapshot, it had sent the messages before this number."""
 
-    cut: int
+    snapshot: int
     message: int
 
 
-Event = Hello | Arrived | Aborted | Credited | Beat | Left | Marked
+Event = Hello | Arrived | Credited | Marked | Kind
+"""Of the kinds, ABORT, BEAT and LEAVE are events."""
 
 
-def hello(rank: int, token: bytes, incarnation: int = 0, connection: int = 1, expected: int = 0) -> bytes:
-    """The frame that opens a connection.
+class _Message:
+    """A message under way: memory for its head, and then, as the head says, for its buffers."""
+
+    def __init__(self, total: int, head: int) -> None:
+        self.left = total
+        self._head = bytearray(head)
+        self._body = total - head
+        self._targets = deque([memoryview(self._head)])
+        self._buffers: list[Tensor] | None = None
+        self._tag: tuple[str | int, ...] = ()
+        self._sent_at = 0.0
+        self._structure = b""
+
+    def fill(self, data: memoryview) -> None:
+        """Take bytes, at most as many as are left."""
+        self.left -= data.nbytes
+        while data:
+            target = self._targets.popleft()
+            count = min(target.nbytes, data.nbytes)
+            target[:count] = data[:count]
+            data = data[count:]
+            if count < target.nbytes:
+                self._targets.appendleft(target[count:])
+            elif self._buffers is None:
+                self._read_head()
+
+    def _read_head(self) -> None:
+        self._tag, self._sent_at, self._structure = unpack_head(bytes(self._head))
+        self._head = bytearray()  # it may hold megabytes, if the payload has bytes objects
+        specs = describe(self._structure)
+        due = sum(spec.nbytes for spec in specs)
+        if due != self._body:
+            raise FrameError(f"{self._body} bytes after the head, but its tensors take {due}")
+        self._buffers = [_allocate(spec) for spec in specs]
+        self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
+
+    def arrived(self) -> Arrived:
+        """The whole message, once nothing is left."""
+        return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
+
+
+def _allocate(spec: BufferSpec) -> Tensor:
+    # On the CPU torch aligns to 64 bytes, as the simulator aligns its rows: both engines then round alike.
+    return torch.empty(spec.shape, dtype=spec.dtype)
+
+
+class Decoder:
+    """Reads one direction of a connection, in pieces of any size, and trusts nothing.
+
+    It holds at most one message of at most ``limit`` bytes (and the Python objects in its structure, whose number
+    :mod:`gossamer.messages` limits) and checks sizes before it allocates. It is of no use after an error.
 
     Args:
-        rank: who says it.
-        token: the run's, 16 bytes.
-        incarnation: how often that node was started before.
-        connection: which one of that life this is to that peer, from 1 on; in an answer, what was asked with.
-        expected: in an answer, the number of the message that is to come next.
+        limit: bytes (head and buffers) of the largest message that is accepted; None on the side that dialled, which gets
+            credit only.
     """
-    return HELLO.pack(MAGIC, VERSION, rank, token, incarnation, connection, expected % NUMBERS)
 
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit or 0
+        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT, Kind.MARK)
+        self._accepted = (Kind.BEAT, Kind.LEAVE, *own)
+        self._header = bytearray()
+        self._greeted = False
+        self._number = -1
+        self._message: _Message | None = None
+        self._chunk_left = 0
+        self.frame_bytes = 0
+        """Bytes of chunks, headers included, and of aborts so far."""
+        self.chunk_bytes = 0
+        """Bytes of chunks without headers so far, which credit counts."""
 
-def abort(message: int) -> bytes:
-    """The frame that takes back the message under way."""
-    return ABORT.pack(Kind.ABORT, message % NUMBERS)
+    @property
+    def expected(self) -> int:
+        """The number of the message that comes next, or must come again if the stream ends here."""
+        return (self._number + (self._message is None)) % NUMBERS
 
+    def expect(self, number: int) -> None:
+        """Messages continue with this number."""
+        self._number = number - 1
 
-def credit(nbytes: int) -> bytes:
-    """The frame that acknowledges bytes of chunks."""
-    return CREDIT.pack(Kind.CREDIT, nbytes)
+    @property
+    def idle(self) -> bool:
+        """Whether the stream may end here: between two frames, with no message under way."""
+        return not self._header and self._message is None
 
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
+        """Take bytes and yield the events that they complete, those before an error included; iterate to the end.
 
-def beat(status: bytes = b"") -> bytes:
-    """The frame that says that a node is alive, and how it is.
+        Raises:
+            FrameError: for anything that a peer would not have sent.
+        """
+        view = memoryview(data)
+        while view:
+            if self._chunk_left:
+                count = min(self._chunk_left, view.nbytes)
+                event = self._take_chunk(view[:count])
+            else:
+                layout = self._layout(view[0])
+                count = min(layout.size - len(self._header), view.nbytes)
+                event = self._take_header(view[:count], layout)
+            view = view[count:]
+            if event is not None:
+                yield event
 
-    Raises:
-        ValueError: for a status of more than 4 KiB.
-    """
-    if len(status) > STATUS_BYTES:
-        raise ValueError(f"a status of {len(status)} bytes; accepted: at most {STATUS_BYTES}")
-    return BEAT.pack(Kind.BEAT, len(status)) + status
+    def _take_chunk(self, data: memoryview) -> Event | None:
+        message = self._message
+        assert message is not None
+        self._chunk_left -= data.nbytes
+        self.frame_bytes += data.nbytes
+        self.chunk_bytes += data.nbytes
+        try:
+            message.fill(data)
+            if message.left:
+                return None
+            self._message = None
+            return message.arrived()
+        except FrameError as error:
+            raise FrameError(f"sent a bad message: {error}") from None
 
+    def _layout(self, first: int) -> struct.Struct:
+        if not self._greeted:
+            return HELLO
+        kind = self._header[0] if self._header else first
+        if kind not in self._accepted:
+            raise FrameError(f"sent a frame of type {kind}, which has no place here")
+        return _HEADERS[kind]
 
-def leave() -> bytes:
-    """The frame that says that a node closes its connections for good."""
-    return LEAVE.pack(Kind.LEAVE)
+    def _take_header(self, data: memoryview, layout: struct.Struct) -> Event | None:
+        self._header += data
+        if not self._greeted and not MAGIC.startswith(self._header[: len(MAGIC)]):
+            raise FrameError("does not speak gossamer's protocol")
+        if len(self._header) < layout.size:
+            return None
+        fields = layout.unpack(self._header)
+        self._header.clear()
+        return self._frame(*fields) if self._greeted else self._greet(*fields)
 
+    def _greet(self, _: bytes, version: int, *said: Any) -> Hello:
+        if version != VERSION:
+            raise FrameError(f"speaks version {version} of the protocol; accepted: {VERSION}")
+        self._greeted = True
+        return Hello(*said)
 
-def mark(cut: int, message: int) -> bytes:
-    """The frame that says which messages were sent before a cut: those before this one."""
-    return MARK.pack(Kind.MARK, cut % NUMBERS, message % NUMBERS)
+    def _frame(self, kind: int, *values: int) -> Event | None:
+        if kind == Kind.CREDIT:
+            return Credited(*values)
+        if kind == Kind.MARK:
+            return Marked(*values)
+        if kind in (Kind.BEAT, Kind.LEAVE):
+            return Kind(kind)
+        self.frame_bytes += _HEADERS[kind].size
+        number = values[0]
+        if kind == Kind.BEGIN:
+            self._begin(number, *values[2:])
+        elif self._message is None or number != self._number:
+            raise FrameError(f"continued message {number}, which is not under way")
+        if kind == Kind.ABORT:
+            self._message = None
+            return Kind.ABORT
+        assert self._message is not None
+        length, due = values[1], min(CHUNK_BYTES, self._message.left)
+        if length != due:
+            raise FrameError(f"sent a chunk of {length} bytes where {due} were due")
+        self._chunk_left = length
+        return None
 
-
-class Chunk(NamedTuple):
-    """One chunk, header and all, and how many of its bytes are the message's (what credit counts)."""
-
-    frame: bytes
-    nbytes: int
-
-
-def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
-    """A message cut into chunks; a buffer's bytes are read when its chunk is asked for.
-
-    Args:
-        message: how many messages were begun on this connection before.
-        head: what :func:`gossamer.messages.pack_head` gives.
-        buffers: contiguous CPU tensors.
-    """
-    sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
-    left = total = sum(source.nbytes for source in sources)
-    while left:
-        length = min(CHUNK_BYTES, left)
-        number = message % NUMBERS
-        pieces: list[bytes | memoryview]
-        if left == total:
-            pieces = [BEGIN.pack(Kind.BEGIN, number, length, total, len(head))]
-        else:
-            pieces = [DATA.pack(Kind.DATA, number, length)]
-        left -= length
-        due = length
-        while due:
-            source = sources.popleft()
-            pieces.append(source[:due])
-            if source.nbytes > due:
-                sources.appendleft(source[due:])
-            due -= min(due, source.nbytes)
-        yield Chunk(b"".join(pieces), length)
+    def _begin(self, number: int, total: int, head: int) -> None:
+        if self._message is not None:
+            raise FrameError(f"began message {number} before the end of message {self._number}")
+        if number != (self._number + 1) % NUMBERS:
+            raise FrameError(f"began message {number} after message {self._number}")
+        if total > self._limit:
+            raise FrameError(f"announced {total} bytes, limit {self._limit}")
+        if not 0 < head <= total:
+            raise FrameError(f"announced a head of {head} bytes in a message of {total}")
+        self._number = number
+        self._message = _Message(total, head)

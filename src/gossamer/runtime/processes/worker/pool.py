@@ -21,30 +21,13 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, SelectorChannel
-from gossamer.runtime.processes.node_process.context import NodeContext
+from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.node_process.process import main as node_main
-from gossamer.runtime.processes.node_process.warmup import Stage
-from gossamer.runtime.processes.protocol import (
-    Addresses,
-    Exited,
-    Fork,
-    FromNode,
-    FromPool,
-    FromProcess,
-    Job,
-    Listen,
-    NotStarted,
-    Said,
-    Signal,
-    Stood,
-    Tell,
-    ToNode,
-    ToPool,
-)
+from gossamer.runtime.processes.protocol import Addresses, Fork, FromNode, Said, ToNode
 from gossamer.runtime.processes.security.trust import Security
 from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
-from gossamer.runtime.processes.system.death import describe_exit, die_with
-from gossamer.runtime.processes.system.descriptors import close_all_but
+from gossamer.runtime.processes.system.process import close_all_but, describe_exit, die_with
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
@@ -88,8 +71,8 @@ class ProcessPool:
         stage: Stage,
         cut: Cut | None,
         selector: selectors.BaseSelector,
-        emit: Callable[[FromPool], None],
-        job: Job | None = None,
+        emit: Callable[[protocol.FromPool], None],
+        job: protocol.Job | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         assert isinstance(setup.experiment.engine, Processes)
@@ -116,20 +99,20 @@ class ProcessPool:
         """The ranks that have a process."""
         return self._children.keys()
 
-    def do(self, command: ToPool) -> None:
+    def do(self, command: protocol.ToPool) -> None:
         """Carry out a command."""
         match command:
-            case Listen(ranks=ranks, keys=keys):
+            case protocol.Listen(ranks=ranks, keys=keys):
                 self._keys |= zip(ranks, keys, strict=False)
                 self._listen(ranks)
             case Addresses(nodes=nodes):
                 self._learn(nodes)
             case Fork():
                 self._start(command, time.monotonic() + (RESTART_S if command.incarnation else 0.0))
-            case Tell(rank=rank, message=message):
+            case protocol.Tell(rank=rank, message=message):
                 if (child := self._children.get(rank)) is not None:
                     child.channel.send(message)  # a node that was stopped reads it when it goes on
-            case Signal(rank=rank, number=number):
+            case protocol.Signal(rank=rank, number=number):
                 if (child := self._children.get(rank)) is not None:
                     os.kill(child.pid, number)
 
@@ -140,9 +123,11 @@ class ProcessPool:
             try:
                 self._listeners[rank] = listen(self._host)
             except OSError as error:
-                self._emit(Said(rank, 0, NotStarted(f"no port for it: {error.strerror}")))
+                self._emit(Said(rank, 0, protocol.NotStarted(f"no port for it: {error.strerror}")))
                 return
-        self._emit(Addresses([(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]))
+        opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
+        self._learn(opened)
+        self._emit(Addresses(opened))
 
     def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
         for rank, host, port in nodes:
@@ -165,7 +150,7 @@ class ProcessPool:
             if time.monotonic() < deadline:
                 self._retries[fork.rank] = deadline, fork
             else:
-                self._emit(Said(fork.rank, fork.incarnation, NotStarted(str(error.strerror))))
+                self._emit(Said(fork.rank, fork.incarnation, protocol.NotStarted(str(error.strerror))))
 
     def _fork(self, fork: Fork) -> None:
         rank = fork.rank
@@ -192,12 +177,12 @@ class ProcessPool:
         self._adopt(rank, fork.incarnation, pid, ours)
 
     def _adopt(self, rank: int, incarnation: int, pid: int, end: socket.socket) -> None:
-        def hear(messages: Iterable[FromProcess]) -> None:
+        def hear(messages: Iterable[protocol.FromProcess]) -> None:
             for message in messages:
                 self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
-            hear([Exited(self._bury(rank))])
+            hear([protocol.Exited(self._bury(rank))])
 
         channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
         self._children[rank] = _Child(rank, incarnation, pid, channel)
@@ -258,7 +243,7 @@ class ProcessPool:
                 if child.pid == seen.si_pid:
                     stopped = seen.si_code == os.CLD_STOPPED
                     self._count_slots(child, stopped=stopped)
-                    self._emit(Said(child.rank, child.incarnation, Stood(stopped)))
+                    self._emit(Said(child.rank, child.incarnation, protocol.Stood(stopped)))
         if self._slots != self._slots_told:
             self._slots_told = self._slots
             self._tell_all(protocol.Slots(self._slots))

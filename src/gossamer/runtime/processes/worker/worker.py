@@ -16,9 +16,7 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,37 +31,13 @@ from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, ChannelError
-from gossamer.runtime.processes.node_process.warmup import Stage, with_data_for_forks
-from gossamer.runtime.processes.protocol import (
-    Challenge,
-    Dismiss,
-    Exited,
-    File,
-    Final,
-    Finish,
-    Fit,
-    FromPool,
-    FromProcess,
-    Go,
-    Hello,
-    Job,
-    Proof,
-    Refused,
-    RestartSaved,
-    Row,
-    Said,
-    Saved,
-    Tell,
-    ToJoining,
-    ToWorker,
-    Welcome,
-)
+from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
+from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
 from gossamer.runtime.processes.security.trust import context
-from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive
-from gossamer.runtime.processes.system.descriptors import raise_descriptor_limit
+from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive, parse_address
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.shared_file import shared_file
+from gossamer.runtime.processes.system.process import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup, prepare
 
@@ -79,62 +53,49 @@ END_S = 10.0
 """Seconds that nodes have to end in order when the coordinator is lost."""
 
 
-class Turned(GossamerError):
+class NotAdmitted(GossamerError):
     """The coordinator does not take this worker."""
 
 
-@dataclass(frozen=True)
-class Coordinator:
-    """The address of a coordinator, and the token that both know."""
+def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
+    """Connect to a coordinator and prove the token; gives the connection and the answer.
 
-    host: str
-    port: int
-    token: str
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    def join(self, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-        """Connect and prove the token; gives the connection and the answer.
-
-        Raises:
-            OSError: if it can't be reached.
-            Turned: if it does not know the token, or does not take this worker.
-        """
-        end = socket.create_connection((self.host, self.port), CONNECT_S)
-        try:
-            end.settimeout(HANDSHAKE_S)
-            end = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
-            return end, self._greet(end, session, slots, received)
-        except ChannelError as error:
-            end.close()
-            raise Turned(f"{self} speaks another language: {error}") from None
-        except BaseException:
-            end.close()
-            raise
-
-    def _greet(self, end: ssl.SSLSocket, session: str, slots: int, received: int) -> Welcome:
-        channel: Channel[ToJoining] = Channel(end, ToJoining, LARGEST_STRANGER)
-        seen, nonce = end.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
-        channel.send(Hello(__version__, nonce, session))
+    Raises:
+        OSError: if it can't be reached.
+        NotAdmitted: if it does not know the token, or does not take this worker.
+    """
+    end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
+    try:
+        end.settimeout(HANDSHAKE_S)
+        end = tls = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
+        channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
+        seen, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
+        channel.send(protocol.Hello(__version__, nonce, session))
         answer = channel.receive()
-        if isinstance(answer, Challenge):
-            if not proved(answer.proof, proof(self.token, "coordinator", seen, nonce, answer.nonce)):
+        if isinstance(answer, protocol.Challenge):
+            if not proved(answer.proof, proof(token, "coordinator", seen, nonce, answer.nonce)):
                 # It has another token, or is in the middle: it gets no proof from this worker.
-                raise Turned(f"{self} does not know the token")
-            own = proof(self.token, "worker", seen, nonce, answer.nonce)
-            channel.send(Proof(own, slots, received))
+                raise NotAdmitted(f"{address} does not know the token")
+            own = proof(token, "worker", seen, nonce, answer.nonce)
+            channel.send(protocol.Proof(own, slots, received))
             answer = channel.receive()
-            if isinstance(answer, Welcome):
-                return answer
+        if isinstance(answer, Welcome):
+            return tls, answer
         if answer is None:
             raise ConnectionError("the coordinator closed the connection")
         why = answer.problems[0] if isinstance(answer, Refused) else f"unexpected {type(answer).__name__}"
-        raise Turned(f"{self} does not take this worker: {why}")
+        raise NotAdmitted(f"{address} does not take this worker: {why}")
+    except ChannelError as error:
+        end.close()
+        raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
+    except BaseException:
+        end.close()
+        raise
 
 
 def run_worker(
-    coordinator: Coordinator,
+    coordinator: str,
+    token: str,
     slots: int,
     *,
     address: str | None = None,
@@ -145,7 +106,8 @@ def run_worker(
     """Be a worker until the run is over.
 
     Args:
-        coordinator: which to join.
+        coordinator: "host:port" of the coordinator to join.
+        token: of the run.
         slots: how many nodes to take at most.
         address: of this machine, at which nodes listen; None: the one from which the coordinator is reached.
         data_root: where this machine has the data, if not where the experiment says.
@@ -157,24 +119,16 @@ def run_worker(
     """
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
-    with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder, _interruptible():
-        worker = Worker(coordinator, slots, Path(folder), address, data_root, say)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
+    with tempfile.TemporaryDirectory(prefix="gossamer-worker-") as folder:
+        worker = Worker(coordinator, token, slots, Path(folder), address, data_root, say)
         try:
             worker.run(wait_s)
-        except Turned as error:
+        except NotAdmitted as error:
             raise RunFailed(str(error)) from None
         finally:
             worker.close()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the worker as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, before)
 
 
 class Worker:
@@ -182,18 +136,20 @@ class Worker:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: str,
+        token: str,
         slots: int,
         folder: Path,
         address: str | None,
         data_root: str | None,
         say: Callable[[str], None],
     ) -> None:
-        self._coordinator, self._slots, self._say = coordinator, slots, say
+        self._coordinator, self._token, self._slots, self._say = coordinator, token, slots, say
         self._path, self._address, self._data_root = folder, address, data_root
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
-        self._session: Session[ToWorker] = Session(ToWorker, folder, self._selector, self._take, self._lose)
+        self._session: Session[protocol.ToWorker]
+        self._session = Session(protocol.ToWorker, folder, self._selector, self._take, self._lose)
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
@@ -214,7 +170,7 @@ class Worker:
             if self._pool is not None:
                 self._pool.look()
             if self._lost_at is not None:
-                self._do_without(time.monotonic())
+                self._do_without(time.monotonic(), self._lost_at)
         if self._over == "lost":
             raise RunFailed(
                 f"the coordinator was out of reach for {self._reconnect_s:g} s: this worker's nodes have ended"
@@ -233,7 +189,7 @@ class Worker:
 
     def _join_first(self, deadline: float) -> None:
         told = False
-        while True:
+        while self._session.channel is None:
             try:
                 self._join()
             except OSError as error:
@@ -243,12 +199,11 @@ class Worker:
                     told = True
                     self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
                 time.sleep(RETRY_S)
-            else:
-                self._say(f"has joined {self._coordinator}")
-                return
+        self._say(f"has joined {self._coordinator}")
 
     def _join(self) -> None:
-        end, welcome = self._coordinator.join(self._name, self._slots, self._session.received)
+        received = self._session.received
+        end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
@@ -259,17 +214,16 @@ class Worker:
         self._lost_at = time.monotonic()
         self._say("the coordinator is out of reach; nodes go on")
 
-    def _do_without(self, now: float) -> None:
+    def _do_without(self, now: float, lost_at: float) -> None:
         """Try to reach the coordinator again; in the end, end the nodes in order."""
-        assert self._lost_at is not None
         alive = [] if self._pool is None else list(self._pool.alive)
-        if self._stopping is None and now > self._lost_at + self._reconnect_s:
-            self._stopping = now + END_S
-            for rank in alive:
-                self._do(Tell(rank, Finish("stopped")))
         if self._stopping is not None:
             if not alive or now > self._stopping:
                 self._over = "lost"
+        elif now > lost_at + self._reconnect_s:
+            self._stopping = now + END_S
+            for rank in alive:
+                self._do(Tell(rank, Finish("stopped")))
         elif now > self._retry_at:
             try:
                 self._join()
@@ -279,15 +233,15 @@ class Worker:
 
     # --- what it is told
 
-    def _take(self, message: ToWorker) -> None:
+    def _take(self, message: protocol.ToWorker) -> None:
         match message:
             case File():
                 self._keep(message)
             case Job():
                 self._prepare(message)
-            case Dismiss(reason=reason):
+            case Finish(reason=reason):
                 self._over = reason
-            case Tell(rank=rank, message=Go() as go):
+            case Tell(rank=rank, message=protocol.Go() as go):
                 self._do(Tell(rank, structs.replace(go, start=go.start + self._offset)))
             case protocol.Listen() | protocol.Addresses() | protocol.Fork() | Tell() | protocol.Signal():
                 self._do(message)
@@ -297,17 +251,16 @@ class Worker:
             self._pool.do(command)
 
     def _keep(self, file: File) -> None:
+        name = f"node-{file.rank}.safetensors"
         match file.kind:
             case "experiment":
                 path = self._path / "files" / Path(file.name).name
             case "manifest":
                 path = self._path / "checkpoints" / str(file.number) / "manifest.json"
             case "checkpoint":
-                path = self._path / "checkpoints" / str(file.number) / f"node-{file.rank}.safetensors"
-            case "restart":
-                path = self._path / "restart" / f"node-{file.rank}.safetensors"
+                path = self._path / "checkpoints" / str(file.number) / name
             case _:
-                return
+                path = self._path / "restart" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.data)
 
@@ -331,7 +284,7 @@ class Worker:
         self._pool = ProcessPool(
             setup, folder, self._memory, stage, cut, selector, self._relay, job, self._address
         )
-        self._session.send(Fit())
+        self._session.send(protocol.Ready())
 
     def _setup(self, job: Job) -> Setup:
         raw = yaml.safe_load(job.experiment)
@@ -343,26 +296,26 @@ class Worker:
 
     # --- what nodes say
 
-    def _relay(self, event: FromPool) -> None:
+    def _relay(self, event: protocol.FromPool) -> None:
         """Pass on what happens, after the files and models that belong to it."""
         if isinstance(event, Said):
             self._send_files(event.rank, event.message)
         self._session.send(event)
 
-    def _send_files(self, rank: int, message: FromProcess) -> None:
-        send = self._session.send
+    def _send_files(self, rank: int, message: protocol.FromProcess) -> None:
+        send, folder = self._session.send, self._folder
         match message:
-            case Row(slot=int(slot)):
+            case protocol.Row(slot=int(slot)):
                 send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
-            case Saved(number=number):
-                path = self._folder.checkpoints / str(number) / f"node-{rank}.safetensors"
+            case protocol.Saved(number=number):
+                path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
                 send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
-            case RestartSaved():
-                send(File("restart", rank, 0, self._folder.restart(rank).read_bytes()))
-            case Final():
+            case protocol.RestartSaved():
+                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
+            case protocol.Final():
                 send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
-        timeline = self._folder.segments / f"timeline-{rank}.jsonl"
-        if isinstance(message, Final | Exited) and timeline.exists():
+        timeline = folder.segments / f"timeline-{rank}.jsonl"
+        if isinstance(message, protocol.Final | protocol.Exited) and timeline.exists():
             send(File("timeline", rank, 0, timeline.read_bytes()))
             timeline.unlink()

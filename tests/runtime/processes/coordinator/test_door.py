@@ -1,0 +1,179 @@
+"""The door of a run: both ends prove that they know the token, and strangers cost little."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gossamer.errors import BadInput
+from gossamer.runtime.processes.channel import SelectorChannel
+from gossamer.runtime.processes.coordinator import door as module
+from gossamer.runtime.processes.coordinator.door import Door
+from gossamer.runtime.processes.protocol import Addresses, FromWorker, Hello, Proof, Ready, ToWorker, Welcome
+from gossamer.runtime.processes.session import LARGEST, Session
+from gossamer.runtime.processes.worker import worker
+from gossamer.runtime.processes.worker.worker import NotAdmitted, join
+
+TOKEN = "a token for the tests"
+
+
+class Scene:
+    """A door, and what has come through it."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.door = Door("127.0.0.1:0", TOKEN)
+        self.door.open(self.selector, self.admit, lambda text: None)
+        self.refusal: str | None = None
+        self.joined: list[tuple[str, int]] = []
+        self.heard: list[Any] = []
+
+    def admit(self, hello: Hello, said: Proof, host: str, release: Callable[[], socket.socket]) -> str | None:
+        if self.refusal is None:
+            self.joined.append((hello.session, said.slots))
+            channel: SelectorChannel[FromWorker] = SelectorChannel(
+                release(), FromWorker, self.selector, self.heard.extend, lambda why: None, largest=LARGEST
+            )
+            channel.send(Welcome(said.received, 7.0))
+        return self.refusal
+
+    def serve(self) -> None:
+        for key, events in self.selector.select(0.05):
+            key.data(events)
+
+    def dial(self, token: str = TOKEN) -> Any:
+        """What a worker gets that joins with a token: a connection and an answer, or an error."""
+        found: list[Any] = []
+
+        def work() -> None:
+            try:
+                found.append(join(self.door.address, token, "me", 3, 5))
+            except (NotAdmitted, OSError) as error:
+                found.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not found:
+            self.serve()
+        thread.join()
+        return found[0]
+
+    def strangers(self) -> int:
+        return len(self.door._strangers)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.door.close()
+    for key in list(made.selector.get_map().values()):
+        made.selector.unregister(key.fileobj)
+        key.fileobj.close()  # type: ignore[union-attr]
+    made.selector.close()
+
+
+def test_a_worker_that_knows_the_token_joins_and_is_heard(scene: Scene) -> None:
+    end, welcome = scene.dial()
+    assert welcome == Welcome(5, 7.0)
+    assert scene.joined == [("me", 3)]
+    with end:
+        end.sendall(b"\x07\0\0\0\x91\xa5Ready")
+        while not scene.heard:
+            scene.serve()
+    assert scene.heard == [Ready()]
+    assert not scene.strangers()
+
+
+def test_another_token_opens_no_door_and_the_worker_gives_no_proof(scene: Scene) -> None:
+    assert "does not know the token" in str(scene.dial("another token, quite long"))
+    while scene.strangers():
+        scene.serve()
+    assert scene.joined == []
+
+
+def test_a_worker_with_a_wrong_proof_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not check the coordinator's proof."""
+    monkeypatch.setattr(worker, "proved", lambda *_: True)
+    assert "does not take this worker: it has another token" in str(scene.dial("another token, quite long"))
+    assert scene.joined == []
+
+
+def test_a_worker_of_another_version_or_of_another_run_is_told_why(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.refusal = "it belongs to another run"
+    assert str(scene.dial()).endswith("does not take this worker: it belongs to another run")
+    monkeypatch.setattr(worker, "__version__", "0.0")
+    assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
+
+
+def test_strangers_are_few_and_have_little_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_STRANGERS", 2)
+    host, _, port = scene.door.address.rpartition(":")
+    ends = [socket.create_connection((host, int(port))) for _ in range(3)]
+    scene.serve()
+    while scene.strangers() < 2:
+        scene.serve()
+    ends[1].sendall(bytes(range(256)) * 50)  # which is no TLS
+    while scene.strangers() > 1:
+        scene.serve()
+    monkeypatch.setattr(module, "JOIN_S", 0.0)
+    for stranger in scene.door._strangers:
+        stranger.deadline = 0.0
+    scene.door.look()
+    assert not scene.strangers()
+    assert scene.joined == []
+    for end in ends:
+        end.close()
+
+
+def test_a_token_that_can_be_guessed_and_an_address_that_is_none_are_bad_input() -> None:
+    with pytest.raises(BadInput, match="accepted: at least 16"):
+        Door("127.0.0.1:0", "short")
+    for address in ("host", "host:", "1::2:3", "host:65536"):
+        with pytest.raises(BadInput, match="accepted: HOST:PORT"):
+            Door(address, TOKEN)
+
+
+def test_a_session_sends_again_what_has_not_arrived(tmp_path: Any) -> None:
+    """Nothing is lost or arrives twice, wherever a connection breaks."""
+    selector = selectors.DefaultSelector()
+    heard: list[Any] = []
+    gone: list[str | None] = []
+    ours: Session[FromWorker] = Session(FromWorker, tmp_path, selector, heard.append, gone.append)
+    theirs: Session[ToWorker] = Session(ToWorker, tmp_path, selector, heard.append, gone.append)
+
+    def serve() -> None:
+        while found := selector.select(0):
+            for key, events in found:
+                key.data(events)
+
+    sent = [Addresses([(number, "x" * 50_000, 1)]) for number in range(20)]
+    for message in sent[:10]:
+        theirs.send(message)
+    for broken in range(3):
+        one, other = socket.socketpair()
+        theirs.attach(one, ours.received)
+        ours.attach(other, theirs.received)
+        if broken < 2:  # in the middle of a message
+            for key, events in selector.select(0):
+                key.data(events)
+            assert ours.channel is not None
+            ours.channel.close()
+            ours.channel = None
+            serve()
+            theirs.send(sent[10 + broken])
+    for message in sent[12:]:
+        theirs.send(message)
+    serve()
+    assert heard == sent
+    assert theirs.settled
+    assert not list(tmp_path.iterdir())
+    ours.close()
+    theirs.close()
