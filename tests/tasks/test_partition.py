@@ -171,7 +171,7 @@ def test_natural_deals_whole_owners_evenly():
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     scale=st.floats(0.5, 1.0),
-    samples=st.integers(100, 400),
+    samples=st.integers(200, 400),  # each node gets one at least
 )
 def test_sizes_are_the_fractions_to_within_one_and_the_rest_is_counted(weights, scale, samples):
     fractions = tuple(scale * w / sum(weights) for w in weights)
