@@ -169,6 +169,6 @@ def test_what_no_record_holds_is_said_with_its_line(workplace: Path) -> None:
 
 @pytest.mark.usefixtures("workplace")
 def test_bad_input_is_found_by_the_fork_server_too() -> None:
-    with pytest.raises(BadInput, match="nodes: 50 for 40 training samples"):
+    with pytest.raises(BadInput, match="nodes: 50 for 40 samples"):
         play(nodes=50, engine={"name": "processes"})
     assert not Path("runs").exists()
