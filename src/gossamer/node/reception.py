@@ -250,9 +250,9 @@ class Questions:
             try:
                 message = await self._reception.receive(tuple(answer), peer, timeout, exact=True)
             except (TimeoutError, PeerLost):
-                continue
-            finally:
                 self._close(peer, tuple(answer))
+                continue
+            self._close(peer, tuple(answer))
             return message.payload
         return None
 

@@ -182,7 +182,8 @@ class ProcessPool:
                 self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
-            hear([protocol.Exited(self._bury(rank))])
+            how = self._bury(rank)
+            hear([protocol.Exited(how if why is None else f"it sent {why}")])
 
         channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
         self._children[rank] = _Child(rank, incarnation, pid, channel)
