@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from gossamer import Node
@@ -80,6 +81,22 @@ def test_a_file_holds_all_of_a_checkpoint(
     assert equal(saved, read(path, "this"))
 
 
+def test_what_is_read_is_aligned_and_keeps_no_file_open(tmp_path: Path) -> None:
+    """Bits of a product depend on the alignment of its operands."""
+    path = tmp_path / "node.safetensors"
+    write(
+        small(state={"a": torch.ones(3), "b": torch.ones(1001)}, optimizer={"m": torch.ones(7)}), path, "this"
+    )
+    found = read(path)
+    assert found.optimizer is not None
+    tensors = [*found.model, found.state["a"], found.state["b"], found.optimizer["m"]]
+    assert [tensor.data_ptr() % 64 for tensor in tensors if tensor.numel()] == [0] * sum(
+        tensor.numel() > 0 for tensor in tensors
+    )
+    if (maps := Path("/proc/self/maps")).exists():
+        assert str(path) not in maps.read_text()
+
+
 def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
     write(small(), path, "this")
@@ -140,7 +157,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.safetensors")
     path = tmp_path / "other.safetensors"
     header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
+    write(small(), path, "this")
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    listed = json.dumps({"__metadata__": {**metadata, "structures": "[]"}}).encode()
     for content in (
+        struct.pack("<Q", len(listed)) + listed,
         b"",
         b"abc",
         struct.pack("<Q", 2**60),

@@ -53,6 +53,22 @@ def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | Non
         assert (found, waited, after) == (None, 0.45, [])
 
 
+def test_waiting_for_an_answer_can_be_cancelled_and_begun_again(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank:
+            node.answer("name", lambda question: f"node {node.rank}")
+            return await node.sleep(3)
+        with pytest.raises(TimeoutError):
+            await node.ask(1, None, "name", 0.1, keep_s=2.0)
+        waiting = node.spawn(node.next_answer())
+        await node.sleep(0.1)
+        waiting.cancel()
+        await node.sleep(0.01)
+        return await node.next_answer()
+
+    assert play(tmp_path, script, 2, network=FAR).values[0] == "node 1"
+
+
 def test_a_question_that_was_lost_does_not_silence_the_next_one_of_its_tag(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:

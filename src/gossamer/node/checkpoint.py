@@ -183,7 +183,15 @@ def read(path: Path, experiment: str | None = None, place: Place | None = None) 
         return _read(path, experiment, place)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; accepted: a checkpoint") from None
-    except (SafetensorError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+    except (
+        SafetensorError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
@@ -204,7 +212,8 @@ def _read(path: Path, experiment: str | None, place: Place | None) -> Checkpoint
             structure = base64.b64decode(text, validate=True)
             buffers = []
             for k, spec in enumerate(describe(structure)):
-                tensor = file.get_tensor(f"{name}.{k}")
+                # A copy is aligned, on which bits depend; the file's own memory is not, and would stay mapped.
+                tensor = file.get_tensor(f"{name}.{k}").clone()
                 found = zlib.crc32(raw(tensor), found)
                 if spec.dtype in _BYTES:
                     tensor = tensor.view(spec.dtype).reshape(spec.shape)

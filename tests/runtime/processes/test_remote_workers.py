@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.api import Silent
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.processes.fork_server import Listen
+from gossamer.runtime.processes.worker.worker import Worker
 
 SETTINGS: dict[str, Any] = {
     "name": "workers",
@@ -285,6 +287,43 @@ def test_an_executor_starts_the_workers(tmp_path: Path) -> None:
     listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
     run = gossamer.run(described, tmp_path, listen=listen)
     assert same(run, undisturbed(described, tmp_path))
+
+
+def test_a_worker_gives_up_a_coordinator_that_sends_nonsense(tmp_path: Path) -> None:
+    """And does not connect again and again to hear the same."""
+    worker = Worker("127.0.0.1:9", TOKEN, 1, tmp_path, None, None, print)
+    ours, theirs = socket.socketpair()
+    worker._session.attach(ours, 0)
+    with theirs:
+        theirs.sendall(b"\x01\0\0\0\xc1")
+        with pytest.raises(RunFailed, match="127.0.0.1:9 sent a message that can't be read"):
+            worker.run(0.0)
+    worker.close()
+
+
+class NoWorkers(ThreadPoolExecutor):
+    """Fails to start workers."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(lambda: 1 // 0)
+
+
+def test_a_run_fails_if_its_executor_can_not_start_workers(tmp_path: Path) -> None:
+    listen = Listen("127.0.0.1:0", TOKEN, 2, "test_remote_workers:NoWorkers")
+    said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
+    with pytest.raises(RunFailed, match=said):
+        gossamer.run(experiment(), tmp_path, listen=listen)
+
+
+def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
+    with pytest.raises(ZeroDivisionError):
+        gossamer.run(
+            experiment(**SLOW | {"stop": {"rounds": 10**6}}), tmp_path, observer=At(2, fail), listen=listen
+        )
 
 
 @pytest.mark.parametrize(("name", "said"), [("nothing:there", "No module"), ("math:pi", "not callable")])

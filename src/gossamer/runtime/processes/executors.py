@@ -1,4 +1,4 @@
-"""Workers that an executor starts: Ray, or any ``concurrent.futures.Executor``."""
+"""Starts workers by an executor: Ray, or any ``concurrent.futures.Executor``."""
 
 from __future__ import annotations
 
@@ -107,28 +107,37 @@ class _RayTask(Future[Any]):
 
 
 @contextmanager
-def started_workers(name: str, count: int, address: str, token: str, slots: int) -> Iterator[None]:
-    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`."""
+def started_workers(
+    name: str, count: int, address: str, token: str, slots: int, ended: Callable[[str], object]
+) -> Iterator[None]:
+    """Have an executor run ``count`` workers of ``slots`` each, which end with the run; raises as :func:`executor_of`.
+
+    ``ended`` is called, from any thread, with what happened to a worker that ends before this context does.
+    """
     executor = executor_of(name)
     futures = []
+    over = False
+
+    def tell(number: int, done: Future[int]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        how = f"exit code {done.result()}" if error is None else cause(error)
+        if error is not None or done.result():
+            log.warning("worker %d of %s ended: %s", number, name, how)
+        if not over:
+            ended(f"worker {number} of {name} ended before the run started: {how}")
+
     try:
         for number in range(1, count + 1):
             future = executor.submit(worker_main, address, token, slots)
-            future.add_done_callback(partial(_tell, name, number))
+            future.add_done_callback(partial(tell, number))
             futures.append(future)
         yield
     finally:
+        over = True
         wait(futures, _END_S)
         for future in futures:
             with suppress(NotImplementedError):  # Parsl's
                 future.cancel()
         executor.shutdown()
-
-
-def _tell(name: str, number: int, done: Future[int]) -> None:
-    if done.cancelled():
-        return
-    if (error := done.exception()) is not None:
-        log.warning("worker %d of %s failed: %s", number, name, error)
-    elif done.result():
-        log.warning("worker %d of %s ended with exit code %d", number, name, done.result())

@@ -1,5 +1,5 @@
-"""The engine ``processes``, from the user's process: has the fork server do the work, shows what it says, collects the
-models."""
+"""The engine ``processes``, from the user's process: it has the fork server do the work, shows its reports, and
+collects the models."""
 
 from __future__ import annotations
 
@@ -67,10 +67,14 @@ class ProcessesEngine:
         ended: Ended | None = None
         channel, listen, address = self._server.channel, self._listen, self._prepared.address
         with ending_signals(lambda: channel.send(Stop())), ExitStack() as stack:
-            if listen is not None and listen.executor is not None and address is not None:
-                count, slots = listen.min_workers, -(-self._experiment.nodes // listen.min_workers)
-                stack.enter_context(started_workers(listen.executor, count, address, listen.token, slots))
             self._server.fork(str(folder.path), resume=cut is not None)
+            if listen is not None and listen.executor is not None and address is not None:
+                name, token, count = listen.executor, listen.token, listen.min_workers
+                slots = -(-self._experiment.nodes // count)
+                stack.enter_context(
+                    started_workers(name, count, address, token, slots, lambda why: channel.send(Stop(why)))
+                )
+                stack.push(self._end_after)
             while ended is None and (message := channel.receive()) is not None:
                 match message:
                     case Ended():
@@ -103,6 +107,11 @@ class ProcessesEngine:
             private_bytes=ended.private,
             execution=ended.execution,
         )
+
+    def _end_after(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the run after an exception here, since an executor waits for its workers, which end with the run."""
+        if kind is not None:
+            self._server.close()
 
     def __enter__(self) -> ProcessesEngine:
         return self

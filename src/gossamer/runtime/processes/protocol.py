@@ -420,7 +420,9 @@ class Run(Message):
 
 
 class Stop(Message):
-    """The user asks the run to end in order."""
+    """The user asks the run to end in order. With ``why``, it can't start, and fails if it has not."""
+
+    why: str | None = None
 
 
 ToCoordinator = Prepare | Run | Stop

@@ -173,6 +173,22 @@ async def test_a_checkpoint_whose_mark_is_lost_is_given_up_once_and_the_next_one
 
 
 @on_loop
+async def test_messages_of_a_peer_that_was_taken_for_dead_count_again(tmp_path: Path) -> None:
+    async with run_in(tmp_path) as run:
+        cutting = run.members[0].cutting
+        cutting.lost(1)
+        cutting.found(1)
+        cutting.cut(7)
+        cutting.expect(7, [1])
+        await settle()
+        cutting.marked(1, 7, 5)
+        path = run.folder.checkpoints / "7" / "node-0.safetensors"
+        while not path.exists():
+            await asyncio.sleep(0.001)
+        assert read(path).engine["sent"] == {1: 5}
+
+
+@on_loop
 async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)

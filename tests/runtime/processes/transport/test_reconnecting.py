@@ -12,9 +12,11 @@ from transport_scene import TOKEN, Peer, RawEnd, accept, dial, message, network,
 
 from gossamer.messages import encode, wire_bytes
 from gossamer.messages.tags import WINDOW
+from gossamer.network import Uniform
 from gossamer.runtime.processes.transport import peering as module
+from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import listen
-from gossamer.runtime.processes.transport.wire import Arrived, Hello, Kind, credit, hello
+from gossamer.runtime.processes.transport.wire import Arrived, Hello, Kind, Marked, credit, hello
 
 
 @pytest.fixture(autouse=True)
@@ -322,3 +324,47 @@ async def test_aborts_count_as_numbers_too() -> None:
         async with await accept(listener, 1, connection=2, expected=0) as end:
             await end.until(lambda: len(end.events) == 2)
             assert isinstance(end.events[1], Arrived)
+
+
+@on_loop
+async def test_messages_keep_their_order_if_a_connection_breaks_while_one_passes_the_uplink() -> None:
+    shaper = Shaper.of(0, Uniform(bandwidth_mbps=1), 2, 0, asyncio.get_running_loop())
+    async with network(1, raw_ranks=1, shaper=shaper) as ([a], [listener]):
+        for payload in (0, torch.ones(15_000), 2):  # the second one takes half a second
+            a.send(1, payload, "t")
+        async with await accept(listener, 1) as end:
+            await end.until(lambda: any(isinstance(event, Arrived) for event in end.events))
+            end.reset()
+        async with await accept(listener, 1, connection=2, expected=0) as end:  # the first one did not arrive
+            await end.until(lambda: sum(isinstance(event, Arrived) for event in end.events) == 3)
+            arrived = [event.payload for event in end.events if isinstance(event, Arrived)]
+            assert (arrived[0], len(arrived[1]), arrived[2]) == (0, 15_000, 2)
+
+
+@on_loop
+async def test_a_mark_names_the_first_message_after_the_snapshot_though_later_rounds_left_before_it() -> None:
+    """Messages of three rounds wait for a peer. When it is connected, they go before an older one to another peer, and no
+    peer hears of the snapshot before that one has left."""
+    async with network(1, raw_ranks=2) as ([a], [first, second]):
+        a.send(1, 0, "t")
+        a.send(2, torch.zeros(WINDOW), "t")  # waits for credit
+        a.send(2, 0, "t")
+        async with await accept(second, 2) as blocking:
+            await blocking.read()
+            a.transport.rounds = 1
+            a.transport.cut(7)
+            a.send(1, 1, "t")
+            a.transport.rounds = 2
+            a.send(1, 2, "t")
+            async with await accept(first, 1) as late:
+                while a.transport._end.peers[1].outgoing is None:
+                    await asyncio.sleep(0)
+                credited = 0
+                while not any(isinstance(event, Arrived) for event in blocking.events):
+                    await blocking.read()
+                    taken = blocking.decoder.chunk_bytes
+                    await blocking.say(credit(taken - credited))
+                    credited = taken
+                await late.until(lambda: any(isinstance(event, Marked) for event in late.events))
+                assert [event.payload for event in late.events if isinstance(event, Arrived)] == [0, 1, 2]
+                assert [event for event in late.events if isinstance(event, Marked)] == [Marked(7, 1)]

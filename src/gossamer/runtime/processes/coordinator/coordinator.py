@@ -178,9 +178,13 @@ class Coordinator:
             self._launcher.send(protocol.RunProgress(rounds, self._clock.now()))
 
     def _hear_launcher(self, events: int) -> None:
-        if self._launcher.receive() is None:
-            raise RunFailed("the launcher died")
-        self._lifecycle.end("stopped")  # all that it says while a run goes on
+        match self._launcher.receive():
+            case None:
+                raise RunFailed("the launcher died")
+            case protocol.Stop(why=None):
+                self._lifecycle.end("stopped")
+            case protocol.Stop(why=str(why)) if self._start is None:
+                raise RunFailed(why)
 
     def _take(self, said: protocol.Said) -> None:
         """A node, or its process, has said something."""

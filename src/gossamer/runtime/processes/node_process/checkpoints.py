@@ -113,6 +113,10 @@ class Cutting:
         for number in list(self._expected):
             self._look(number)
 
+    def found(self, rank: int) -> None:
+        """A peer that was taken for dead is there: its messages count again."""
+        self._lost.discard(rank)
+
     def _look(self, number: int) -> None:
         if number in self._expected and self._expected[number] - self._lost <= self._sent[number].keys():
             del self._expected[number]

@@ -399,6 +399,8 @@ class NodeProcess:
         self._host.lost.discard(rank)
         self._transport.mark_found(rank)
         self._node.peer_found(rank, since, restarted=restarted)
+        if self._checkpoints is not None:
+            self._checkpoints.found(rank)
 
     def _meet(self, together: Sequence[Sequence[int]]) -> None:
         for rank, since in together:

@@ -1,4 +1,4 @@
-"""The messages of one node on their way out: one task sends them, one after the other, as a node has one uplink."""
+"""A node's outgoing messages: one task sends them one after another, since a node has one uplink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.errors import GossamerError
 from gossamer.messages import Encoded, framed_bytes
 from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Endpoint, Peer
+from gossamer.runtime.processes.transport.peer import Endpoint, Mark, Peer
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
 from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
 
@@ -129,7 +129,8 @@ class Outbox:
         traffic = self._end.traffic
         waiting = [sending for peer in self._end.peers.values() for sending in peer.waiting]
         current = [] if self._current is None or self._current.over else [self._current]
-        new = [each for each in (*self._queue, *waiting, *current) if each.state is not State.AGAIN]
+        every = dict.fromkeys((*self._queue, *waiting, *current))  # one whose connection broke is there twice
+        new = [each for each in every if each.state is not State.AGAIN]
         gone = traffic.bytes_sent - self._sent_before if current else 0
         return replace(
             traffic,
@@ -163,10 +164,6 @@ class Outbox:
             self._current = sending
             await self._transmit(sending, peer, peer.outgoing)
             self._current = None
-            if not sending.over:  # its connection broke
-                queue = self._queue if peer.outgoing is not None else peer.waiting
-                queue[sending] = None
-                queue.move_to_end(sending, last=False)
             self._end.wake()
 
     async def _transmit(self, sending: OwnSending, peer: Peer, connection: Outgoing) -> None:
@@ -258,8 +255,12 @@ class Outbox:
             self._use_number(link, peer, None)
 
     def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending | None) -> None:
-        if sending is not None and sending.round > peer.first[0]:
-            peer.first = sending.round, peer.number
+        if sending is not None:
+            if sending.round > peer.first[0]:
+                peer.first = sending.round, peer.number
+            for owed in peer.marks:
+                if owed.message is None and sending.round >= owed.round:
+                    owed.message = peer.number
         peer.number = (peer.number + 1) % NUMBERS
         peer.unacknowledged.append((link.written, sending))
 
@@ -300,9 +301,12 @@ class Outbox:
         peer.forget()
 
     def park(self, peer: Peer) -> None:
-        """A peer is not connected any more: what is queued for it waits, and holds up nobody else."""
-        for sending in [sending for sending in self._queue if sending.to == peer.rank]:
-            del self._queue[sending]
+        """A peer is not connected any more: the messages for it wait, in their order, and hold up nobody else."""
+        parked = [sending for sending in self._queue if sending.to == peer.rank]
+        if (current := self._current) is not None and current.to == peer.rank and not current.over:
+            parked.insert(0, current)
+        for sending in parked:
+            self._queue.pop(sending, None)
             peer.waiting[sending] = None
 
     def resume(self, peer: Peer) -> None:
@@ -317,7 +321,8 @@ class Outbox:
         """A snapshot was taken of this node at the end of this many rounds: tell peers when what was sent before has left."""
         concerned = [peer for peer in self._end.peers.values() if peer.used and peer.lost is None]
         for peer in concerned:
-            peer.marks.append((number, rounds))
+            since, message = peer.first
+            peer.marks.append(Mark(number, rounds, message if since >= rounds else None))
         self._telling[number] = [peer.rank for peer in concerned]
         self.tell()
 
@@ -330,15 +335,14 @@ class Outbox:
         oldest = min((each.round for each in (*current, *self._queue)), default=math.inf)
         for peer in self._end.peers.values():
             while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
-                number, rounds = peer.marks[0]
-                if oldest < rounds or any(each.round < rounds for each in peer.waiting):
+                owed = peer.marks[0]
+                if oldest < owed.round or any(each.round < owed.round for each in peer.waiting):
                     break
-                since, message = peer.first
-                link.write(mark(number, message if since >= rounds else peer.number))
-                peer.marks.pop(0)
+                link.write(mark(owed.snapshot, peer.number if owed.message is None else owed.message))
+                peer.marks.popleft()
         for number, ranks in list(self._telling.items()):
             left = [rank for rank in ranks if self._end.peers[rank].lost is None]
-            if not any(number == owed for rank in left for owed, _ in self._end.peers[rank].marks):
+            if not any(number == owed.snapshot for rank in left for owed in self._end.peers[rank].marks):
                 del self._telling[number]
                 if self._end.told is not None:
                     self._end.told(number, sorted(left))

@@ -132,6 +132,16 @@ class Peers(dict[int, "Peer"]):
         return peer
 
 
+@dataclass(eq=False)
+class Mark:
+    """A snapshot that a peer is to be told of: its number, the round after it, and the number of the first message of that
+    round or a later one, if one has left."""
+
+    snapshot: int
+    round: int
+    message: int | None
+
+
 class Peer:
     """One peer: its incarnation, its connections, and the messages that it has not acknowledged."""
 
@@ -160,7 +170,7 @@ class Peer:
             0,
             0,
         )  # this node's newest round with a message to it, and that round's first message number
-        self.marks: list[tuple[int, int]] = []  # snapshots to tell it of, each with the round after it
+        self.marks: deque[Mark] = deque()  # snapshots to tell it of
         # From it.
         self.answered = 0  # the newest of its connections to this node
         self.incoming: Incoming | None = None
@@ -216,6 +226,8 @@ class Peer:
         self.forget()
         self.number = self.expected = self.answered = 0
         self.first = 0, 0
+        for mark in self.marks:
+            mark.message = None
 
     def forget(self) -> None:
         """Release the messages that it has not acknowledged."""

@@ -1,4 +1,4 @@
-"""The processes of a worker's nodes: each is a fork of this process, and has one channel to it."""
+"""The pool of a worker's nodes: each node's process is a fork of this one, and has a channel to it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ class ProcessPool:
                 self._emit(Said(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
-            hear([protocol.Exited(self._bury(rank))])
+            how = self._bury(rank)
+            hear([protocol.Exited(how if why is None else f"it sent {why}")])
 
         channel = SelectorChannel[FromNode](end, FromNode, self._selector, hear, gone)
         self._children[rank] = _Child(rank, incarnation, pid, channel)

@@ -211,6 +211,8 @@ class Worker:
         self._session.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
+        if error is not None:  # it would come again on the next connection
+            raise RunFailed(f"{self._coordinator} sent {error}")
         self._lost_at = time.monotonic()
         self._say("the coordinator is out of reach; nodes go on")
 
