@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import timing
 from timing import Data, Lossy, least_squares, play, wide
 
 from gossamer import BadInput, Run
+from gossamer.algorithms.ad_psgd import active_ranks
 from gossamer.algorithms.relay_sum import spanning_tree
 from gossamer.topology import Graph
 
@@ -97,6 +100,18 @@ def test_the_spanning_tree_is_the_breadth_first_one() -> None:
     assert list(spanning_tree(ring).edges()) == [(0, 1), (0, 4), (1, 2), (3, 4)]
     tree = Graph(5, [(4, 2), (2, 0), (2, 1), (1, 3)])
     assert spanning_tree(tree) == tree
+
+
+def test_trees_of_a_dense_graph_take_little_memory() -> None:
+    """A dict for each of its 79,800 edges would be some 30 MB."""
+    complete = Graph(400, combinations(range(400), 2))
+    tracemalloc.start()
+    try:
+        assert active_ranks(complete) == frozenset(range(0, 400, 2))
+        assert list(spanning_tree(complete).edges()) == [(0, rank) for rank in range(1, 400)]
+        assert tracemalloc.get_traced_memory()[1] < 2e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

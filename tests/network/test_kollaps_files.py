@@ -144,6 +144,7 @@ def test_the_smallest_file(tmp_path: Path) -> None:
             {"rest": "<routers/>"},
             "<routers> in <experiment>; accepted: each of bridges, config, dynamic, links, services once",
         ),
+        ({"rest": "<config><path/></config>"}, "<path> in <config>; accepted: nothing"),
         ({"rest": "<links/>"}, "<links> in <experiment>; accepted: each of .* once"),
         (
             {"rest": '<config shortest_path="widest"/>'},
@@ -170,6 +171,8 @@ def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str],
         ("", "no element found: line 1, column .*; accepted: well-formed XML"),
         (b"\xff\xfe\x00", "accepted: well-formed XML"),
         ("<topology/>", "the root is <topology>; accepted: <experiment>"),
+        ('<experiment seed="1"/>', "seed in <experiment>; accepted: boot"),
+        ('<?xml version="1.0" encoding="bogus"?><experiment/>', "accepted: well-formed XML"),
         ("<experiment/>", "no <services> in <experiment>; accepted: one"),
         (
             '<!DOCTYPE x [<!ENTITY a "b">]><experiment boot="&a;"/>',

@@ -150,6 +150,7 @@ def test_measured_latencies() -> None:
         (",a,b\na,0,1\nc,1,0\n", "rows and columns have different names"),
         ("0,\n1,0\n", "row 1, column 2 of the numbers, the first of 1: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
+        ("a,b\n", "no line after the header; accepted: a square matrix"),
         ("", "empty; accepted: a CSV file"),
         ("\xff", "codec can't decode|invalid start byte"),
     ],

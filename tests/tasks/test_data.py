@@ -237,6 +237,19 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     assert "pip install 'gossamer[data]'" in refused(None)
 
 
+def test_without_pillow_the_message_says_what_to_install(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "no package 'pillow'; accepted: after pip install 'gossamer[data]'" in refused(root)
+
+
+def test_an_empty_data_root_is_not_filled_from_what_the_hub_gave(root, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", lambda hub_id, **_: str(root / "hub" / hub_id))
+    hub_dataset(HUB_ID, COLUMNS, ROWS, None)
+    (tmp_path / "empty" / "hub" / HUB_ID).mkdir(parents=True)
+    assert "has no file train*.parquet" in refused(tmp_path / "empty")
+
+
 def test_a_home_without_cache_variables(monkeypatch, tmp_path):
     monkeypatch.delenv("GOSSAMER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -110,6 +110,17 @@ def test_names_of_classes_may_be_an_array():
     made._check()
 
 
+def test_evaluation_sets_are_a_dict_by_name():
+    for tests, message in (
+        ([task().test], r"task.tests: got a list; accepted: a dict, name -> \(inputs, targets\)"),
+        ({"test": task().test, 1: task().test}, "task.tests: got a set named 1; accepted: letters"),
+    ):
+        made = task()
+        object.__setattr__(made, "tests", tests)  # past the type checks of the tests
+        with pytest.raises(BadInput, match=f"^{message}"):
+            made._check()
+
+
 def test_one_evaluation_set_is_the_same_as_a_dict_of_one():
     pair, other = task().test, (torch.ones(3, 2), torch.tensor([0, 1, 2]))
     assert list(task().tests) == ["test"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -70,6 +72,14 @@ def test_a_directed_graph_requires_a_direction() -> None:
             ask(0)
     assert graph.neighbors(0, "out") == (1,)
     assert graph.neighbors(0, "in") == ()
+
+
+def test_an_unknown_direction_is_refused() -> None:
+    ask: Any = getattr(Graph.neighbors, "__wrapped__", Graph.neighbors)  # past the type checks of the tests
+    with pytest.raises(
+        ValueError, match='"sideways" on an undirected graph; accepted: "in" or "out" or "both"'
+    ):
+        ask(Graph(2, [(0, 1)]), 0, "sideways")
 
 
 @pytest.mark.parametrize("rank", [-1, 3])

@@ -58,7 +58,7 @@ class Algorithm(Component):
         return False
 
     def sends_models(self) -> bool:
-        """Whether the models that it sends are sent as :class:`~gossamer.Model`, for a codec to encode; the default."""
+        """Whether it sends its models as :class:`~gossamer.Model`, for a codec to encode. The default is yes."""
         return True
 
     def takes_back(self) -> bool:

@@ -156,8 +156,8 @@ class Fragments:
         pieces = self.parameters.split(self._node.store(self.parameters.dealt(parameters)))
         if not len(buffers):
             return {c: piece for c, piece in enumerate(pieces) if len(piece)}
-        beside = self.buffers.split(self.buffers.dealt(buffers))
-        pairs = enumerate(zip(pieces, beside, strict=True))
+        buffer_pieces = self.buffers.split(self.buffers.dealt(buffers))
+        pairs = enumerate(zip(pieces, buffer_pieces, strict=True))
         return {c: Model(*pair) for c, pair in pairs if len(pair[0]) or len(pair[1])}
 
     async def average(self, received: Sequence[Message]) -> None:

@@ -186,12 +186,18 @@ def _read_parts(path: Path, file: str) -> dict[str, list[dict[str, str]]]:
         root = fromstring(path.read_bytes(), forbid_dtd=True)
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}; accepted: an XML file") from None
-    except ParseError as error:
-        raise BadInput(f"{file}: {error}; accepted: well-formed XML") from None
     except DefusedXmlException:
         raise BadInput(f"{file}: a document type; accepted: XML without one") from None
-    if root.tag != "experiment" or root.attrib.keys() - _EMULATION:
+    except (
+        ParseError,
+        LookupError,
+        ValueError,
+    ) as error:  # (the last two for an encoding that expat can't read)
+        raise BadInput(f"{file}: {error}; accepted: well-formed XML") from None
+    if root.tag != "experiment":
         raise BadInput(f"{file}: the root is <{root.tag}>; accepted: <experiment>")
+    if unknown := root.attrib.keys() - _EMULATION:
+        raise BadInput(f"{file}: {listed(unknown)} in <experiment>; accepted: boot")
     if text := "".join(root.itertext()).strip():
         raise BadInput(f"{file}: {text!r}; accepted: elements and comments, without text")
     parts: dict[str, list[dict[str, str]]] = {}
@@ -200,9 +206,8 @@ def _read_parts(path: Path, file: str) -> dict[str, list[dict[str, str]]]:
             raise BadInput(f"{file}: <{part.tag}> in <experiment>; accepted: each of {listed(_PARTS)} once")
         for child in part:
             if child.tag != _PARTS[part.tag] or len(child):
-                raise BadInput(
-                    f"{file}: <{child.tag}> in <{part.tag}>; accepted: <{_PARTS[part.tag]}>, empty"
-                )
+                accepted = f"<{_PARTS[part.tag]}>, empty" if _PARTS[part.tag] else "nothing"
+                raise BadInput(f"{file}: <{child.tag}> in <{part.tag}>; accepted: {accepted}")
         parts[part.tag] = [part.attrib] if part.tag == "config" else [child.attrib for child in part]
     for tag in ("services", "links"):
         if tag not in parts:

@@ -179,6 +179,8 @@ def _read_square(path: FileSystemPath, field: str) -> tuple[list[str], _Square]:
     header: list[str] = []
     if any(as_number(cell) is None for cell in rows[0][1][1:]):
         header = rows.pop(0)[1]
+    if not rows:
+        raise BadInput(f"{field}: {path}: no line after the header; accepted: a square matrix")
     names: list[str] = []
     if any(as_number(row[0]) is None for _, row in rows):
         names = [row[0] for _, row in rows]

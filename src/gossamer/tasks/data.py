@@ -40,8 +40,10 @@ def image_decoder(height: int, width: int, channels: int) -> Decoder:
     """Decodes a column of encoded images of one size to uint8 pixels; 1 channel is grey, 3 are colour."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
-        from PIL import Image
-
+        try:
+            from PIL import Image
+        except ImportError:
+            raise _no_package("pillow") from None
         if not isinstance(column.dtype, pl.Struct):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
         pixels = np.empty((len(column), height, width, channels), np.uint8)
@@ -103,7 +105,7 @@ def hub_dataset(
     folder = None if data_root is None else _folder(data_root, hub_id)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = repr((VERSION, hub_id, sorted(columns), sorted(rows), stamps)).encode()
+    key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
     name = f"{hub_id.replace('/', '--')}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.safetensors"
     cached = cache_folder() / "datasets" / name
     try:
@@ -136,7 +138,7 @@ def _downloaded(hub_id: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise BadInput("no package 'huggingface_hub'; accepted: after pip install 'gossamer[data]'") from None
+        raise _no_package("huggingface_hub") from None
     try:
         return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # the HTTP client's errors, among others
@@ -172,6 +174,10 @@ def _decode(
     if rows is not None and len(table) != rows:
         raise BadInput(f"{where}: {len(table)} rows; accepted: {rows}")
     return {name: decode(table[name], f"{where}, column {name!r}") for name, decode in columns.items()}
+
+
+def _no_package(name: str) -> BadInput:
+    return BadInput(f"no package {name!r}; accepted: after pip install 'gossamer[data]'")
 
 
 def _first_line(error: Exception) -> str:

@@ -93,7 +93,7 @@ class Task:
         tests: Mapping[str, Pair] | None = None,
     ) -> None:
         sets = tests or {}
-        if test is not None:
+        if test is not None and isinstance(sets, Mapping):
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
         for name, value in {**values, "groups": groups, "classes": classes}.items():
@@ -124,10 +124,11 @@ class Task:
             self.model,
             "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)",
         )
+        _require(isinstance(self.tests, Mapping), "tests", self.tests, "a dict, name -> (inputs, targets)")
         if list(self.tests)[:1] != ["test"]:
             raise BadInput(f"task.tests: got {list(self.tests)}; accepted: sets by name, the first 'test'")
         for name in self.tests:
-            if not re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", name):
+            if not re.fullmatch(f"(?!({_TAKEN})(_|$))[A-Za-z][A-Za-z0-9_]*", str(name)):
                 raise BadInput(
                     f"task.tests: got a set named {name!r}; accepted: letters, digits and underscores, and no first word"
                     f" of another column ({_TAKEN.replace('|', ', ')})"

@@ -29,18 +29,29 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
 
 def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    try:
-        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
-    except ValueError as error:  # of a word that is no number, or of rows of different lengths
-        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
-    if matrix.ndim != 2 or len(set(matrix.shape)) != 1 or not np.isfinite(matrix).all():
-        raise BadInput(f"{where}: shape {matrix.shape}; accepted: a square matrix of finite numbers")
-    return matrix
+    rows: list[list[float]] = []
+    for number, words in read_words(path, where):
+        try:
+            rows.append([float(word) for word in words])
+        except ValueError as error:
+            raise BadInput(f"{where}, line {number}: {error}; accepted: finite numbers") from None
+        if not np.isfinite(rows[-1]).all():
+            raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: finite numbers")
+        if len(words) != len(rows[0]):
+            raise BadInput(
+                f"{where}, line {number}: {len(words)} numbers; accepted: {len(rows[0])}, as before"
+            )
+    if not rows or len(rows) != len(rows[0]):
+        raise BadInput(
+            f"{where}: {len(rows)} rows of {len(rows[0]) if rows else 0} numbers; accepted: a square matrix"
+        )
+    return np.array(rows, dtype=np.float64)
 
 
 @register("topology", "edge-list")
 class EdgeList(Topology):
-    """The edges in a text file, "i j" per line, with ranks from 0; nodes that no line names have no neighbours.
+    """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes that no line names have no
+    neighbours.
 
     Args:
         path: the file.
@@ -53,11 +64,12 @@ class EdgeList(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         edges, where = [], f"topology.path: {self.path}"
         for number, words in read_words(self.path, where):
-            if len(set(words)) != 2 or not all(word.isdecimal() and int(word) < nodes for word in words):
+            ranks = [int(word) for word in words if word.isdecimal() and int(word) < nodes]
+            if len(words) != 2 or len(set(ranks)) != 2:
                 raise BadInput(
                     f"{where}, line {number}: {' '.join(words)!r}; accepted: two different ranks from 0 to {nodes - 1}"
                 )
-            edges.append((int(words[0]), int(words[1])))
+            edges.append((ranks[0], ranks[1]))
         return Graph(nodes, edges, directed=self.directed)
 
 

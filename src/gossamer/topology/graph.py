@@ -80,14 +80,15 @@ class Graph:
         all directions are the same.
 
         Raises:
-            ValueError: for ``"both"`` on a directed graph, or a rank out of range.
+            ValueError: for ``"both"`` on a directed graph, an unknown direction, or a rank out of range.
         """
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":
             return self._incoming[rank]
-        if direction != "out" and self.directed:
-            raise ValueError(f'direction "{direction}" on a directed graph; accepted: "in" or "out"')
+        if direction != "out" and (self.directed or direction != "both"):
+            graph, both = ("a directed", "") if self.directed else ("an undirected", ' or "both"')
+            raise ValueError(f'direction "{direction}" on {graph} graph; accepted: "in" or "out"{both}')
         return self._outgoing[rank]
 
     def degree(self, rank: int, direction: Direction = "both") -> int:

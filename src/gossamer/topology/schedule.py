@@ -80,7 +80,7 @@ class TopologySchedule:
         return self.topology.sampled
 
     def sampler(self, node: Any, host: Any) -> Sampler | None:
-        """The peer sampler of a node, arguments as there; None for a topology with a graph."""
+        """The peer sampler of a node; None for a topology with a graph. Arguments as for :class:`Sampler`."""
         if not isinstance(self.topology, Cyclon):
             return None
         return Sampler(self.topology, self.seed, self.neighbors(node.rank, 0, "out"), node, host)

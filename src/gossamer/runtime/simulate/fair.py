@@ -1,7 +1,7 @@
 """Links that all transfers share at once, max-min fairly.
 
 Every ordered pair of nodes is a connection, on which messages follow one another. (With ``sharing: in-turn`` every node
-is one connection, whoever its messages are for.) A connection with messages is a flow, modelled as a fluid whose last bit
+is one connection for all of its messages.) A connection with messages is a flow, modelled as a fluid whose last bit
 arrives the latency after it left. Shares change when a flow begins, ends or is cancelled, and when the network changes:
 once for everything that happens at an instant.
 """

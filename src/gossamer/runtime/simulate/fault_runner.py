@@ -21,7 +21,7 @@ from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
 """With an endless schedule, the run fails after this many of its events without a completed round and without anything else
-that could wake a node."""
+that could wake a node, or after ten times as many without a completed round."""
 
 
 class FaultRunner:
@@ -58,7 +58,7 @@ class FaultRunner:
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # checkpoints of each node
         self._next: ClockEvent | None = None
-        self._idle = 0  # events of the schedule that count for MOST_IDLE
+        self._idle = self._fruitless = 0  # events of the schedule that count for MOST_IDLE
         self._last_gone = ""
 
     # --- hosts
@@ -97,13 +97,20 @@ class FaultRunner:
         self._schedule_next()
 
     def _check_deadlock(self) -> None:
-        """Fail if nothing is under way that could wake a node, nodes come and go forever, and no round is ever completed."""
+        """Fail if nodes come and go forever, no round is ever completed, and nothing is under way that could wake a node; or,
+        in a run without an end by time, if nodes only restart and ask others for their models forever."""
         if self._clock.now() < self._schedule.settled_s:
             return  # all nodes may wait for one that is yet to come
         self._idle = self._idle + 1 if self._clock.pending <= len(self._detections) else 0
+        self._fruitless += self._experiment.stop.time_s is None
         if self._idle > MOST_IDLE:
             waits = {node.rank: node.waiting() for node in self._nodes}
             raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
+        if self._fruitless > 10 * MOST_IDLE:
+            raise RunFailed(
+                f"no node has completed a round while nodes left or returned {self._fruitless} times; the last one:"
+                f" {self._last_gone}"
+            )
 
     def _carry_out(self, event: FaultEvent) -> None:
         rank = event.node
@@ -137,7 +144,7 @@ class FaultRunner:
 
     def round_ended(self, rank: int) -> None:
         """A node has completed a round; it may crash now."""
-        self._idle = 0
+        self._idle = self._fruitless = 0
         completed = self._nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
             if completed >= crash.round and rank in self.up:
