@@ -93,9 +93,12 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
         (["--set", "algorithm.name=d-pgsd"], "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?)"),
         (
             ["--set", "topology={name: random-regular, degree: 9}"],
-            "topology.degree: 9 with 4 nodes; accepted: ",
+            "topology.degree: 9 for 4 nodes; accepted: ",
         ),
-        (["--set", "task.name=mnist", "--set", "data_root=nowhere"], "nowhere is not a folder"),
+        (
+            ["--set", "task.name=mnist", "--set", "data_root=nowhere"],
+            "is no folder; accepted: a folder with hub/",
+        ),
         (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: a valid integer"),
         (["--set", "stop={}"], "stop.rounds or stop.time_s"),
         (["--set", "rounds"], "--set rounds: accepted: a.b=value"),

@@ -17,7 +17,7 @@ STATE = "local variables of run(), or node.state, which checkpoints keep"
 
 def test_no_field_is_called_name() -> None:
     with pytest.raises(
-        BadInput, match=r"^Mine.name: this is the name of the component; accepted: another field name$"
+        BadInput, match=r"^Mine.name: the name of the component; accepted: another field name$"
     ):
 
         class Mine(Component):

@@ -388,7 +388,9 @@ def test_an_entry_all_of_whose_cells_have_a_problem_is_named_alone(tmp_path: Pat
     cells = {"a": {"optimizer.lr": -1}, "b": {"optimizer.lr": -1}, "c": {}}
     with pytest.raises(BadInput, match=r"^cells a; b: optimizer.lr: got -1"):
         sweep(tmp_path, cells=cells, grid={"batch_size": [4, 8, 16]})
-    with pytest.raises(BadInput, match=r"^cells a, nodes=2; b, nodes=2: evaluation.nodes: 3 of 2 nodes"):
+    with pytest.raises(
+        BadInput, match=r"^cells a, nodes=2; b, nodes=2: evaluation.nodes: got 3; accepted: at most 2"
+    ):
         sweep(tmp_path, cells={"a": {}, "b": {}}, grid={"nodes": [2, 4]}, base={"evaluation": {"nodes": 3}})
 
 

@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_written_is_only_logged(root, tmp_path, monkeypat
     with caplog.at_level(logging.WARNING, logger="gossamer"):
         found = hub_dataset(HUB_ID, COLUMNS, ROWS, root)
     assert len(found["train"]["label"]) == 12
-    assert "set GOSSAMER_CACHE to a folder that can be written" in caplog.text
+    assert "set GOSSAMER_CACHE to a writable folder" in caplog.text
 
 
 def test_nothing_half_written_is_left_in_the_cache(root, cache, monkeypatch):
@@ -143,9 +143,9 @@ def test_a_data_root_without_the_data_set(tmp_path):
     (tmp_path / "root").write_text("")
     for root in (tmp_path / "nowhere", tmp_path / "root"):
         assert refused(root).startswith(
-            f"data_root: {root} is not a folder; accepted: a folder with hub/{HUB_ID}"
+            f"data_root: {root}/hub/{HUB_ID} is no folder; accepted: a folder with hub/{HUB_ID}"
         )
-    assert f"data_root: {tmp_path} has no folder hub/{HUB_ID}" in refused(tmp_path)
+    assert f"data_root: {tmp_path}/hub/{HUB_ID} is no folder" in refused(tmp_path)
     (tmp_path / "hub" / HUB_ID).mkdir(parents=True)
     assert "has no file train*.parquet" in refused(tmp_path)
 

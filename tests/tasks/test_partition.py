@@ -171,7 +171,7 @@ def test_natural_deals_whole_owners_evenly():
 @given(
     weights=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     scale=st.floats(0.5, 1.0),
-    samples=st.integers(100, 400),
+    samples=st.integers(200, 400),  # each node gets one at least
 )
 def test_sizes_are_the_fractions_to_within_one_and_the_rest_is_counted(weights, scale, samples):
     fractions = tuple(scale * w / sum(weights) for w in weights)
@@ -199,9 +199,9 @@ def test_what_is_left_out_is_logged(caplog):
             IID(),
             regression(),
             11,
-            "nodes: 11 for 10 training samples; accepted: 1 to 10",
+            "nodes: 11 for 10 samples; accepted: 1 to 10",
         ),
-        (IID(), regression(), 0, "nodes: 0 for 10 training samples; accepted: 1 to 10"),
+        (IID(), regression(), 0, "nodes: 0 for 10 samples; accepted: 1 to 10"),
         (Shards(), regression(), 2, "partition 'shards': the task's targets are not class numbers"),
         (Dirichlet(alpha=1), regression(), 2, "partition 'dirichlet': the task's targets are not class"),
         (
@@ -221,7 +221,7 @@ def test_what_is_left_out_is_logged(caplog):
             Natural(),
             classification([0] * 4, [1, 1, 2, 2]),
             3,
-            "nodes: 3 with partition 'natural' and 2 owner ids; accepted: at most 2",
+            "nodes: 3 for 2 owners, with partition natural; accepted: at most 2",
         ),
         (Sizes(fractions=(0.5, 0.5)), regression(), 3, "partition.fractions: 2 for 3 nodes"),
         (Sizes(fractions=(0.99, 0.01)), regression(), 2, "partition 'sizes': node 1 gets no sample"),

@@ -41,9 +41,9 @@ def test_a_users_function_is_called_with_its_parameters(users_module):
 
 
 def test_what_is_not_a_task_is_refused(users_module):
-    with pytest.raises(BadInput, match=r"'users_own_task:number' returned int; accepted: gossamer.Task"):
+    with pytest.raises(BadInput, match=r"'users_own_task:number' gave int; accepted: gossamer.Task"):
         load_task(build("task", f"{users_module}:number"), None, 1)
-    with pytest.raises(BadInput, match=r"'users_own_task:Other' is no source of tasks"):
+    with pytest.raises(BadInput, match=r"'users_own_task:Other' is no task"):
         load_task(build("task", f"{users_module}:Other"), None, 1)
 
 

@@ -280,17 +280,17 @@ def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"shuffle": 9}, "topology.shuffle: 9 of a view of 8; accepted: 1 to 8"),
-        ({"degree": 9}, "topology.degree: 9 of a view of 8; accepted: 1 to 8"),
+        ({"shuffle": 9}, "topology.shuffle: 9 for view 8; accepted: 1 to 8"),
+        ({"degree": 9}, "topology.degree: 9 for view 8; accepted: 1 to 8"),
         ({"every_s": 1.0, "every_rounds": 2}, "topology.every_s: 1.0 with topology.every_rounds: 2"),
         ({"weights": "uniform"}, "topology.weights: uniform for cyclon"),
         (
             {"bootstrap": "cyclon"},
-            "topology.bootstrap: cyclon; accepted: a topology whose graph does not change",
+            "topology.bootstrap: cyclon; accepted: a topology that does not change",
         ),
         (
             {"bootstrap": {"name": "random-regular", "degree": 3, "every_rounds": 1}},
-            "topology.bootstrap: random-regular; accepted: a topology whose graph does not change",
+            "topology.bootstrap: random-regular; accepted: a topology that does not change",
         ),
         ({"bootstrap": "rings"}, "topology.bootstrap: unknown name 'rings'"),
         ({"view": 10, "shuffle": 2}, "topology.view: 10 for 10 nodes; accepted: 1 to 9"),

@@ -137,17 +137,17 @@ def test_random_regular_may_be_disconnected() -> None:
     ],
 )
 def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str) -> None:
-    message = f"topology.degree: {degree} with {nodes} nodes; accepted: {accepted}"
+    message = f"topology.degree: {degree} for {nodes} nodes; accepted: {accepted}"
     with pytest.raises(BadInput) as raised:
         draw(RandomRegular(degree=degree), nodes)
     assert str(raised.value) == message
-    with pytest.raises(BadInput, match=f"topology.degree: {degree} with {nodes} nodes"):
+    with pytest.raises(BadInput, match=f"topology.degree: {degree} for {nodes} nodes"):
         random_regular(nodes, degree, generator(0, "test"))
 
 
 @pytest.mark.parametrize("degree", [3, 8, -2])
 def test_small_world_degree(degree: int) -> None:
-    with pytest.raises(BadInput, match=f"topology.degree: {degree} with 8 nodes; accepted: an even"):
+    with pytest.raises(BadInput, match=f"topology.degree: {degree} for 8 nodes; accepted: an even"):
         draw(SmallWorld(degree=degree, p=0.1), 8)
 
 

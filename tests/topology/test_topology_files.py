@@ -80,7 +80,7 @@ def test_an_adjacency_matrix(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0 1\n1 0\n", "2 rows for 3 nodes; accepted: 3 rows and columns"),
+        ("0 1\n1 0\n", "2 rows for 3 nodes; accepted: 3 rows"),
         ("0 1 0\n1 0 2\n0 1 0\n", "2 in row 1, column 2; accepted: 0 or 1, and 0 on the diagonal"),
         ("0 1 0\n1 1 1\n0 1 0\n", "1 in row 1, column 1; accepted: 0 or 1, and 0 on the diagonal"),
         ("0 1 0\n1 0\n", "accepted: a square matrix of finite numbers"),

@@ -186,7 +186,7 @@ def test_a_directed_graph_has_to_be_strongly_connected(tmp_path: Path) -> None:
 
 def test_wrong_degrees_are_found_by_check() -> None:
     with pytest.raises(
-        BadInput, match=r"topology\.degree: 3 with 5 nodes; accepted: an even number from 0 to 4"
+        BadInput, match=r"topology\.degree: 3 for 5 nodes; accepted: an even number from 0 to 4"
     ):
         schedule({"name": "random-regular", "degree": 3}, 5).check()
 
@@ -243,7 +243,7 @@ def test_errors_in_a_layer_name_the_layer() -> None:
     wrong = {"name": "layers", "layers": {"near": "ring", "far": {"name": "random-regular", "degree": 9}}}
     with pytest.raises(BadInput) as raised:
         schedule(wrong, 6).check()
-    assert str(raised.value) == "topology.layers.far.degree: 9 with 6 nodes; accepted: a number from 0 to 5"
+    assert str(raised.value) == "topology.layers.far.degree: 9 for 6 nodes; accepted: a number from 0 to 5"
     loose = {"name": "layers", "layers": {"near": "ring", "far": {"name": "erdos-renyi", "p": 0.0}}}
     with pytest.raises(
         BadInput, match=r"^topology.layers.far: 6 .* or topology.layers.far.allow_disconnected: true"
@@ -273,7 +273,7 @@ def test_a_topology_that_takes_turns_is_connected_over_its_cycle() -> None:
 
 def test_a_function_gives_a_topology() -> None:
     assert schedule({"name": f"{__name__}:make_ring", "extra": 2}, 4).neighbors(0, 0) == (2,)
-    with pytest.raises(BadInput, match=r"topology: .*:not_a_topology gives a int; accepted: a Topology"):
+    with pytest.raises(BadInput, match=r"topology: .*:not_a_topology gives int; accepted: Topology"):
         schedule(f"{__name__}:not_a_topology", 4)
 
 

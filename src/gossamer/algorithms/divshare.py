@@ -12,6 +12,15 @@ each node i
 
 These rules and their order were read from the authors' code; the text of the paper was not at hand. (Its Algorithm 1 is said
 to begin a round with the averaging, which is the same cycle.)
+
+The baselines are those of the authors' code, which differ from the protocols that they are named after (``ad-psgd`` and
+``swift``). In both, a node that has done its steps averages with the newest model of every node that it has heard from since
+the last averaging,
+
+    x_i <- (x_i + sum_{j in heard} x_j) / (1 + |heard|)
+
+and it never drops queued messages, so a slow node sends ever older models. ``divshare`` with ``fraction: 1`` and with
+``queue: keep`` separates the two differences.
 """
 
 from __future__ import annotations
@@ -76,7 +85,7 @@ class DivShare(Algorithm):
             )
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(
-                f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or with queue "keep"'
+                f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or queue "keep"'
             )
         if topology.sampled and self.recipients_from == "all":
             raise BadInput(
@@ -215,3 +224,96 @@ def deal(seed: int, sizes: tuple[int, ...], count: int) -> Deal:
     # (Ascending within a fragment, as memory is read.)
     order = torch.from_numpy(np.concatenate([np.sort(np.concatenate(parts)) for parts in fragments]))
     return Deal(order, torch.argsort(order), tuple(sum(map(len, parts)) for parts in fragments))
+
+
+@register("algorithm", "swift-artifact")
+class SwiftArtifact(Algorithm):
+    """SWIFT as in DivShare's published code: whole models to J others, drawn in every round. It uses no graph and no weights
+    and keeps no models; it is DivShare with one fragment and a kept queue.
+
+    Args:
+        recipients: J; null is ceil(log2 n).
+        local_steps: mini-batch steps a round.
+        backlog: as in ``divshare``.
+    """
+
+    gathers: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = True
+
+    recipients: int | None = Field(default=None, ge=1)
+    local_steps: int = Field(default=1, ge=1)
+    backlog: int | None = Field(default=None, ge=1)
+
+    def _divshare(self) -> DivShare:
+        return DivShare(fraction=1.0, queue="keep", **dict(self))
+
+    def check(self, setting: Setting) -> None:
+        self._divshare().check(setting)
+
+    def reaches_all(self) -> bool:
+        return True
+
+    async def run(self, node: Node) -> None:
+        await self._divshare().run(node)
+
+
+@register("algorithm", "ad-psgd-artifact")
+class ADPSGDArtifact(Algorithm):
+    """AD-PSGD as in DivShare's published code: a node sends its model to a few others, which answer with theirs.
+
+    It does not average in pairs, has no active and passive nodes, draws the others with replacement, and sends the model as
+    it was after the last steps, before averaging. One defect of that code is not repeated: all messages of a round share one
+    dictionary, in which the marks of questions and answers overwrite each other.
+
+    Args:
+        degree: messages that a node sends in a round on average: half of it, rounded down, are questions, and as many are
+            answers.
+        local_steps: mini-batch steps a round.
+        backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
+            limit. Answers are not limited.
+
+    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average.
+    """
+
+    gathers: ClassVar[bool] = False
+    mixes_models: ClassVar[bool] = True
+
+    degree: int = Field(default=6, ge=2)
+    local_steps: int = Field(default=1, ge=1)
+    backlog: int | None = Field(default=None, ge=1)
+
+    def check(self, setting: Setting) -> None:
+        if setting.nodes < 2:
+            raise BadInput(f"nodes: {setting.nodes} for ad-psgd-artifact; accepted: at least 2")
+
+    def reaches_all(self) -> bool:
+        return True
+
+    async def run(self, node: Node) -> None:
+        state, peers, asked = node.state, node.peers(), self.degree // 2
+        state["latest"] = node.model
+        node.spawn(self._listen(node))
+        leaving: deque[list[Sending]] = deque()
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            state["latest"] = node.model
+            drawn = node.rng("peers", r).integers(len(peers), size=asked)
+            questions = [
+                node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
+            ]
+            heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
+            node.record(received_share=len(heard) / (2 * asked))
+            await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
+            del heard
+            if self.backlog is not None:
+                leaving.append(questions)
+                if len(leaving) > self.backlog:
+                    for question in leaving.popleft():
+                        await question
+
+    async def _listen(self, node: Node) -> None:
+        """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""
+        while True:
+            message = await node.receive("model", keep_as="heard")
+            if message.tag[1] == "question":
+                node.send(message.source, node.state["latest"], tag=("model", "answer"))

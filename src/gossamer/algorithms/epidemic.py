@@ -71,7 +71,7 @@ class EpidemicOracle(Epidemic):
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
             raise BadInput(
-                f"algorithm.degree: {self.degree} for {setting.nodes} nodes; accepted: an even degree"
+                f"algorithm.degree: {self.degree} for {setting.nodes} nodes; accepted: an even one"
             )
         super().check(setting)
 

@@ -62,7 +62,7 @@ class Swift(Algorithm):
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
             raise BadInput(
-                'topology: one that changes, for swift with algorithm.memory "stored"; accepted: one that stays, or "fresh"'
+                'topology: one that changes, for algorithm.memory "stored"; accepted: a static one, or "fresh"'
             )
         if graph.directed and self.weights == "ccs":
             raise BadInput(

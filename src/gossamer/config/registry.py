@@ -59,9 +59,7 @@ class Component(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         if "name" in cls.model_fields:
-            raise BadInput(
-                f"{cls.__name__}.name: this is the name of the component; accepted: another field name"
-            )
+            raise BadInput(f"{cls.__name__}.name: the name of the component; accepted: another field name")
 
     if not TYPE_CHECKING:  # type checkers know from pydantic that the object is frozen
 
@@ -195,8 +193,11 @@ def _import(field: str, path: str) -> type[Component]:
         raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
     found = getattr(module, attribute, None)
     if found is None:
+        package = module_name.partition(".")[0]  # (of what is imported from elsewhere nothing is suggested)
         own = [
-            name for name, value in vars(module).items() if getattr(value, "__module__", None) == module_name
+            key
+            for key, each in vars(module).items()
+            if (getattr(each, "__module__", "") or "").startswith(package)
         ]
         raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, own)}")
     return _as_component(found, path, path)

@@ -543,10 +543,10 @@ class Node:
             # NumPy's and torch's scalars are recorded as Python numbers.
             self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
-    def rounds(self) -> _Rounds:
+    def rounds(self) -> AsyncRounds:
         """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are
         recorded between."""
-        return _Rounds(self)
+        return AsyncRounds(self)
 
     async def end_round(self, r: int) -> None:
         """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
@@ -594,7 +594,7 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Rounds:
+class AsyncRounds:  # its name says, in the error of a plain for, what it is
     """The iterator behind ``Node.rounds``; an object rather than an async generator, which a break would
     leave to be finalised."""
 
@@ -602,7 +602,7 @@ class _Rounds:
         self._node = node
         self._current: int | None = None
 
-    def __aiter__(self) -> _Rounds:
+    def __aiter__(self) -> AsyncRounds:
         return self
 
     async def __anext__(self) -> int:

@@ -209,12 +209,12 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     waits = algorithm.gathers and experiment.gather.timeout_s is None
     if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
         return
-    field = "network" if experiment.network.loses(nodes, seed) else "faults"
+    field, lose = ("network", "loses") if experiment.network.loses(nodes, seed) else ("faults", "lose")
     if not algorithm.tolerates_loss:
         raise BadInput(
             f"{field}: messages are lost, for {algorithm.name_of()}; accepted: {field} without loss"
         )
-    raise BadInput(f"gather.timeout_s: null, with {field} that lose messages; accepted: seconds")
+    raise BadInput(f"gather.timeout_s: null, and {field} {lose} messages; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:

@@ -283,9 +283,10 @@ class _Campaign:
     def _ask_for_the_end(self) -> None:
         """Take back what has not begun, and ask for the end of the rest, as far as the executor can."""
         self._stop_file.touch()
-        for future in self._pending:
+        for future in list(self._pending):
             with suppress(NotImplementedError):  # Parsl's; what it has not begun will find the file
-                future.cancel()
+                if future.cancel():
+                    del self._pending[future]
 
     def _collect(self, future: Future[Any], planned: Planned) -> None:
         if future.cancelled():

@@ -69,14 +69,11 @@ def label_decoder(classes: int) -> Decoder:
 
     def decode(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
         if column.null_count() or not column.dtype.is_integer():
-            raise BadInput(
-                f"{where}: {column.dtype} with {column.null_count()} nulls; accepted: class numbers"
-            )
+            raise BadInput(f"{where}: {column.dtype}, {column.null_count()} nulls; accepted: class numbers")
         labels = column.cast(pl.Int64).to_numpy()
-        if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-            raise BadInput(
-                f"{where}: labels from {labels.min()} to {labels.max()}; accepted: 0 to {classes - 1}"
-            )
+        low, high = min(labels, default=0), max(labels, default=0)
+        if low < 0 or high >= classes:
+            raise BadInput(f"{where}: labels from {low} to {high}; accepted: 0 to {classes - 1}")
         return labels
 
     return decode
@@ -129,13 +126,8 @@ def hub_dataset(
 def _folder(data_root: Path, hub_id: str) -> Path:
     folder = data_root / "hub" / hub_id
     if not folder.is_dir():
-        found = (
-            f"{data_root} has no folder hub/{hub_id}"
-            if data_root.is_dir()
-            else f"{data_root} is not a folder"
-        )
         raise BadInput(
-            f"data_root: {found}; accepted: a folder with hub/{hub_id}/..., or null to read from the Hugging Face hub"
+            f"data_root: {folder} is no folder; accepted: a folder with hub/{hub_id}/..., or null for the hub"
         )
     return folder.resolve()
 
@@ -144,9 +136,7 @@ def _downloaded(hub_id: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise BadInput(
-            "this task needs the package 'huggingface_hub'; accepted: after pip install 'gossamer[data]'"
-        ) from None
+        raise BadInput("no package 'huggingface_hub'; accepted: after pip install 'gossamer[data]'") from None
     try:
         return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # the HTTP client's errors, among others
@@ -162,16 +152,16 @@ def _decode(
     files = sorted(folder.rglob(f"{split}*.parquet"))
     if not files:
         raise BadInput(
-            f"data_root: {folder} has no file {split}*.parquet; accepted: the data set's Parquet files"
+            f"data_root: {folder} has no file {split}*.parquet; accepted: all files of the data set"
         )
     frames = []
     for path in files:
         try:
             frames.append(pl.read_parquet(path, columns=list(columns)))
         except pl.exceptions.ColumnNotFoundError:
+            found = listed(pl.read_parquet_schema(path))
             raise BadInput(
-                f"data_root: {path} has the columns {listed(pl.read_parquet_schema(path))};"
-                f" accepted: {listed(columns)}"
+                f"data_root: {path} has the columns {found}; accepted: {listed(columns)}"
             ) from None
         except (pl.exceptions.PolarsError, OSError) as error:
             raise BadInput(
@@ -204,9 +194,7 @@ def _store(path: Path, arrays: dict[str, Shaped[np.ndarray, "..."]]) -> None:
         save_file(arrays, part)
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        log.warning(
-            "decoded data can't be cached (%s); set GOSSAMER_CACHE to a folder that can be written", error
-        )
+        log.warning("decoded data can't be cached (%s); set GOSSAMER_CACHE to a writable folder", error)
 
 
 def split_by_owner(

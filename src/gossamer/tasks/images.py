@@ -94,7 +94,7 @@ class ImageClassification(TaskSource):
         if self.samples is not None:
             if self.samples > len(labels):
                 raise BadInput(
-                    f"task.samples: {self.samples}; accepted: at most {len(labels)} (all training samples), or null"
+                    f"task.samples: {self.samples}; accepted: at most {len(labels)}, or null for all"
                 )
             # Sorted, so that only the choice of samples depends on the seed, not their order.
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])

@@ -148,7 +148,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
             path,
             separator=release.delimiter,
             has_header=release.header,
-            infer_schema=False,
+            infer_schema_length=0,  # all columns as text
             quote_char=None,
             truncate_ragged_lines=True,
         )

@@ -46,9 +46,7 @@ class Partition(Component):
             BadInput: for a split that is impossible with this task and this many nodes.
         """
         if not 1 <= nodes <= task.samples:
-            raise BadInput(
-                f"nodes: {nodes} for {task.samples} training samples; accepted: 1 to {task.samples}"
-            )
+            raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
         used, sizes = np.concatenate(parts), [len(part) for part in parts]
         if len(parts) != nodes:
@@ -185,7 +183,7 @@ class Natural(Partition):
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
             raise BadInput(
-                f"nodes: {nodes} with partition 'natural' and {len(owners)} owner ids; accepted: at most {len(owners)}"
+                f"nodes: {nodes} for {len(owners)} owners, with partition natural; accepted: at most {len(owners)}"
             )
         order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
         node_of = np.empty(len(owners), np.int64)
@@ -215,10 +213,8 @@ class Sizes(Partition):
         return fractions
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        if len(self.fractions) != nodes:
-            raise BadInput(
-                f"partition.fractions: {len(self.fractions)} for {nodes} nodes; accepted: one a node"
-            )
+        if (count := len(self.fractions)) != nodes:
+            raise BadInput(f"partition.fractions: {count} for {nodes} nodes; accepted: one a node")
         # Rounded after they are cumulated, so that three thirds leave no sample out.
         ends = np.rint(np.cumsum(self.fractions) * task.samples).astype(np.int64).clip(max=task.samples)
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])

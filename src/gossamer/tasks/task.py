@@ -163,9 +163,9 @@ class Task:
             "two tensors of samples, (inputs, targets)",
         )
         inputs, targets = pair
-        if not len(inputs) == len(targets) > 0:
+        if not (count := len(inputs)) == len(targets) > 0:
             raise BadInput(
-                f"task.{name}: got {len(inputs)} inputs and {len(targets)} targets; accepted: as many, and at least one"
+                f"task.{name}: {count} inputs, {len(targets)} targets; accepted: as many, at least one"
             )
         if self.classes is None:
             return
@@ -184,9 +184,7 @@ def _check_measure(field: str, given: object) -> None:
     _require(callable(given) and not isinstance(given, type), field, given, accepted)
     assert callable(given)
     if (refused := not_called_with(given, "outputs", "targets")) is not None:
-        raise BadInput(
-            f"task.{field}: can't be called with outputs and targets ({refused}); accepted: {accepted}"
-        )
+        raise BadInput(f"task.{field}: can't be called so ({refused}); accepted: {accepted}")
 
 
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
@@ -244,9 +242,7 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
         BadInput: for anything but a :class:`Task`, or data that can't be used.
     """
     if not isinstance(component, TaskSource | FunctionComponent):
-        raise BadInput(
-            f"task: {component.name_of()!r} is no source of tasks; accepted: a TaskSource or a function"
-        )
+        raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
     try:
         task = component.load(data_root, seed) if isinstance(component, TaskSource) else component.call()
     except BadInput:
@@ -254,7 +250,5 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     except Exception as error:
         raise BadInput(f"task: {component.name_of()!r} raised {cause(error)}") from error
     if not isinstance(task, Task):
-        raise BadInput(
-            f"task: {component.name_of()!r} returned {type(task).__name__}; accepted: gossamer.Task"
-        )
+        raise BadInput(f"task: {component.name_of()!r} gave {type(task).__name__}; accepted: gossamer.Task")
     return task

@@ -89,17 +89,13 @@ class Cyclon(Topology):
     def _fits(self) -> Cyclon:
         for field, count in (("shuffle", self.shuffle), ("degree", self.degree or 0)):
             if count > self.view:
-                raise BadInput(
-                    f"topology.{field}: {count} of a view of {self.view}; accepted: 1 to {self.view}"
-                )
+                raise BadInput(f"topology.{field}: {count} for view {self.view}; accepted: 1 to {self.view}")
         if self.weights is not None:
-            raise BadInput(
-                f"topology.weights: {self.weights.name_of()} for cyclon, which has no graph; accepted: null"
-            )
+            raise BadInput(f"topology.weights: {self.weights.name_of()} for cyclon; accepted: null")
         known = self.bootstrap
         if known.sampled or known.every_rounds is not None:
             raise BadInput(
-                f"topology.bootstrap: {known.name_of()}; accepted: a topology whose graph does not change"
+                f"topology.bootstrap: {known.name_of()}; accepted: a topology that does not change"
             )
         return self
 

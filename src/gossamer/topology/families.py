@@ -143,9 +143,7 @@ def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
 def _regular(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
     if not 0 <= degree < nodes or nodes * degree % 2:
         even = "an even number" if nodes % 2 else "a number"
-        raise BadInput(
-            f"topology.degree: {degree} with {nodes} nodes; accepted: {even} from 0 to {nodes - 1}"
-        )
+        raise BadInput(f"topology.degree: {degree} for {nodes} nodes; accepted: {even} from 0 to {nodes - 1}")
     # Near the complete graph the generator fails again and again (a minute for 90 of 99 neighbours), so there the edges to
     # leave out are drawn.
     dense = degree > nodes // 2
@@ -187,8 +185,7 @@ class SmallWorld(RandomTopology):
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if not 0 <= self.degree < nodes or self.degree % 2:
-            raise BadInput(
-                f"topology.degree: {self.degree} with {nodes} nodes; accepted: an even number from 0 to {nodes - 1}"
-            )
+            even = f"an even number from 0 to {nodes - 1}"
+            raise BadInput(f"topology.degree: {self.degree} for {nodes} nodes; accepted: {even}")
         graph: NetworkX = nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))
         return graph

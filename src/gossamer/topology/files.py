@@ -34,9 +34,7 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     except ValueError as error:  # of a word that is no number, or of rows of different lengths
         raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
     if matrix.ndim != 2 or len(set(matrix.shape)) != 1 or not np.isfinite(matrix).all():
-        raise BadInput(
-            f"{where}: a matrix of shape {matrix.shape}; accepted: a square matrix of finite numbers"
-        )
+        raise BadInput(f"{where}: shape {matrix.shape}; accepted: a square matrix of finite numbers")
     return matrix
 
 
@@ -79,9 +77,7 @@ class Adjacency(Topology):
         where = f"topology.path: {self.path}"
         matrix = read_matrix(self.path, where)
         if len(matrix) != nodes:
-            raise BadInput(
-                f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows and columns"
-            )
+            raise BadInput(f"{where}: {len(matrix)} rows for {nodes} nodes; accepted: {nodes} rows")
         wrong = np.argwhere(((matrix != 0) & (matrix != 1)) | (np.eye(nodes) * matrix != 0))
         if len(wrong):
             i, j = wrong[0].tolist()
@@ -115,7 +111,7 @@ class Given(Weights):
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         W, nodes, where = self._matrix, graph.nodes, f"topology.weights.path: {self.path}"
         if len(W) != nodes:
-            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows and columns")
+            raise BadInput(f"{where}: {len(W)} rows for {nodes} nodes; accepted: {nodes} rows")
         for rank, row in enumerate(W):
             if not abs(row.sum() - 1) <= 1e-6:
                 raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")

@@ -87,7 +87,7 @@ class Graph:
         if direction == "in":
             return self._incoming[rank]
         if direction != "out" and self.directed:
-            raise ValueError(f'direction {direction!r} on a directed graph; accepted: "in" or "out"')
+            raise ValueError(f'direction "{direction}" on a directed graph; accepted: "in" or "out"')
         return self._outgoing[rank]
 
     def degree(self, rank: int, direction: Direction = "both") -> int:

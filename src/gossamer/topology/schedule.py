@@ -63,7 +63,7 @@ class TopologySchedule:
         found = topology.call() if isinstance(topology, FunctionComponent) else topology
         if not isinstance(found, Topology):
             raise BadInput(
-                f"{purpose}: {topology.name_of()} gives a {type(found).__name__}; accepted: a Topology"
+                f"{purpose}: {topology.name_of()} gives {type(found).__name__}; accepted: Topology"
             )
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose

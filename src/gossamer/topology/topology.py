@@ -133,9 +133,7 @@ class Layers(Topology):
         }
         for name, layer in built.items():
             if isinstance(layer, Topology) and layer.sampled:
-                raise BadInput(
-                    f"topology.layers.{name}: {layer.name_of()}; accepted: a topology with a graph"
-                )
+                raise BadInput(f"topology.layers.{name}: {layer.name_of()}; accepted: one with a graph")
         return built
 
     @field_serializer("layers")

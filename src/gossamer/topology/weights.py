@@ -14,6 +14,8 @@ from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph
 
+DIRECTED = "on a directed graph; accepted: uniform, data-size, given or null"
+
 
 class Weights(Component):
     """A rule that gives a graph its mixing matrix."""
@@ -41,9 +43,7 @@ class MetropolisHastings(Weights):
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
-            raise BadInput(
-                "topology.weights: metropolis-hastings on a directed graph; accepted: uniform, data-size, given or null"
-            )
+            raise BadInput(f"topology.weights: metropolis-hastings {DIRECTED}")
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
         own = graph.degree(rank)
@@ -112,9 +112,7 @@ class CCS(Weights):
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
-            raise BadInput(
-                "topology.weights: ccs on a directed graph; accepted: uniform, data-size, given or null"
-            )
+            raise BadInput(f"topology.weights: ccs {DIRECTED}")
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
         return dict(_ccs(graph)[rank])

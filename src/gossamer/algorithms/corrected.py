@@ -1,0 +1,232 @@
+"""Corrected algorithms for data that differ between nodes: D2, gradient tracking, quasi-global momentum.
+
+D2: decentralized training over decentralized data.
+
+Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018, Algorithm 1. With the mixing matrix W,
+symmetric and doubly stochastic, and the step size eta,
+
+    x^1     = W (x^0 - eta g^0)
+    x^{t+1} = W (2 x^t - x^{t-1} - eta g^t + eta g^{t-1})
+
+which equals carrying a correction c, zero at first, from round to round:
+
+    u_i = -eta g_i(x_i),   x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
+
+The second form, with any optimizer's step instead of u, was checked against epfml/relaysgd (``algorithms.d2``). When the
+learning rate changes, c is scaled with it, as in "D2+" of Lin et al. (2021; epfml/quasi-global-momentum). The condition on W
+is as the paper is commonly cited.
+
+Gradient tracking: each node descends along an estimate of the average gradient.
+
+The estimate y follows the gradients, and mixing makes it their average:
+
+    y_i^{t+1} = sum_j W_ij y_j^t + g_i^{t+1} - g_i^t,   y_i^0 = g_i^0
+
+- dsgt: x_i^{t+1} = sum_j W_ij (x_j^t - eta y_j^t). Pu and Nedic, "Distributed Stochastic Gradient Tracking Methods",
+  Mathematical Programming 2021; Algorithm GT-DSGD of others.
+- diging: x_i^{t+1} = sum_j W_ij x_j^t - eta y_i^t. Nedic, Olshevsky and Shi, "Achieving Geometric Convergence for
+  Distributed Optimization over Time-Varying Graphs", SIAM Journal on Optimization 2017, there DIGing.
+
+With the local step u_i = -eta g_i and a correction c_i = -eta (y_i - g_i), zero at first, this is
+
+    -eta y_i = u_i + c_i,   c_i <- sum_j W_ij (u_j + c_j) - u_i
+
+with any optimizer's step in the place of u. dsgt was checked against epfml/relaysgd (``algorithms.gradient_tracking``),
+diging against epfml/quasi-global-momentum (``decentralized_sgd_with_gradient_tracking.py``), not against the papers. Where
+the learning rate changes, c is scaled with it.
+
+Quasi-global momentum: the momentum follows the mixed models, not the node's own gradients.
+
+Lin et al., "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data", ICML 2021, Algorithm 1
+(QG-DSGDm). With the mixing matrix W and the step size eta,
+
+    m_i      = beta mhat_i + g_i(x_i)
+    x'_i     = sum_j W_ij (x_j - eta m_j)               Nesterov (QG-DSGDm-N): g_j + beta m_j in the place of m_j
+    mhat_i  <- mu mhat_i + (1 - mu) (x_i - x'_i) / eta   mhat_i = 0 at first
+
+Checked against the authors' code (epfml/quasi-global-momentum, ``decentralized_qg_sgd.py``, with a slow buffer of one
+local step, whose ``factor`` is 1 - mu), not against the paper's text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.registry import register
+from gossamer.errors import BadInput
+from gossamer.learning.optimizer import SGD
+from gossamer.node import Node, Setting
+from gossamer.topology import TopologySchedule
+
+LOWEST = -1 / 3
+"""D2 converges if every eigenvalue of W is above this."""
+
+
+@register("algorithm", "d2")
+class D2(Algorithm):
+    """D2 (Tang et al., 2018): the optimum of the average loss, however the data differ from node to node; weights come
+    from ``topology.weights``.
+
+    A round is one local step. A neighbour that is missing from a round counts as the node itself, as for d-psgd.
+
+    A static topology has to have a symmetric W with eigenvalues above -1/3; one that changes is not checked, because the
+    analysis does not cover it.
+
+    Args:
+        exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019).
+    """
+
+    exact_diffusion: bool = False
+
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
+        if not topology.static:
+            return
+        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # they bring scipy
+
+        W = sparse_matrix(topology, 0)
+        if abs(W - W.T).max() > 1e-6:
+            raise BadInput(
+                "topology.weights: not symmetric, for d2; accepted: metropolis-hastings, for example"
+            )
+        lowest = smallest_eigenvalue(W)
+        if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
+            raise BadInput(
+                f"topology: the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2; accepted: above -1/3, or"
+                " algorithm.exact_diffusion: true"
+            )
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            before = node.parameters
+            await node.train()
+            step = node.parameters - before
+            node.parameters = node.parameters + correction(node)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+            await node.mix(inbox, {j: self._damped(w) for j, w in node.mixing_weights(r).items()})
+            del inbox  # frees this round's vectors before the next round's are computed
+            node.state["correction"] = node.parameters - before - step
+            node.state["lr"] = node.lr
+
+    def _damped(self, weight: float) -> float:
+        """A weight of W, or of (W + I) / 2 with ``exact_diffusion``."""
+        return weight / 2 if self.exact_diffusion else weight
+
+
+def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
+    """Refuse a static topology whose mixing moves the nodes' average; one that changes is not checked."""
+    if not topology.static:
+        return
+    from gossamer.topology.measures import sparse_matrix
+
+    off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
+    if off.max() > 1e-6:
+        raise BadInput(
+            f"topology.weights: not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm};"
+            " accepted: metropolis-hastings, for example"
+        )
+
+
+def correction(node: Node) -> Float[Tensor, " params"]:
+    """The correction that the last round left, scaled to this round's learning rate; zero in the first round."""
+    if "correction" not in node.state:
+        return torch.zeros_like(node.parameters)
+    last = node.state["lr"]
+    scaled: Tensor = node.state["correction"] * (node.lr / last if last else 0.0)
+    return scaled
+
+
+@register("algorithm", "gradient-tracking")
+class GradientTracking(Algorithm):
+    """Gradient tracking: the optimum of the average loss, however the data differ from node to node, for twice the traffic of
+    d-psgd; weights come from ``topology.weights``, whose W has to be doubly stochastic (checked where it is static).
+
+    A round is one local step and two messages to each neighbour, the model and the direction u + c. A message that is
+    missing from a round counts as the node's own, as for d-psgd.
+
+    Args:
+        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from.
+    """
+
+    variant: Literal["dsgt", "diging"] = "dsgt"
+
+    def check(self, setting: Setting) -> None:
+        check_doubly_stochastic(setting.topology, self.name_of())
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            before = node.parameters
+            await node.train()
+            step = node.parameters - before
+            direction = step + correction(node)
+            node.parameters = before + direction if self.variant == "dsgt" else before
+            to, peers = await node.neighbors(r, "out"), await node.neighbors(r, "in")
+            weights = node.mixing_weights(r)
+            node.broadcast(to, node.model, tag=("model", r))
+            node.broadcast(to, direction, tag=("direction", r))
+            await node.mix(await node.gather(peers, tag=("model", r)), weights)
+            if self.variant == "diging":
+                node.parameters = node.parameters + direction
+            directions = await node.gather(peers, tag=("direction", r))
+            node.state["correction"] = await node.combine(direction, directions, weights) - step
+            node.state["lr"] = node.lr
+            del directions  # frees this round's vectors before the next round's are computed
+
+
+@register("algorithm", "qg-momentum")
+class QuasiGlobalMomentum(Algorithm):
+    """Quasi-global momentum (Lin et al., 2021); weights come from ``topology.weights``.
+
+    A round is one local step, and its messages are those of d-psgd. A neighbour that is missing from a round counts as the
+    node itself. Weight decay, clipping and schedule are the optimizer's, which has to be SGD without momentum. W of a static
+    topology has to be doubly stochastic.
+
+    Args:
+        beta: factor of the momentum in a step.
+        mu: share of the old momentum that remains when a round's movement is added.
+        nesterov: look ahead along the momentum.
+    """
+
+    mixes_models: ClassVar[bool] = True
+
+    beta: float = Field(default=0.9, ge=0, lt=1)
+    mu: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+
+    def check(self, setting: Setting) -> None:
+        if not isinstance(setting.optimizer, SGD):
+            raise BadInput(f"optimizer.name: {setting.optimizer.name_of()} for qg-momentum; accepted: sgd")
+        if momentum := setting.optimizer.momentum:
+            raise BadInput(
+                f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0, see algorithm.beta"
+            )
+        check_doubly_stochastic(setting.topology, self.name_of())
+
+    async def run(self, node: Node) -> None:
+        node.state.setdefault("momentum", torch.zeros_like(node.parameters))
+        async for r in node.rounds():
+            before, momentum = node.parameters, node.state["momentum"]
+            await node.train()
+            node.parameters = before + self._accelerated(node.parameters - before, node.lr * momentum)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+            await node.mix(inbox, node.mixing_weights(r))
+            del inbox  # frees this round's vectors before the next round's are computed
+            if node.lr:  # at a rate of zero there is no movement to learn from
+                moved = (before - node.parameters) / node.lr
+                node.state["momentum"] = self.mu * momentum + (1 - self.mu) * moved
+
+    def _accelerated(
+        self, step: Float[Tensor, " params"], momentum: Float[Tensor, " params"]
+    ) -> Float[Tensor, " params"]:
+        """-eta m, or -eta (g + beta m), of the plain step -eta g and eta mhat."""
+        if self.nesterov:
+            return (1 + self.beta) * step - self.beta**2 * momentum
+        return step - self.beta * momentum
