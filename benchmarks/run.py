@@ -33,7 +33,7 @@ from gossamer.api import Silent
 from gossamer.cores import cores
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import keep_freed_memory
-from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.mixing import Sum, mix_rows
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers

@@ -92,7 +92,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"evaluation": {"nodes": True}}, "evaluation.nodes: got True; accepted: 'all' or 'average' or "),
     (
         {"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}},
-        "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0",
+        "optimizer.nesterov: got True with momentum 0 and dampening 0;"
+        " accepted: True with a momentum above 0 and dampening 0",
     ),
     ({"task": {"nam": "digits"}}, "task: got {'nam': 'digits'}; accepted: a name, or a mapping with 'name'"),
     ({"wrappers": 3}, "wrappers: got 3; accepted: a list"),

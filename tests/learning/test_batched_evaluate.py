@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
-from gossamer.learning import evaluate as module
 from gossamer.learning.evaluate import BATCH, Evaluator, Found
 from gossamer.learning.gradients import ForMany
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.workers import LIMITS, Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.models import MatrixFactorization
 from gossamer.tasks.task import RootMean, Task
@@ -77,7 +76,7 @@ def test_it_is_the_mean_over_the_whole_set(gap: bool) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_of_every_kind(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIMITS", {"cpu": (1 << 30, 4)})
+    monkeypatch.setitem(LIMITS, "cpu", (1 << 30, 4))
     scene = Scene(images(model), 5)
     before = [[part.clone() for part in each] for each in scene.models]
     alone = [scene.single.test(each) for each in scene.models]
@@ -118,11 +117,11 @@ def test_the_bits_are_the_same_again_and_for_any_number_of_workers(model: str) -
 def test_who_is_judged_together_does_not_matter(
     count: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LIMITS", {"cpu": (1 << 30, most)})
+    monkeypatch.setitem(LIMITS, "cpu", (1 << 30, most))
     scene = Scene(images("mlp", test_samples=30), count)
     together = scene.found()
     assert close(together, [scene.single.test(model) for model in scene.models])
-    monkeypatch.setattr(module, "LIMITS", {"cpu": (1 << 30, 8)})
+    monkeypatch.setitem(LIMITS, "cpu", (1 << 30, 8))
     assert together == Scene(images("mlp", test_samples=30), count).found()  # to the bit
 
 

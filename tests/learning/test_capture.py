@@ -48,14 +48,6 @@ def test_a_program_has_the_bits_of_its_function(rows: int, seed: int) -> None:
     assert len(calls) == 2  # recorded twice, then only the program ran
 
 
-def test_each_shape_has_a_program() -> None:
-    run, calls = captured(slope)
-    for rows in (1, 2, 1, 2, 1, 2):
-        run(torch.randn(rows, 3), torch.ones(3, 2))
-    assert len(calls) == 4
-    assert len(run.programs) == 2
-
-
 def decides(x: Tensor) -> tuple[Tensor, ...]:
     return (x * 2,) if x.sum() > 0 else (x * 3,)
 
@@ -154,17 +146,19 @@ def test_operations_whose_bits_depend_on_the_call_run_eagerly_and_say_so(
     assert run.forms() == {"eager: the recorded operations give other bits": 1}
 
 
-def test_forms_count_the_shapes_of_input() -> None:
-    run, _ = captured(slope, most_shapes=2)
+def test_each_of_some_shapes_has_a_program() -> None:
+    run, calls = captured(slope, most_shapes=2)
     for rows in (1, 2, 1):
         run(torch.randn(rows, 3), torch.ones(3, 2))
     assert run.forms() == {
         "recorded": 1,
         "eager: called with one set of values only; a call with others completes the recording": 1,
     }
-    for rows in (2, 3):
+    for rows in (2, 3, 3, 1, 2):
         run(torch.randn(rows, 3), torch.ones(3, 2))
     assert run.forms() == {"recorded": 2, "eager: more than 2 shapes of input": 1}
+    assert len(run.programs) == 2
+    assert len(calls) == 6  # two of each recorded shape, and those of the third
 
 
 def test_a_memory_of_its_own_is_written_once_a_call() -> None:
@@ -245,14 +239,6 @@ def test_a_program_keeps_no_graph() -> None:
     for number in range(4):
         assert not run(torch.full((3,), float(number)))[0].requires_grad
     assert len(calls) == 2
-
-
-def test_only_so_many_shapes_are_recorded() -> None:
-    run, calls = captured(slope, most_shapes=2)
-    for rows in (1, 1, 2, 2, 3, 3, 3, 1, 2):
-        run(torch.randn(rows, 3), torch.ones(3, 2))
-    assert len(run.programs) == 2
-    assert len(calls) == 7
 
 
 def test_an_error_of_the_function_is_the_functions_own() -> None:

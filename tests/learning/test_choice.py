@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.learning import choice
-from gossamer.learning.batched import BatchedTrainer
-from gossamer.learning.choice import choose
-from gossamer.learning.trainer import Trainer, TrainJob
+from gossamer.learning import trainer as module
+from gossamer.learning.trainer import BatchedTrainer, Trainer, TrainJob, choose
 from gossamer.messages.tags import Model
 
 
@@ -72,7 +70,7 @@ def test_the_faster_one_is_chosen(
         made.append(kind)
         return Fake(kind, clock, *(batched if kind is BatchedTrainer else sequential), device)
 
-    monkeypatch.setattr(choice, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     job = TrainJob(Model(torch.zeros(3), torch.zeros(0)), [torch.zeros(1, dtype=torch.int64)], 0.1, {}, 0)
     trainer, why = choose(make, [job] * 64)
     assert trainer.name == chosen

@@ -130,24 +130,8 @@ class Halving(LearningRateSchedule):
         ),
         ({"name": "cosine"}, "optimizer.schedule.rounds: missing; a value is required"),
         (
-            {"name": "cosine", "rounds": 0},
-            "optimizer.schedule.rounds: got 0; accepted: greater than or equal to 1",
-        ),
-        (
-            {"name": "cosine", "rounds": 5, "minimum": 2},
-            "optimizer.schedule.minimum: got 2; accepted: less than or equal to 1",
-        ),
-        (
-            {"name": "step", "every": 0},
-            "optimizer.schedule.every: got 0; accepted: greater than or equal to 1",
-        ),
-        (
             {"name": "exponential", "factor": 1.5},
             "optimizer.schedule.factor: got 1.5; accepted: less than or equal to 1",
-        ),
-        (
-            {"name": "exponential", "factor": 0.5, "warmup_rounds": -1},
-            "optimizer.schedule.warmup_rounds: got -1; accepted: greater than or equal to 0",
         ),
         (
             {"name": "linear", "rounds": 3, "gamma": 1},

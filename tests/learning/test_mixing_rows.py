@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.learning import mixing_rows
-from gossamer.learning.mixing import Mix, combine
-from gossamer.learning.mixing_rows import Sum, mix_rows, mix_stacked
+from gossamer.learning import mixing
+from gossamer.learning.mixing import Mix, Sum, combine, mix_rows, mix_stacked
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    if mixing_rows._kernel(True) is None or mixing_rows._kernel(False) is None:
+    if not (mixing._in_order(stacked=True) and mixing._in_order(stacked=False)):
         pytest.skip("no kernel sums whole rows in order here")
     shared = Workers(request.param)
     yield shared
@@ -56,7 +55,7 @@ def mixed(rows: Rows, sums: list[Sum], workers: Workers) -> list[torch.Tensor]:
 @given(
     length=st.integers(1, 3000),
     graph=graphs(),
-    kernel=st.sampled_from(["fastest", "_sparse", "_bags"]),
+    sparse=st.booleans(),
     gaps=st.lists(st.booleans(), max_size=12),
     seed=st.integers(0, 2**31),
     cache=st.sampled_from([1, 1 << 12, 1 << 20]),
@@ -66,7 +65,7 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     workers: Workers,
     length: int,
     graph: tuple[int, list[dict[int, float]]],
-    kernel: str,
+    sparse: bool,
     gaps: list[bool],
     seed: int,
     cache: int,
@@ -92,15 +91,11 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
         sums.append(Sum(*terms))
         expected.append(combine(held[rank], inbox, weights))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixing_rows, "CACHE_BYTES", cache)
-        patch.setattr(mixing_rows, "LEAST_COLUMNS", 64)
-        patch.setattr(mixing_rows, "REACH", reach)
-        if kernel != "fastest":
-            wanted = getattr(mixing_rows, kernel)
-            wide = rows.matrix.stride(0) >= 64
-            # Where this machine's kernel does not go in order it is not used.
-            assume(mixing_rows._in_order(wanted, wide))
-            patch.setattr(mixing_rows, "_kernel", lambda wide: wanted)
+        patch.setattr(mixing, "CACHE_BYTES", cache)
+        patch.setattr(mixing, "LEAST_COLUMNS", 64)
+        patch.setattr(mixing, "REACH", reach)
+        if not sparse:
+            patch.setattr(mixing, "_in_order", lambda stacked: stacked)
         got = mixed(rows, sums, workers)
     stacked = mix_stacked(sums)
     assert stacked is not None
@@ -144,15 +139,12 @@ def test_what_a_new_row_held_before_does_not_matter(workers: Workers) -> None:
     assert all(torch.equal(one, vector * 2) for one, vector in zip(got, vectors, strict=True))
 
 
-def test_a_kernel_in_another_order_is_found_out() -> None:
-    def backwards(terms: Any) -> Any:
-        sizes = terms.starts.diff().tolist()
-        turned = [torch.arange(size).flip(0) for size in sizes]
-        order = torch.cat([start + each for start, each in zip(terms.starts, turned, strict=False)])
-        terms.positions, terms.weights = terms.positions[order.numpy()], terms.weights[order]
-        return mixing_rows._bags(terms)
+def test_a_kernel_in_another_order_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(sums: list[Sum]) -> torch.Tensor | None:
+        return mix_stacked([Sum(each.vectors[::-1], each.weights[::-1]) for each in sums])
 
-    assert not mixing_rows._in_order(backwards, wide=True)
+    monkeypatch.setattr(mixing, "mix_stacked", backwards)
+    assert not mixing._in_order.__wrapped__(stacked=True)
 
 
 def test_writing_sums_does_not_count_as_a_modification(workers: Workers) -> None:

@@ -330,17 +330,18 @@ def test_what_is_not_said_to_be_elementwise_is_not_taken_apart() -> None:
         ({"name": "adam", "clip_value": -1}, "optimizer.clip_value: got -1; accepted: greater than 0"),
         (
             {"name": "sgd", "momentum": 0.9, "nesterov": True, "dampening": 0.1},
-            "optimizer.nesterov: got True with dampening 0.1; accepted: True with dampening 0",
+            "optimizer.nesterov: got True with momentum 0.9 and dampening 0.1;"
+            " accepted: True with a momentum above 0 and dampening 0",
         ),
         ({"name": "rmsprop", "alpha": 1.0}, "optimizer.alpha: got 1.0; accepted: less than 1"),
         ({"name": "rprop", "eta_plus": 1}, "optimizer.eta_plus: got 1; accepted: greater than 1"),
         (
             {"name": "rprop", "min_step": 2, "max_step": 1},
-            "optimizer.min_step: got 2 with max_step 1; accepted: at most 1",
+            "optimizer.min_step: got 2; accepted: at most 1",
         ),
         (
             {"name": "rprop", "schedule": {"name": "step", "every": 2}},
-            "optimizer.schedule: got 'step' for rprop, which finds its step sizes itself; accepted: null",
+            "optimizer.schedule: rprop finds its step sizes itself; accepted: null",
         ),
     ],
 )

@@ -10,12 +10,17 @@ from learning_tasks import images, start
 from torch import nn
 
 from gossamer.errors import BadInput
-from gossamer.learning import batched
-from gossamer.learning.batched import BatchedTrainer, can_batch
 from gossamer.learning.optimizer import SGD, Adam, AdamW, Optimizer
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import GradientJob, SequentialTrainer, Trainer, TrainJob, TrainResult
-from gossamer.learning.workers import Workers
+from gossamer.learning.trainer import (
+    BatchedTrainer,
+    GradientJob,
+    SequentialTrainer,
+    Trainer,
+    TrainJob,
+    TrainResult,
+)
+from gossamer.learning.workers import LIMITS, Workers
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
@@ -152,7 +157,6 @@ def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: st
 
 def test_the_batched_trainer_refuses_dropout() -> None:
     task = images("dropout")
-    assert not can_batch(task.model())
     with pytest.raises(BadInput, match=r"engine\.trainer: 'batched' can't .*dropout.*; accepted: sequential"):
         trainer(BatchedTrainer, task)
 
@@ -232,7 +236,7 @@ def test_recorded_steps_have_the_bits_of_those_that_go_through_python(
     kind: type[Trainer], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the number of workers changes no bit: 37 nodes are several chunks of several sizes."""
-    monkeypatch.setitem(batched.LIMITS, "cpu", (8 << 20, 16))
+    monkeypatch.setitem(LIMITS, "cpu", (8 << 20, 16))
     task = images(model)
     asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 37)
     plain = trainer(kind, task)

@@ -13,12 +13,11 @@ import gossamer
 from gossamer import Experiment
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import GradientJob, SequentialTrainer
+from gossamer.learning.trainer import BatchedTrainer, GradientJob, SequentialTrainer
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks import MovieLens, Natural, Task

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.learning.mixing import Fresh, checked, combine, half, own_weight
+from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight
 from gossamer.messages.tags import Model
 
 _ROUNDING = 1e-12
@@ -58,63 +58,35 @@ class Aggregator(Component):
         joined = [model.flatten() for model in models]
         return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
 
-    def mix(
-        self,
-        own: Any,
-        inbox: Mapping[int, Any],
-        weights: Mapping[int, float],
-        self_weight: float | None,
-        fresh: Fresh,
-    ) -> Any:
-        """:meth:`aggregate` of an inbox; arguments and result as for :func:`gossamer.learning.mixing.combine`.
+    def mix(self, step: Mix, fresh: Fresh) -> Any:
+        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates.
 
         Raises:
             ValueError: for a part of a model, or lengths that differ.
         """
-        ranks = sorted(inbox)
-        share = own_share(inbox, weights, self_weight)
-        given = [weights[rank] for rank in ranks]
+        own, inbox = step.own, step.inbox
+        ranks, share = sorted(inbox), own_share(step)
+        given = [step.weights[rank] for rank in ranks]
         if isinstance(own, Model):
-            models = [
-                Model(*(self._whole(half(inbox[rank], which), own[which], rank) for which in range(2)))
-                for rank in ranks
+            halves = [
+                [self._whole(half(inbox[rank], which), own[which], rank) for rank in ranks]
+                for which in range(2)
             ]
-            mixed = self.aggregate_models(own, models, given, share)
+            mixed = self.aggregate_models(own, list(map(Model, *halves)), given, share)
             return Model(*(fresh(len(each)).copy_(each) for each in mixed))
         vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
         return fresh(len(own)).copy_(self.aggregate(own, vectors, given, share))
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
         if not isinstance(vector, Tensor):
-            raise ValueError(
-                f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part of one"
-            )
+            raise ValueError(f"aggregator: {self.name_of()} takes whole models; rank {rank} sent a part")
         return checked(vector, own, rank)
 
-    def models(
-        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
-    ) -> Float[Tensor, "models params"]:
-        """The vectors of other weights than 0, the own one first.
 
-        Raises:
-            ValueError: if they are fewer than :attr:`least`.
-        """
-        if not all(map(math.isfinite, (self_weight, *weights))):
-            raise ValueError(f"aggregator: weights {[self_weight, *weights]}; accepted: finite numbers")
-        given = zip([own, *vectors], [self_weight, *weights], strict=True)
-        taken = [vector for vector, weight in given if weight]
-        if len(taken) < self.least:
-            raise ValueError(
-                f"aggregator: {self.name_of()} got {len(taken)} models, the node's own included; accepted: at least"
-                f" {self.least}"
-            )
-        return torch.stack(taken)
-
-
-def own_share(inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float | None) -> float:
+def own_share(step: Mix) -> float:
     """The weight of a node's own model, where 0 means that it takes no part."""
-    share = own_weight(inbox, weights, self_weight)
-    return 0.0 if self_weight is None and abs(share) < _ROUNDING else share
+    share = own_weight(step.inbox, step.weights, step.self_weight)
+    return 0.0 if step.self_weight is None and abs(share) < _ROUNDING else share
 
 
 @register("aggregator", "mean")
@@ -128,33 +100,55 @@ class Mean(Aggregator):
         return mixed
 
 
+class _Unweighted(Aggregator):
+    """Base of the aggregators that count every model once. A subclass implements :meth:`_aggregate`."""
+
+    @abstractmethod
+    def _aggregate(self, models: Float[Tensor, "models values"], P: int) -> Float[Tensor, " values"]:
+        """One vector of all models, the own one first; the first P values are parameters, the others buffers."""
+
+    def aggregate(
+        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
+    ) -> Tensor:
+        return self._aggregate(self._counted([own, *vectors], [self_weight, *weights]), len(own))
+
+    def aggregate_models(
+        self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
+    ) -> Model:
+        joined = self._counted([model.flatten() for model in (own, *models)], [self_weight, *weights])
+        return own.unflatten(self._aggregate(joined, len(own.parameters)))
+
+    def _counted(self, vectors: Sequence[Tensor], weights: Sequence[float]) -> Float[Tensor, "models values"]:
+        """The vectors of other weights than 0; a ValueError if they are fewer than :attr:`least`."""
+        if not all(map(math.isfinite, weights)):
+            raise ValueError(f"aggregator: weights {weights}; accepted: finite numbers")
+        taken = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
+        if len(taken) < self.least:
+            raise ValueError(
+                f"aggregator: {self.name_of()} got {len(taken)} models, the node's own included; accepted: at least"
+                f" {self.least}"
+            )
+        return torch.stack(taken)
+
+
 @register("aggregator", "coordinate-mean")
-class CoordinateMean(Aggregator):
+class CoordinateMean(_Unweighted):
     """Per coordinate, the plain mean of the values that are there: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j that
     sent p). Also for parts of models."""
 
     takes_parts: ClassVar[bool] = True
 
-    def aggregate(
-        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
-    ) -> Tensor:
-        return self.models(own, vectors, weights, self_weight).mean(0)
+    def _aggregate(self, models: Tensor, P: int) -> Tensor:
+        return models.mean(0)
 
-    def mix(
-        self,
-        own: Any,
-        inbox: Mapping[int, Any],
-        weights: Mapping[int, float],
-        self_weight: float | None,
-        fresh: Fresh,
-    ) -> Any:
-        once = {rank: float(weights[rank] != 0) for rank in inbox}
-        own_once = float(own_share(inbox, weights, self_weight) != 0)
-        return combine(own, inbox, once, own_once, missing="renormalize", fresh=fresh)
+    def mix(self, step: Mix, fresh: Fresh) -> Any:
+        once = {rank: float(step.weights[rank] != 0) for rank in step.inbox}
+        own_once = float(own_share(step) != 0)
+        return combine(step.own, step.inbox, once, own_once, missing="renormalize", fresh=fresh)
 
 
 @register("aggregator", "trimmed-mean")
-class TrimmedMean(Aggregator):
+class TrimmedMean(_Unweighted):
     """Per coordinate, the mean without the smallest and the largest values (Yin et al., "Byzantine-Robust Distributed
     Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b.
 
@@ -178,10 +172,7 @@ class TrimmedMean(Aggregator):
     def least(self) -> int:
         return 2 * (self.count or 0) + 1
 
-    def aggregate(
-        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
-    ) -> Tensor:
-        models = self.models(own, vectors, weights, self_weight)
+    def _aggregate(self, models: Tensor, P: int) -> Tensor:
         n = len(models)
         # (A product such as 10 * 0.3 may round to just below a whole number, or one just below to it.)
         by_share = min(int((self.share or 0) * n + 1e-9), (n - 1) // 2)
@@ -189,14 +180,11 @@ class TrimmedMean(Aggregator):
 
 
 @register("aggregator", "median")
-class Median(Aggregator):
+class Median(_Unweighted):
     """Per coordinate, the median (Yin et al., ICML 2018, Definition 1); of an even number of values, the mean of the two
     middle ones."""
 
-    def aggregate(
-        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
-    ) -> Tensor:
-        models = self.models(own, vectors, weights, self_weight)
+    def _aggregate(self, models: Tensor, P: int) -> Tensor:
         return _middle(models, (len(models) - 1) // 2)
 
 
@@ -206,7 +194,7 @@ def _middle(models: Float[Tensor, "models params"], trimmed: int) -> Float[Tenso
 
 
 @register("aggregator", "krum")
-class Krum(Aggregator):
+class Krum(_Unweighted):
     """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models, the mean of
     the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j that are nearest to i. Of
     equal scores, the own model's counts as lowest, then that of the lower rank. Distances are those of the parameters;
@@ -224,18 +212,7 @@ class Krum(Aggregator):
     def least(self) -> int:
         return max(2 * self.byzantine + 3, self.selected + self.byzantine)
 
-    def aggregate(
-        self, own: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], self_weight: float
-    ) -> Tensor:
-        return self._selected_mean(self.models(own, vectors, weights, self_weight), len(own))
-
-    def aggregate_models(
-        self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
-    ) -> Model:
-        joined = self.models(own.flatten(), [model.flatten() for model in models], weights, self_weight)
-        return own.unflatten(self._selected_mean(joined, len(own.parameters)))
-
-    def _selected_mean(self, models: Float[Tensor, "models values"], P: int) -> Float[Tensor, " values"]:
+    def _aggregate(self, models: Tensor, P: int) -> Tensor:
         x = models[:, :P]
         distances = torch.stack([(x - each).square().sum(1, dtype=torch.float64) for each in x])
         # Values that are not finite are far from everything, themselves included.

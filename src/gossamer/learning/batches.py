@@ -36,11 +36,7 @@ class BatchStream:
         self._epoch: tuple[int, Int[np.ndarray, " n"]] | None = None
 
     def batch(self, number: int) -> Int[Tensor, " batch"]:
-        """Indices of batch ``number`` (from 0) in the training set, int64 [batch size].
-
-        Raises:
-            BadInput: if the node has no samples.
-        """
+        """Indices of batch ``number`` (from 0) in the training set, int64 [batch size]; a BadInput if there are none."""
         if len(self._samples) == 0:
             raise BadInput(f"partition: node {self._rank} has no samples to train on")
         if self._full:
@@ -56,6 +52,5 @@ class BatchStream:
 
     def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._epoch is None or self._epoch[0] != epoch:
-            shuffled = generator(self._seed, "batch", self._rank, epoch).permutation(self._samples)
-            self._epoch = (epoch, shuffled)
+            self._epoch = epoch, generator(self._seed, "batch", self._rank, epoch).permutation(self._samples)
         return self._epoch[1]

@@ -5,11 +5,10 @@ and ``vmap`` for every one of them costs as much again, and holds Python's lock 
 The recorded program runs below all that, as one call without the lock. It has the same operations in the same order,
 hence the same bits.
 
-Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing
-written but what the function created. So a function is recorded twice, on different values, while it runs as usual; nothing
-of that kind may be seen, and the program must be the same both times and reproduce the second result to the bit. Otherwise
-the function goes on as usual, and :meth:`Captured.forms` says why. (Draws from Python's own ``random``, and a counter in
-Python that matters only later, go unnoticed.)
+Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing written but
+what the function created. So a function is recorded twice, on different values, while it runs as usual; the program must be
+the same both times and reproduce the second result to the bit. Otherwise the function goes on as usual, and
+:meth:`Captured.forms` says why. (Draws from Python's own ``random`` go unnoticed.)
 """
 
 from __future__ import annotations
@@ -41,12 +40,8 @@ _COMPILING = threading.Lock()
 
 
 class Program:
-    """Recorded operations.
-
-    Args:
-        source: the operations in order, as TorchScript; its arguments are the function's and the constants.
-        constants: tensors that the function read and was not given.
-    """
+    """Recorded operations: TorchScript whose arguments are the function's and the constants, which are tensors that the
+    function read and was not given."""
 
     def __init__(self, source: str, constants: Sequence[Tensor]) -> None:
         self.source, self.constants = source, tuple(constants)
@@ -61,20 +56,15 @@ class Program:
 
 
 class Captured:
-    """A function that is recorded, once for each shape of its arguments, in its first two calls on different values, and
-    then runs as a program.
-
-    Args:
-        function: gives the function, or this thread's own one.
-        most_shapes: how many are recorded.
-    """
+    """A function that is recorded, once for each of the first ``most_shapes`` shapes of its arguments, in its first two calls
+    on different values, and then runs as a program. ``function`` gives the function, or this thread's own one."""
 
     def __init__(self, function: Callable[[], Function], most_shapes: int = MOST_SHAPES) -> None:
         self._function, self._most_shapes = function, most_shapes
         self._lock = threading.Lock()
         self._programs: dict[Hashable, Program] = {}
-        self._recorded: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # once, with these arguments
-        self._reasons: dict[Hashable, str] = {}  # of the shapes that have no program
+        self._once: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # recorded once, with these arguments
+        self._reasons: dict[Hashable, str] = {}  # why a shape has no program
 
     @property
     def programs(self) -> list[Program]:
@@ -84,22 +74,18 @@ class Captured:
     def forms(self) -> dict[str, int]:
         """In which form calls run: the number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the
         reason."""
-        with self._lock:
-            found = Counter("recorded" for _ in self._programs)
-            found.update(f"eager: {reason}" for reason in self._reasons.values())
-        return dict(found)
+        reasons = [*self._reasons.values(), *[_SEEN_ONCE] * len(self._once)]
+        return dict(Counter(["recorded"] * len(self._programs) + [f"eager: {reason}" for reason in reasons]))
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
         if (program := self._programs.get(key)) is not None:
             return program(*arguments)
-        if key in self._recorded:
-            return self._record(key, arguments)
         if key not in self._reasons:
-            if len(self._programs) + len(self._reasons) < self._most_shapes:
+            shapes = len(self._programs) + len(self._reasons) + len(self._once)
+            if key in self._once or shapes < self._most_shapes:
                 return self._record(key, arguments)
-            with self._lock:  # (one entry for all shapes above the limit)
-                self._reasons[None] = f"more than {self._most_shapes} shapes of input"
+            self._reasons[None] = f"more than {self._most_shapes} shapes of input"
         return self._function()(*arguments)
 
     def only_reads(self, *arguments: Tensor) -> bool:
@@ -110,21 +96,21 @@ class Captured:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
         results, program = record(self._function(), arguments)
         with self._lock:
-            if key in self._programs or (key in self._reasons and key not in self._recorded):
+            if key in self._programs or key in self._reasons:
                 return results  # another thread was first
+            first = self._once.get(key)
             if isinstance(program, str):
-                self._recorded.pop(key, None)
                 self._reasons[key] = program
-            elif key not in self._recorded:
-                self._recorded[key], self._reasons[key] = (program, before), _SEEN_ONCE
-            elif not all(map(torch.equal, before, self._recorded[key][1])):
-                first, _ = self._recorded.pop(key)
-                problem = _difference(first, program, before, results)
-                if problem is None:
-                    self._programs[key] = program
-                    del self._reasons[key]
-                else:
-                    self._reasons[key] = problem
+            elif first is None:
+                self._once[key] = program, before
+                return results
+            elif all(map(torch.equal, before, first[1])):
+                return results
+            elif problem := _difference(first[0], program, before, results):
+                self._reasons[key] = problem
+            else:
+                self._programs[key] = program
+            self._once.pop(key, None)
         return results
 
 
@@ -135,8 +121,7 @@ def _key(arguments: Sequence[Tensor]) -> Hashable:
 def _difference(
     first: Program, program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> str | None:
-    """Why a second recording is not the same program as the first one, or does not give its call's results to the bit;
-    None if all is well."""
+    """How a second recording differs from the first one, or its results from its call's; None if nothing differs."""
     if first.source != program.source:
         return "two calls are not the same operations"
     if any(one is not other for one, other in zip(first.constants, program.constants, strict=True)):
@@ -160,23 +145,22 @@ def record(function: Function, arguments: Sequence[Tensor]) -> tuple[tuple[Tenso
     """Call a function; gives its results, and the program of its operations or the reason why there is none."""
     chance = str(np.random.get_state())
     recorder, watch = _Recorder(), _Watch()
+    results: tuple[Tensor, ...] | None = None
     try:
         with watch, recorder:
             results = function(*arguments)
-    except Exception as error:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
-        return function(*arguments), f"an operation can't be recorded ({_brief(error)})"
-    if watch.left_torch:
-        return results, "values leave torch (item(), numpy(), ...)"
-    if recorder.wrote():
-        return results, "it writes tensors that it did not create"
-    if chance != str(np.random.get_state()):
-        return results, "it draws random numbers"
-    try:
+        if watch.left_torch:
+            raise _CannotRecord("values leave torch (item(), numpy(), ...)")
+        if recorder.wrote():
+            raise _CannotRecord("it writes tensors that it did not create")
+        if chance != str(np.random.get_state()):
+            raise _CannotRecord("it draws random numbers")
         return results, _write(recorder.calls, arguments, results)
     except _CannotRecord as reason:
-        return results, str(reason)
-    except Exception as error:  # noqa: BLE001 - what can't be written down goes on through Python
-        return results, f"an operation can't be recorded ({_brief(error)})"
+        said = str(reason)
+    except Exception as error:  # noqa: BLE001 - the user's own, which comes again, or something that can't be recorded
+        said = f"an operation can't be recorded ({_brief(error)})"
+    return function(*arguments) if results is None else results, said
 
 
 def _brief(error: Exception) -> str:
@@ -204,29 +188,25 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         # They hold every tensor, so that no two have the same id.
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self._made: set[int] = set()  # storages that the function itself made
-        self._versions: dict[int, tuple[Tensor, int]] = {}  # of the other tensors, as they were first seen
+        self._given: set[int] = set()  # the other storages
+        self._versions: dict[int, tuple[Tensor, int]] = {}  # of tensors over these, as they were first seen
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             if storage_of(tensor) not in self._made:
+                self._given.add(storage_of(tensor))
                 self._versions.setdefault(id(tensor), (tensor, tensor._version))
         result = func(*args, **kwargs)
-        self._made |= {storage_of(tensor) for tensor in _tensors(result)} - self._foreign()
+        self._made |= {storage_of(tensor) for tensor in _tensors(result)} - self._given
         self.calls.append((func, args, kwargs, result))
         return result
-
-    def _foreign(self) -> set[int]:
-        return {storage_of(tensor) for tensor, _ in self._versions.values()}
 
     def wrote(self) -> bool:
         """Whether anything was written that the function did not make: an argument, or a memory of its own."""
         if any(tensor._version != version for tensor, version in self._versions.values()):
             return True
-        foreign = self._foreign()
-        return any(storage_of(tensor) in foreign for call in self.calls for tensor in _written(*call[:3]))
+        return any(storage_of(tensor) in self._given for call in self.calls for tensor in _written(*call[:3]))
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -243,9 +223,7 @@ class _Watch(TorchFunctionMode):
 
     left_torch = False
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.left_torch |= getattr(func, "__name__", "") in _LEAVING
         return func(*args, **(kwargs or {}))
 
@@ -277,9 +255,8 @@ def _write(calls: Sequence[Any], arguments: Sequence[Tensor], results: Sequence[
         raise _CannotRecord("a result comes from no operation of torch's")
     inputs = [f"a{number}" for number in range(len(arguments))] + [f"c{n}" for n in range(len(constants))]
     returned = "".join(f"{names[id(tensor)]}, " for tensor in results)
-    return Program(
-        "\n".join([f"def run({', '.join(inputs)}):", *lines, f"    return ({returned})\n"]), constants
-    )
+    lines = [f"def run({', '.join(inputs)}):", *lines, f"    return ({returned})\n"]
+    return Program("\n".join(lines), constants)
 
 
 def _needed(calls: Sequence[Any], results: Sequence[Tensor]) -> list[Any]:

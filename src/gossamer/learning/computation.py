@@ -62,17 +62,12 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         return list(trainer.gradient(jobs))
     if kind is ComputationKind.APPLY:
         return [trainer.apply(job) for job in jobs]
-    results: list[Any] = [None] * len(jobs)
-    for on in dict.fromkeys(job.on for job in jobs):
-        numbers = [number for number, job in enumerate(jobs) if job.on == on]
-        if on == "train":
-            found: list[Any] = [
-                evaluator.train(jobs[number].model, jobs[number].samples) for number in numbers
-            ]
-        else:
-            found = evaluator.test_each([jobs[number].model for number in numbers], on)
-        for number, each in zip(numbers, found, strict=True):
-            if isinstance(each, Exception):
-                raise each
-            results[number] = each
-    return results
+    sets = dict.fromkeys(job.on for job in jobs if job.on != "train")
+    tested = {on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on)) for on in sets}
+    found: list[Any] = [
+        evaluator.train(job.model, job.samples) if job.on == "train" else next(tested[job.on]) for job in jobs
+    ]
+    for error in found:
+        if isinstance(error, Exception):
+            raise error
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,18 +23,16 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import GossamerError, cause, is_own
 from gossamer.learning.capture import Captured, DispatchMode, Function
-from gossamer.learning.gradients import ForMany, channels_last
+from gossamer.learning.gradients import ForMany, channels_last, one_value
 from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers, chunks, power_below
+from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
 BATCH = 100
 """Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
-LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
-"""The most bytes of a chunk's models together with the largest tensor of their forward pass, and the most models."""
 LEAST = 4
 """Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, passes are bound by arithmetic or by memory, and
 models are evaluated one at a time."""
@@ -51,12 +49,12 @@ class Evaluator:
         seed: the experiment's seed.
         samples: number of samples of each set to use; None is all.
         device: where it computes.
-        workers: the threads that may call it at the same time, each with a separate module.
+        workers: the threads that may call it at the same time.
         say: called with a message if many models can't be evaluated at once.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
-        rows: the store of parameters, for many models at once; None is one model at a time, the default.
+        rows: the store of parameters, for many models at once; None, the default, is one model at a time.
     """
 
     def __init__(
@@ -71,12 +69,7 @@ class Evaluator:
         self.task, self.device = task, device
         self.workers, self._say = workers or Workers(1), say
         self.rows: Rows | None = None
-        measures = {"loss": task.loss, **task.metrics}
-        self._roots = {name for name, measure in measures.items() if isinstance(measure, RootMean)}
-        self._measures = {
-            name: measure.mean if isinstance(measure, RootMean) else measure
-            for name, measure in measures.items()
-        }
+        self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
         one, many = partial(self._make_means, many=False), partial(self._make_means, many=True)
         self._one = Captured(lambda: self.workers.own(one))
         self._many = Captured(lambda: self.workers.own(many))
@@ -90,15 +83,15 @@ class Evaluator:
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[Found | Exception]:
         """:meth:`test` of each model, shared among the workers; or the exception that the user's code raised for it."""
-        problem = None
-        if self.rows is not None and models:
+        problem, rows = None, self.rows
+        if rows is not None and models:
             try:
                 if self._chunk is None:
-                    self._chunk = self._size(models[0], self.rows)
+                    self._chunk = self._size(models[0], rows)
                 if self._chunk >= LEAST:
                     split = chunks([list(range(len(models)))], self._chunk)
                     parts = self.workers.map(
-                        lambda some: self._together([models[i] for i in some], on), split
+                        lambda some: self._together([models[i] for i in some], on, rows), split
                     )
                     return [found for part in parts for found in part]
             except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
@@ -111,7 +104,7 @@ class Evaluator:
 
     def columns(self, model: Model) -> Found:
         """The recorded columns ``<set>_<name>``: :meth:`test` on every evaluation set."""
-        return _columns(self.sets, [self.test(model, on) for on in self.sets])
+        return {f"{on}_{name}": value for on in self.sets for name, value in self.test(model, on).items()}
 
     def columns_each(self, models: Sequence[Model]) -> list[Found | Exception]:
         """:meth:`columns` of each model, or the exception that the user's code raised for it."""
@@ -119,7 +112,8 @@ class Evaluator:
         found: list[Found | Exception] = []
         for each in tested:
             error = next((one for one in each if isinstance(one, Exception)), None)
-            found.append(error or _columns(self.sets, each))
+            named: Any = zip(self.sets, each, strict=True)
+            found.append(error or {f"{on}_{name}": value for on, of in named for name, value in of.items()})
         return found
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> Found:
@@ -155,14 +149,13 @@ class Evaluator:
                     totals[number] += float(mean) * len(x)
         return self._results(totals, len(inputs))
 
-    def _together(self, models: Sequence[Model], on: str) -> list[Found]:
-        stacks = self._stack(models)
+    def _together(self, models: Sequence[Model], on: str, rows: Rows) -> list[Found]:
+        stacks = rows.stack_models(models)
         totals = torch.zeros(len(self._measures), len(models), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for x, y in _batches(*self.sets[on]):
-                given = stacks
-                if not self._many.only_reads(*given, x, y):
-                    given = [stack.clone() for stack in stacks]
+                reads = self._many.only_reads(*stacks, x, y)
+                given = stacks if reads else [stack.clone() for stack in stacks]
                 for total, mean in zip(totals, self._many(*given, x, y), strict=True):
                     total += mean.double() * len(x)
         return [self._results(column, len(self.sets[on][0])) for column in totals.T.tolist()]
@@ -170,23 +163,15 @@ class Evaluator:
     def _results(self, totals: Sequence[float], samples: int) -> Found:
         """The results of a model, from each measure's sum over some samples."""
         means = {name: total / max(samples, 1) for name, total in zip(self._measures, totals, strict=True)}
-        return {name: math.sqrt(mean) if name in self._roots else mean for name, mean in means.items()}
+        roots = {name for name, measure in self._measures.items() if isinstance(measure, RootMean)}
+        return {name: math.sqrt(mean) if name in roots else mean for name, mean in means.items()}
 
     def _size(self, model: Model, rows: Rows) -> int:
         """The number of models like this one in a chunk."""
         largest, means = _Largest(), self._make_means(many=True)
         with largest, torch.no_grad():
-            means(*self._stack([model]), *next(_batches(*self.sets["test"])))
-        most_bytes, most = LIMITS["cpu" if torch.device(self.device).type == "cpu" else "gpu"]
-        each = 4 * len(model.parameters) + largest.nbytes
-        return power_below(min(max(most_bytes // each, 1), most))
-
-    def _stack(self, models: Sequence[Model]) -> list[Tensor]:
-        """Parameters [models, P] and buffers [models, B] on the evaluator's device, to be read only."""
-        assert self.rows is not None
-        parameters = self.rows.stack([model.parameters for model in models])
-        buffers = torch.stack([model.buffers for model in models])
-        return [parameters.to(self.device), buffers.to(self.device)]
+            means(*rows.stack_models([model]), *(half[:BATCH] for half in self.sets["test"]))
+        return chunk_size(4 * len(model.parameters) + largest.nbytes, rows.device.type)
 
     def _make_means(self, many: bool) -> Function:
         """``(parameters [P], buffers [B], inputs, targets) -> the mean of each measure``; for many models, parameters are
@@ -218,20 +203,12 @@ class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
 
     nbytes = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if all(returned.alias_info is None for returned in func._schema.returns):  # no view
             made = [value.nbytes for value in tree_leaves(result) if isinstance(value, Tensor)]
             self.nbytes = max([self.nbytes, *made])
         return result
-
-
-def _columns(sets: Iterable[str], found: Sequence[Any]) -> Found:
-    """The results on all evaluation sets as columns ``<set>_<name>``."""
-    pairs = zip(sets, found, strict=True)
-    return {f"{on}_{name}": value for on, each in pairs for name, value in each.items()}
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
@@ -245,38 +222,35 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure returns, as a tensor of one value. (A user's metric may also return a plain number.)
-
-    Raises:
-        TypeError: if it returns something else.
-    """
+    """The mean that a measure returns, as a tensor of one value; a user's metric may also return a plain number."""
+    if isinstance(measure, RootMean):
+        measure = measure.mean
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
-    given = {"outputs": outputs, "targets": targets} if isinstance(outputs, Tensor) else {"targets": targets}
-    with _naming(field, **given):
+    with _naming(field, outputs=outputs, targets=targets):
         value: object = measure(outputs, targets)
-    accepted = "accepted: the mean over the samples, one value"
-    if not isinstance(value, Tensor | int | float | np.generic | np.ndarray):
-        raise TypeError(f"{field}: gives {type(value).__name__}; {accepted}")
-    found = torch.as_tensor(value)
-    if found.numel() != 1:
-        raise TypeError(f"{field}: gives a tensor of shape {tuple(found.shape)}; {accepted}")
-    return found
+    if isinstance(value, int | float | np.generic | np.ndarray):
+        value = torch.as_tensor(value)
+    return one_value(field, value, "one value")
 
 
 @contextmanager
-def _naming(field: str, **given: Tensor) -> Iterator[None]:
+def _naming(field: str, **given: Any) -> Iterator[None]:
     """Add the part of the task, and the tensors that it was given, to an error that torch raises."""
     try:
         yield
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        tensors = " and ".join(f"{name} {tuple(each.shape)} of {each.dtype}" for name, each in given.items())
+        tensors = " and ".join(
+            f"{name} {tuple(each.shape)} of {each.dtype}"
+            for name, each in given.items()
+            if isinstance(each, Tensor)
+        )
         message = " ".join(str(error).split())
         raise RuntimeError(f"{field}, given {tensors}: {type(error).__name__}: {message}") from error
 
 
 def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split samples into batches for forward passes."""
+    """The batches of a forward pass; none of no samples."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

@@ -25,16 +25,15 @@ def gradient_function(
     nodes: bool,
     compiled: bool = False,
 ) -> Function:
-    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``. For many nodes, the
-    gradients of the trained fields come in their own shapes, which saves copying them into one vector.
+    """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``.
 
     Args:
         task: has the loss.
         module: the model, in training mode; its values are not used.
         data: the training data that batches index.
-        trained: the fields that have a gradient; the others are frozen.
-        nodes: whether arguments and results are stacks of many nodes, [nodes, P] and so on. If not, frozen fields have a
-            gradient of zeros.
+        trained: the fields that have a gradient; the others are frozen, and their gradient is zero.
+        nodes: arguments and results are stacks of many nodes, [nodes, P] and so on; only the trained fields' gradients are
+            given, each in its shape, which saves copying them into one vector.
         compiled: run the forward and backward pass through torch.compile.
     """
     inputs, targets = data
@@ -47,14 +46,7 @@ def gradient_function(
         tensors = {**leaves, **others}
         with ForMany() if nodes else nullcontext():
             outputs: Tensor = functional_call(module, tensors, (x,))
-            loss: object = task.loss(outputs, y)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
-            raise TypeError(
-                f"task.loss: gives {found}; accepted: the mean over the samples, a tensor of one value"
-            )
+            loss = one_value("task.loss", task.loss(outputs, y), "a tensor of one value")
         # The forward pass may have changed buffers in place or by assignment.
         return loss, {field.name: tensors[field.name] for field in layout.buffers}
 
@@ -82,12 +74,18 @@ def gradient_function(
     return gradients
 
 
+def one_value(field: str, value: object, accepted: str) -> Tensor:
+    """What a loss or a metric returned; a TypeError unless it is a tensor of one value."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(f"{field}: gives {found}; accepted: the mean over the samples, {accepted}")
+
+
 class ForMany(TorchFunctionMode):
     """Replaces some functions by forms that are fast under ``vmap``."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.linear and not kwargs:
             return _linear(*args)

@@ -51,12 +51,7 @@ class ConstantLearningRate(LearningRateSchedule):
 
 @register("schedule", "step")
 class StepLearningRate(LearningRateSchedule):
-    """Multiplied by ``factor`` once every ``every`` rounds, as torch's StepLR.
-
-    Args:
-        every: rounds.
-        factor: of each step.
-    """
+    """Multiplied by ``factor`` once every ``every`` rounds, as torch's StepLR."""
 
     every: int = Field(ge=1)
     factor: float = Field(default=0.1, gt=0, le=1)
@@ -67,12 +62,7 @@ class StepLearningRate(LearningRateSchedule):
 
 @register("schedule", "multi-step")
 class MultiStepLearningRate(LearningRateSchedule):
-    """Multiplied by ``factor`` at each milestone, as torch's MultiStepLR.
-
-    Args:
-        milestones: rounds, ascending.
-        factor: of each step.
-    """
+    """Multiplied by ``factor`` at each milestone (rounds, ascending), as torch's MultiStepLR."""
 
     milestones: tuple[int, ...]
     factor: float = Field(default=0.1, gt=0, le=1)
@@ -81,9 +71,8 @@ class MultiStepLearningRate(LearningRateSchedule):
     def _ascending(self) -> MultiStepLearningRate:
         rounds = self.milestones
         if not rounds or rounds[0] < 1 or any(one >= two for one, two in pairwise(rounds)):
-            raise BadInput(
-                f"optimizer.schedule.milestones: got {list(rounds)}; accepted: one or more rounds from 1 on, ascending"
-            )
+            accepted = "one or more rounds from 1 on, ascending"
+            raise BadInput(f"optimizer.schedule.milestones: got {list(rounds)}; accepted: {accepted}")
         return self
 
     def factor_after_warmup(self, round: int) -> float:
@@ -92,11 +81,7 @@ class MultiStepLearningRate(LearningRateSchedule):
 
 @register("schedule", "exponential")
 class ExponentialLearningRate(LearningRateSchedule):
-    """Multiplied by ``factor`` every round, as torch's ExponentialLR.
-
-    Args:
-        factor: of each round.
-    """
+    """Multiplied by ``factor`` every round, as torch's ExponentialLR."""
 
     factor: float = Field(gt=0, le=1)
 
@@ -106,13 +91,8 @@ class ExponentialLearningRate(LearningRateSchedule):
 
 @register("schedule", "cosine")
 class CosineLearningRate(LearningRateSchedule):
-    """Falls along half a cosine, without restarts (Loshchilov and Hutter, 2017), as torch's CosineAnnealingLR, and then stays
-    at the minimum, where torch's would rise again.
-
-    Args:
-        rounds: number of rounds until the minimum.
-        minimum: the factor there.
-    """
+    """Falls to ``minimum`` along half a cosine of ``rounds`` rounds (Loshchilov and Hutter, 2017), as torch's
+    CosineAnnealingLR, and then stays there, where torch's would rise again."""
 
     rounds: int = Field(ge=1)
     minimum: float = Field(default=0.0, ge=0, le=1)
@@ -124,13 +104,7 @@ class CosineLearningRate(LearningRateSchedule):
 
 @register("schedule", "linear")
 class LinearLearningRate(LearningRateSchedule):
-    """Rises or falls along a line and then stays constant, as torch's LinearLR.
-
-    Args:
-        start: factor of the first round.
-        end: factor after ``rounds`` and from then on.
-        rounds: length of the line.
-    """
+    """Goes from ``start`` to ``end`` along a line over ``rounds`` rounds and then stays constant, as torch's LinearLR."""
 
     start: float = Field(default=1.0, ge=0)
     end: float = Field(default=0.0, ge=0)

@@ -13,15 +13,9 @@ _LARGE = 1 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next tensors.
-
-    Returns:
-        Whether this is glibc and it agreed.
-    """
-    libc = _glibc()
-    return libc is not None and all(
-        libc.mallopt(which, _KEEP) for which in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
-    )
+    """Let glibc keep freed memory for the next tensors; whether this is glibc and it agreed."""
+    libc, options = _glibc(), (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
+    return libc is not None and all(libc.mallopt(option, _KEEP) for option in options)
 
 
 def trim() -> None:

@@ -13,10 +13,10 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim.adadelta import adadelta
 from torch.optim.adagrad import adagrad
@@ -30,17 +30,13 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
-from gossamer.config.registry import Component, build, register
+from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.learning.learning_rate import LearningRateSchedule
 
 List = list[Tensor]
-
 State = dict[str, Tensor]
 """Optimizer state: name -> tensor [P], or a counter [1] on the CPU (stacked: [nodes, P], [nodes, 1])."""
-
-_NORM_EPS = 1e-6
-"""Added to the gradient's norm before it divides, as by torch.nn.utils.clip_grad_norm_."""
 
 
 class Optimizer(Component):
@@ -60,19 +56,12 @@ class Optimizer(Component):
     """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
     lr: float = Field(gt=0)
-    schedule: LearningRateSchedule | None = None
+    schedule: Annotated[
+        LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
+    ] = None
     clip_value: float | None = Field(default=None, gt=0)
     clip_norm: float | None = Field(default=None, gt=0)
     reset_every_round: bool = False
-
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def _build_schedule(cls, value: Any, info: Any) -> Any:  # a ValidationInfo: no run-time checks
-        return None if value is None else build("schedule", value, info.context, "optimizer.schedule")
-
-    @field_serializer("schedule")
-    def _schedule_spec(self, schedule: LearningRateSchedule | None) -> dict[str, Any] | None:
-        return None if schedule is None else schedule.spec()
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, from 0."""
@@ -93,23 +82,21 @@ class Optimizer(Component):
     def step(
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
     ) -> None:
-        """Clip the gradient and take one step.
+        """Clip the gradient and take one step, from ``start`` (which is only read) if it is given, else from the parameters.
 
         Parameters [..., P] and state are written in place, and the gradient may be overwritten. Where :attr:`by_coordinate`
         holds, all of them may be any part of the coordinates, in any one shape.
-
-        Args:
-            start: the step starts from here instead of from the parameters, which are then overwritten; only read.
         """
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-            gradient.mul_((self.clip_norm / norm.add_(_NORM_EPS)).clamp_(max=1.0))
-        if start is not None and not self._stepped_from(start, parameters, gradient, lr):
-            parameters.copy_(start)
-            start = None
-        if start is None:
+            gradient.mul_(
+                (self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0)
+            )  # 1e-6 as in torch's clip_grad_norm_
+        if start is None or not self._stepped_from(start, parameters, gradient, lr):
+            if start is not None:
+                parameters.copy_(start)
             self.update(parameters, gradient, state, lr)
 
     @abstractmethod
@@ -139,13 +126,10 @@ class SGD(Optimizer):
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:
-        if self.nesterov and not self.momentum:
+        if self.nesterov and (self.dampening or not self.momentum):
             raise BadInput(
-                "optimizer.nesterov: got True with momentum 0; accepted: True with a momentum above 0"
-            )
-        if self.nesterov and self.dampening:
-            raise BadInput(
-                f"optimizer.nesterov: got True with dampening {self.dampening:g}; accepted: True with dampening 0"
+                f"optimizer.nesterov: got True with momentum {self.momentum:g} and dampening {self.dampening:g};"
+                " accepted: True with a momentum above 0 and dampening 0"
             )
         return self
 
@@ -165,18 +149,9 @@ class SGD(Optimizer):
             first = (state["steps"] == 0).to(velocity.device)
             torch.where(first, gradient * (self.dampening / self.momentum), velocity, out=velocity)
             state["steps"].add_(1)
-        sgd(
-            [parameters],
-            [gradient],
-            [velocity],
-            foreach=False,
-            lr=lr,
-            momentum=self.momentum,
-            dampening=self.dampening,
-            nesterov=self.nesterov,
-            weight_decay=0.0,
-            maximize=False,
-        )
+        options: dict[str, Any] = {"momentum": self.momentum, "dampening": self.dampening}
+        options |= {"nesterov": self.nesterov, "weight_decay": 0.0, "maximize": False}
+        sgd([parameters], [gradient], [velocity], foreach=False, lr=lr, **options)
 
     def _stepped_from(self, start: Tensor, parameters: Tensor, gradient: Tensor, lr: float) -> bool:
         if self.momentum or type(self).update is not SGD.update:  # a subclass may take other steps
@@ -220,10 +195,14 @@ class TorchOptimizer(Optimizer):
         by_node = len(steps) > 1 and bool(steps.min() < steps.max())
         if fused and not all(stack.is_contiguous() for stack in (parameters, gradient, *state.values())):
             by_node = True  # a fused kernel takes contiguous tensors, which padded rows are only one by one
+
+        def tensors(stack: Tensor) -> List:
+            return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
+
         type(self).function(
-            _tensors(parameters, by_node),
-            _tensors(gradient, by_node),
-            *(_tensors(state[name], by_node) if name in state else [] for name in self.vectors),
+            tensors(parameters),
+            tensors(gradient),
+            *(tensors(state[name]) if name in state else [] for name in self.vectors),
             list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
             lr=lr,
             foreach=False,
@@ -235,17 +214,13 @@ class TorchOptimizer(Optimizer):
             steps.add_(1)
 
 
-def _tensors(stack: Tensor, by_node: bool) -> List:
-    return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
-
-
 @register("optimizer", "rprop")
 class Rprop(TorchOptimizer):
     """Resilient backpropagation (Riedmiller and Braun, 1993), as torch.optim.Rprop, for full batches: it uses only the
     signs of gradients. The learning rate is the first step size and has no effect later."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(
-        lambda *state, lr, **options: rprop(*state, **options)
+        lambda *args, lr, **options: rprop(*args, **options)
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
@@ -258,15 +233,9 @@ class Rprop(TorchOptimizer):
     @model_validator(mode="after")
     def _check(self) -> Rprop:
         if self.min_step > self.max_step:
-            raise BadInput(
-                f"optimizer.min_step: got {self.min_step:g} with max_step {self.max_step:g};"
-                f" accepted: at most {self.max_step:g}"
-            )
+            raise BadInput(f"optimizer.min_step: got {self.min_step:g}; accepted: at most {self.max_step:g}")
         if self.schedule is not None:
-            raise BadInput(
-                f"optimizer.schedule: got {self.schedule.name_of()!r} for rprop, which finds its step sizes itself;"
-                " accepted: null"
-            )
+            raise BadInput("optimizer.schedule: rprop finds its step sizes itself; accepted: null")
         return self
 
     @cached_property
@@ -328,9 +297,7 @@ class Adam(MomentOptimizer):
 
     def init(self, parameters: Tensor) -> State:
         state = super().init(parameters)
-        if not self.amsgrad:
-            del state["largest"]
-        return state
+        return state if self.amsgrad else {name: state[name] for name in ("first", "second", "steps")}
 
 
 @register("optimizer", "adamw")

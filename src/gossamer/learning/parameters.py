@@ -54,11 +54,7 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
-        """The layout of a module.
-
-        Raises:
-            BadInput: if a parameter is not float32, or there is none.
-        """
+        """The layout of a module; a BadInput if a parameter is not float32, or there is none."""
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
                 raise BadInput(
@@ -113,10 +109,8 @@ def named_buffers(
     """Buffers by name, each in its dtype, as new tensors that a forward pass may write."""
     named = {}
     for field, buffer in zip(layout.buffers, module.buffers(), strict=True):
-        value = field.of(v)
-        named[field.name] = (value if buffer.is_floating_point() else value.round()).to(
-            buffer.dtype, copy=True
-        )
+        value = field.of(v) if buffer.is_floating_point() else field.of(v).round()
+        named[field.name] = value.to(buffer.dtype, copy=True)
     return named
 
 

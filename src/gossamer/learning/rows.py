@@ -25,12 +25,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gossamer.messages.tags import Model
+
 ALIGNMENT = 64
 """Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
-
 SPREAD = 1.5
 """Largest size of the store, in multiples of the rows in use, for the sake of adjacent rows."""
-
 _RESERVED = 4
 """Address space in multiples of the machine's memory; less where the system refuses that."""
 
@@ -46,6 +46,7 @@ class Rows:
         device: on other devices than the CPU, torch's caching allocator is the pool.
 
     Attributes:
+        device: where the rows are.
         rows: number of rows that have memory.
         peak: largest number of rows that were taken at once.
         matrix: all rows, by number [rows, P]; on the CPU only.
@@ -53,8 +54,8 @@ class Rows:
 
     def __init__(self, length: int, device: str = "cpu") -> None:
         self.length = length
-        self._device = torch.device(device)
-        self._pooled = self._device.type == "cpu"
+        self.device = torch.device(device)
+        self._pooled = self.device.type == "cpu"
         self._stride = -(-length * 4 // ALIGNMENT) * ALIGNMENT // 4
         self._free: list[int] = []  # a heap
         # Any thread, or the garbage collector, may drop a row's last tensor. There, its number is only noted.
@@ -62,8 +63,7 @@ class Rows:
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
         self._gathered: list[Tensor] = []
-        self.rows = 0
-        self.peak = 0
+        self.rows = self.peak = 0
         if self._pooled:
             self._array = _reserve(self._stride)
             self._base = self._array.ctypes.data
@@ -79,14 +79,14 @@ class Rows:
     def fresh(self) -> Float[Tensor, " length"]:
         """A new row, writable until it is shared; its values are undefined."""
         if not self._pooled:
-            return torch.empty(self.length, device=self._device)
+            return torch.empty(self.length, device=self.device)
         with self._lock:
             self._collect()
             return self._row(heapq.heappop(self._free) if self._free else self._grow(1))
 
     def vector(self, length: int) -> Float[Tensor, " length"]:
         """A new, writable vector of any length; a row if it is as long as one."""
-        return self.fresh() if length == self.length else torch.empty(length, device=self._device)
+        return self.fresh() if length == self.length else torch.empty(length, device=self.device)
 
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row of these values: the vector itself if it is a whole row."""
@@ -96,7 +96,7 @@ class Rows:
         """New rows, and one writable matrix of their values: over the rows themselves if they are adjacent, else separate
         memory. :meth:`filled` gives the rows their values."""
         if not self._pooled:
-            matrix = torch.empty(count, self.length, device=self._device)
+            matrix = torch.empty(count, self.length, device=self.device)
             # (Plain rows would share a version counter.)
             return [row.data for row in matrix.unbind()], matrix
         with self._lock:
@@ -165,6 +165,11 @@ class Rows:
             return self.matrix[which]
         return torch.stack(list(vectors), out=self._apart(len(vectors)))
 
+    def stack_models(self, models: Sequence[Model]) -> tuple[Tensor, Tensor]:
+        """Parameters [models, P] and buffers [models, B], to be read only."""
+        parameters = self.stack([model.parameters for model in models])
+        return parameters, torch.stack([model.buffers for model in models])
+
     def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
         """Vectors as a new contiguous matrix, over free rows if enough of them are adjacent: the pool never gets these
         back."""
@@ -175,7 +180,7 @@ class Rows:
 
     def _apart(self, count: int) -> Float[Tensor, "count length"]:
         """A matrix outside the store with the store's distance between rows."""
-        return torch.empty(count, self._stride, device=self._device)[:, : self.length]
+        return torch.empty(count, self._stride, device=self.device)[:, : self.length]
 
     # --- finding rows again
 
@@ -207,7 +212,7 @@ class Rows:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
         if self._pooled:
             return self.number(tensor) is not None
-        alike = tensor.dtype is torch.float32 and tensor.device.type == self._device.type
+        alike = tensor.dtype is torch.float32 and tensor.device.type == self.device.type
         return alike and tensor.shape == (self.length,)
 
 

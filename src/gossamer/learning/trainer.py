@@ -1,4 +1,4 @@
-"""Trainers: local steps of one node after the other; :mod:`gossamer.learning.batched` takes many nodes at once.
+"""Trainers: local steps of one node after the other, or of many nodes at once; and the choice between them.
 
 A trainer is a pure function of its jobs: it reads snapshots and writes fresh vectors. All trainers compute the same
 mathematics, but their bits differ, because matrix kernels round differently when they are batched.
@@ -6,36 +6,43 @@ mathematics, but their bits differ, because matrix kernels round differently whe
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gossamer.errors import BadInput
 from gossamer.learning.capture import MOST_SHAPES, Captured, Function
 from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import Layout, bare_module
 from gossamer.learning.rows import Rows
-from gossamer.learning.workers import Workers
+from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
+
+MEASURED_NODES = 64
+"""The most nodes whose first batch is used to measure..."""
+MEASURED_VALUES = 1_500_000
+"""...and fewer of large models, of which a few take long enough to tell."""
+BOUND_S = 0.0025
+"""A step of one node that takes this many seconds on a CPU is bound by its arithmetic or its memory, as those of
+convolutional networks are. Then the batched trainer is not measured, which would take half a second and more."""
+FEW, MUCH = 4, 1.4
+"""If a few nodes take this many times as long in the batched trainer (convolutions), that settles it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TrainJob:
-    """Some local steps of one node.
-
-    Args:
-        start: the model before the first step; never written.
-        batches: sample indices, one tensor [batch] a step.
-        lr: learning rate.
-        state: optimizer state before the first step; never written.
-        seed: for layers that draw (dropout).
-    """
+    """Some local steps of one node, each with a batch of sample indices. Model and state, those before the first step, are
+    never written; the seed is for layers that draw (dropout)."""
 
     start: Model
     batches: Sequence[Int[Tensor, " batch"]]
@@ -80,10 +87,9 @@ class Trainer(ABC):
     """Computes local steps and gradients.
 
     Args:
-        task: the data, model and loss.
+        task: the data, model and loss; data is moved to the store's device once.
         optimizer: takes the steps.
-        rows: the store that results go to.
-        device: where it computes; data is moved there once.
+        rows: the store of models and results; its device computes.
         workers: share the jobs; results do not depend on their number.
     """
 
@@ -93,32 +99,22 @@ class Trainer(ABC):
     compiled = False
     """Whether it computes them by torch.compile."""
 
-    def __init__(
-        self,
-        task: Task,
-        optimizer: Optimizer,
-        rows: Rows,
-        device: torch.device | str = "cpu",
-        workers: Workers | None = None,
-    ) -> None:
-        self.task = task
-        self.optimizer = optimizer
-        self.rows = rows
-        self._data = task.train[0].to(device), task.train[1].to(device)
-        self._device = device
-        self.device_type = torch.device(device).type
+    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+        self.task, self.optimizer, self.rows = task, optimizer, rows
+        self._data = task.train[0].to(rows.device), task.train[1].to(rows.device)
+        self.device_type = rows.device.type
         self._workers = workers or Workers(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
-        trains = [parameter.requires_grad for parameter in self.module.parameters()]
-        self._trained = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if moves)
-        self._frozen = tuple(f for f, moves in zip(self.layout.parameters, trains, strict=True) if not moves)
+        fields = [*zip(self.layout.parameters, self.module.parameters(), strict=True)]
+        self._trained = tuple(field for field, parameter in fields if parameter.requires_grad)
+        self._frozen = tuple(field for field, parameter in fields if not parameter.requires_grad)
         # (Below compiled code there are no operations of torch's to be recorded.)
         most_shapes = 0 if self.compiled else MOST_SHAPES
         self._gradients = Captured(lambda: self._workers.own(self._make_gradients), most_shapes)
 
     def _make_module(self) -> nn.Module:
-        return bare_module(self.task.model, self._device).train()
+        return bare_module(self.task.model, self.rows.device).train()
 
     def _make_gradients(self) -> Function:
         given = self.task, self._make_module(), self._data, self._trained
@@ -185,34 +181,25 @@ class SequentialTrainer(Trainer):
         return results
 
     def _gradient(self, function: Function, job: GradientJob) -> Float[Tensor, " params"]:
-        at = (vector.to(self._device, copy=True) for vector in job.at)  # a model may write them
-        _, _, gradient = function(*at, job.batch)
+        parameters, buffers = job.at
+        # (A model may write its parameters and buffers.)
+        _, _, gradient = function(parameters.clone(), buffers.clone(), job.batch)
         return self.rows.fresh().copy_(gradient)
 
     def _train(self, function: Function, job: TrainJob) -> TrainResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
-        result, ended = self.rows.fresh(), {name: copied(value) for name, value in job.state.items()}
-        # These are copies if the store is on another device than the trainer, else the rows themselves.
-        start, buffers = job.start.parameters.to(self._device), job.start.buffers.to(self._device)
-        parameters = result if result.device == start.device else torch.empty_like(start)
-        state = {
-            name: value.to(self._device) if len(value) == self.rows.length else value
-            for name, value in ended.items()
-        }
-        first = first_step_at(function, start, parameters, buffers, job.batches)
+        parameters, buffers = self.rows.fresh(), job.start.buffers
+        state = {name: copied(value) for name, value in job.state.items()}
+        first = first_step_at(function, job.start.parameters, parameters, buffers, job.batches)
         losses = 0.0
         for batch in job.batches:
             loss, buffers, gradient = function(parameters if first is None else first, buffers, batch)
             losses += float(loss)  # now, since it may be a view of memory that the step writes
             self.step(parameters, gradient, state, job.lr, first)
             first = None
-        if parameters is not result:
-            result.copy_(parameters)
-            for name, value in state.items():
-                ended[name].copy_(value)
-        return TrainResult(Model(result, buffers.to(result.device)), ended, losses / max(len(job.batches), 1))
+        return TrainResult(Model(parameters, buffers), state, losses / max(len(job.batches), 1))
 
 
 class CompiledTrainer(SequentialTrainer):
@@ -232,3 +219,151 @@ def first_step_at(
         return start
     parameters.copy_(start)
     return None
+
+
+class BatchedTrainer(Trainer):
+    """Many nodes at once.
+
+    Jobs are grouped by number of steps, batch size and learning rate; a group is split into chunks.
+
+    Raises:
+        BadInput: for models with dropout, whose draws would depend on the nodes that share a batch, and with torch's
+            recurrent layers.
+    """
+
+    name = "batched"
+    nodes = True
+
+    def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
+        super().__init__(task, optimizer, rows, workers)
+        if problem := _hindrance(self.module):
+            raise BadInput(f"engine.trainer: 'batched' can't {problem}; accepted: sequential, auto")
+        self._chunk = chunk_size(4 * self.layout.size, self.device_type)
+
+    def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+        keys = [(len(job.batches), *map(len, job.batches), job.lr, *job.state) for job in jobs]
+        return self._share(self._train, jobs, keys)
+
+    def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
+        return self._share(self._gradient, jobs, [(len(job.batch),) for job in jobs])
+
+    def _share(
+        self, run: Callable[[Sequence[J]], list[R]], jobs: Sequence[J], keys: Sequence[Hashable]
+    ) -> list[R]:
+        groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for index, key in enumerate(keys):
+            groups[key].append(index)
+        split = list(chunks(groups.values(), self._chunk))
+        done = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
+        found = dict(zip(chain(*split), chain(*done), strict=True))
+        return [found[index] for index in range(len(jobs))]
+
+    def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
+        results, flat = self.rows.block(len(jobs))
+        parameters, buffers = self.rows.stack_models([job.at for job in jobs])
+        batches = torch.stack([job.batch for job in jobs])
+        if not self._gradients.only_reads(parameters, buffers, batches):
+            parameters = parameters.clone()
+        _, _, *gradients = self._gradients(parameters, buffers, batches)
+        return self.rows.filled(results, self._flatten(gradients, flat))
+
+    def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
+        results, parameters = self.rows.block(len(jobs))
+        start, buffers = self.rows.stack_models([job.start for job in jobs])
+        states = {name: self._writable([job.state[name] for job in jobs]) for name in jobs[0].state}
+        state = {name: matrix for name, (_, matrix) in states.items()}
+        losses = torch.zeros(len(jobs), device=parameters.device)
+        batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
+        first = first_step_at(self._gradients, start, parameters, buffers, batches)
+        for batch in batches:
+            at = parameters if first is None else first
+            loss, buffers, *gradients = self._gradients(at, buffers, batch)
+            losses += loss
+            self._optimize(parameters, gradients, state, jobs[0].lr, first)
+            first = None
+        ended = {name: self.rows.filled(rows, matrix) for name, (rows, matrix) in states.items()}
+        rows = self.rows.filled(results, parameters)
+        # (Without buffers, all nodes share the empty vector.)
+        kept = [each.clone() if len(each) else jobs[0].start.buffers for each in buffers]
+        means = [loss / max(len(batches), 1) for loss in losses.tolist()]
+        return [
+            TrainResult(Model(row, kept[number]), {name: of[number] for name, of in ended.items()}, mean)
+            for number, (row, mean) in enumerate(zip(rows, means, strict=True))
+        ]
+
+    def _optimize(
+        self, parameters: Tensor, gradients: Sequence[Tensor], state: State, lr: float, start: Tensor | None
+    ) -> None:
+        """:meth:`step` with the gradients of the trained fields."""
+        if not self.optimizer.by_coordinate:
+            gradient = self._flatten(gradients, torch.empty_like(parameters))
+            self.step(parameters, gradient, state, lr, start)
+            return
+        # Field by field, which saves copying the gradients into one vector.
+        for field, gradient in zip(self._trained, gradients, strict=True):
+            states = {name: field.of(value) for name, value in state.items()}
+            at = None if start is None else field.of(start)
+            self.optimizer.step(field.of(parameters), gradient, states, lr, at)
+        if start is not None:
+            for field in self._frozen:
+                field.of(parameters).copy_(field.of(start))
+
+    def _flatten(self, gradients: Sequence[Tensor], out: Tensor) -> Tensor:
+        for field, gradient in zip(self._trained, gradients, strict=True):
+            field.of(out).copy_(gradient)
+        for field in self._frozen:
+            field.of(out).zero_()
+        return out
+
+    def _writable(self, vectors: Sequence[Tensor]) -> tuple[list[Tensor], Float[Tensor, "nodes values"]]:
+        """Optimizer state: new rows (or new counters) and a matrix of their values, which steps write."""
+        if len(vectors[0]) != self.rows.length:
+            return [torch.empty_like(vector) for vector in vectors], torch.stack(list(vectors))
+        rows, matrix = self.rows.block(len(vectors))
+        return rows, matrix.copy_(self.rows.stack(vectors))
+
+
+def _hindrance(module: nn.Module) -> str | None:
+    """The reason why the batched trainer can't run a module, or None."""
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            return "keep dropout's draws apart by node"
+        if isinstance(layer, nn.RNNBase):  # its kernels take the weights of one model
+            return f"take a step of {type(layer).__name__} layers for many nodes at once"
+    return None
+
+
+def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -> tuple[Trainer, str]:
+    """The trainer that takes less time for some jobs, one step of each of some nodes, and what was found, in words. One
+    trainer computes all of a run: both have the same mathematics, not the same bits."""
+    jobs = jobs[: max(8, MEASURED_VALUES // len(jobs[0].start.parameters))]
+    sequential = make(SequentialTrainer)
+    if len(jobs) < 2 or _hindrance(sequential.module):
+        return sequential, ""
+    for job in jobs[:FEW]:  # which records, as the first steps of every shape do
+        sequential.train([job])
+    alone = _seconds(sequential, jobs, 1)
+    if sequential.device_type == "cpu" and alone > BOUND_S:
+        return sequential, f"trainer: sequential (a step takes {alone * 1e3:.1f} ms; no comparison)"
+    batched = make(BatchedTrainer)
+    try:
+        batched.train(jobs[:FEW])
+    except RuntimeError as error:  # vmap can't run every model (one that draws random numbers, say)
+        return sequential, f"trainer: sequential (batched can't run this model: {str(error).splitlines()[0]})"
+    for count in (min(FEW, len(jobs)), len(jobs)):
+        seconds = {trainer: _seconds(trainer, jobs, count) for trainer in (sequential, batched)}
+        if seconds[batched] > MUCH * seconds[sequential]:
+            break
+    best = min(seconds, key=lambda trainer: seconds[trainer])
+    said = ", ".join(f"{trainer.name} {taken * 1e3:.1f} ms" for trainer, taken in seconds.items())
+    return best, f"trainer: {best.name} (a step of {count} nodes: {said})"
+
+
+def _seconds(trainer: Trainer, jobs: Sequence[TrainJob], count: int) -> float:
+    """Seconds of this many jobs: other ones, or in another order, each time, since the same step again is not recorded."""
+    taken: list[float] = []
+    while len(taken) < 3 and sum(taken) < 1.0:
+        turn, start = len(taken) + 1, time.perf_counter()
+        trainer.train([*jobs[turn:], *jobs[:turn]][:count])
+        taken.append(time.perf_counter() - start)
+    return min(taken)

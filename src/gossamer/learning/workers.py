@@ -12,6 +12,10 @@ import torch
 
 from gossamer.cores import cores
 
+LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
+"""The most bytes of a chunk of nodes or models, and the most of these. On a CPU a chunk fits into the cache; on a GPU each
+kernel is launched once for a chunk."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -48,9 +52,8 @@ class Workers:
 
         helpers = min(self.count, len(todo)) - 1
         if helpers > 0 and self._pool is None:
-            self._pool = ThreadPoolExecutor(
-                self.count - 1, "compute", torch.set_num_threads, (self._threads,)
-            )
+            options = "compute", torch.set_num_threads, (self._threads,)
+            self._pool = ThreadPoolExecutor(self.count - 1, *options)
         others = [self._pool.submit(work, lambda: None) for _ in range(helpers) if self._pool]
         try:
             work(self.between)
@@ -62,9 +65,7 @@ class Workers:
 
     def own(self, make: Callable[[], T]) -> T:
         """This thread's instance, created at its first call."""
-        if not hasattr(self._local, "made"):
-            self._local.made = {}
-        made: dict[Callable[[], T], T] = self._local.made
+        made: dict[Callable[[], T], T] = self._local.__dict__.setdefault("made", {})
         if make not in made:
             made[make] = make()
         return made[make]
@@ -84,6 +85,12 @@ def chunks(groups: Iterable[list[int]], largest: int) -> Iterator[list[int]]:
             size = min(largest, power_below(len(group) - start))
             yield group[start : start + size]
             start += size
+
+
+def chunk_size(item_bytes: int, device_type: str) -> int:
+    """The number of items of this many bytes that one worker computes at once."""
+    most_bytes, most = LIMITS["cpu" if device_type == "cpu" else "gpu"]
+    return power_below(min(max(most_bytes // item_bytes, 1), most))
 
 
 def power_below(number: int) -> int:

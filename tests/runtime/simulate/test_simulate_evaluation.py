@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 import gossamer
 from gossamer import Experiment
 from gossamer.api import Silent
-from gossamer.learning.batched import BatchedTrainer
+from gossamer.learning.trainer import BatchedTrainer
 from gossamer.runtime import profile
 from gossamer.runtime.profile import Profile
 from gossamer.runtime.simulate import compute

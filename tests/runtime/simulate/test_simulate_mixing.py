@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.learning.mixing import Mix, combine
-from gossamer.learning.mixing_rows import Sum
+from gossamer.learning.mixing import Mix, Sum, combine
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Part

@@ -16,13 +16,19 @@ from typing import Any
 
 from gossamer.config import Simulate
 from gossamer.errors import cause
-from gossamer.learning.batched import BatchedTrainer
 from gossamer.learning.batches import BatchStream
-from gossamer.learning.choice import MEASURED_NODES, choose
 from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import Evaluator, Found
 from gossamer.learning.rows import Rows
-from gossamer.learning.trainer import CompiledTrainer, SequentialTrainer, Trainer, TrainJob
+from gossamer.learning.trainer import (
+    MEASURED_NODES,
+    BatchedTrainer,
+    CompiledTrainer,
+    SequentialTrainer,
+    Trainer,
+    TrainJob,
+    choose,
+)
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
 from gossamer.runtime.profile import Profile
@@ -187,7 +193,7 @@ class Executor:
     ) -> None:
         options = setup.experiment.engine
         assert isinstance(options, Simulate)
-        self._setup, self._device, self._rows = setup, options.device, rows
+        self._setup, self._rows = setup, rows
         self._workers, self._profile, self._model, self._say = workers, profile, model, say
         self.trainer = self._build(_TRAINERS.get(options.trainer, SequentialTrainer))
         samples = setup.experiment.evaluation.samples
@@ -224,9 +230,7 @@ class Executor:
         return self._evaluator
 
     def _build(self, kind: type[Trainer]) -> Trainer:
-        return kind(
-            self._setup.task, self._setup.experiment.optimizer, self._rows, self._device, self._workers
-        )
+        return kind(self._setup.task, self._setup.experiment.optimizer, self._rows, self._workers)
 
     def _choose(self) -> None:
         """Measure both trainers on the first batches of some nodes."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.learning.mixing import Mix
-from gossamer.learning.mixing_rows import Sum, mix_rows
+from gossamer.learning.mixing import Mix, Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.runtime.profile import Profile
