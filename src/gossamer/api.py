@@ -84,7 +84,7 @@ def run(
 
     Raises:
         BadInput: if something in the experiment can't be used; before any work starts.
-        RunFailed: if a node failed or died, or all nodes wait for ever. What was recorded until then is kept in the folder
+        RunFailed: if a node failed or died, or all nodes wait forever. What was recorded until then is kept in the folder
             that the error's ``folder`` names.
     """
     if not isinstance(experiment, Experiment):

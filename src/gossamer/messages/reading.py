@@ -1,4 +1,4 @@
-"""The wire format's limits, and the way from a structure and its buffers to a payload. Everything wrong is a FrameError."""
+"""Reads payloads: the limits of the wire format, and decoding. Any invalid input raises :class:`FrameError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a payload to what travels: :func:`encode` for a socket or a file, :func:`freeze` within a process; heads and sizes."""
+"""Writes payloads: :func:`encode` for sockets and files, :func:`freeze` within a process, and messages' heads and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine gives one node: a clock, links, computation, storage and a recorder."""
+"""The interface of an engine to one node: a clock, links, computation, storage and a recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a node takes messages out of its mailbox, waits for those that can still come, and asks questions."""
+"""How a node takes messages out of its mailbox, waits for messages that can still come, and asks questions."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Reception:
         return away if self._lost_peer == "wait" else away | lost
 
     def late(self, count: int) -> None:
-        """So many messages came too late, and nobody takes them."""
+        """Count messages that came too late, and that no task takes."""
         self._host.counters.messages_late += count
 
     # --- checkpoints

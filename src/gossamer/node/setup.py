@@ -1,4 +1,4 @@
-"""What an engine creates a node from, and what an algorithm may check beforehand."""
+"""The data from which an engine creates a node, and which an algorithm may check before the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes have reported an evaluation point, while nodes leave and return."""
+"""Keeps track of the nodes that have reported each evaluation point, while nodes leave and return."""
 
 from __future__ import annotations
 

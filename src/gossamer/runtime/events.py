@@ -1,4 +1,4 @@
-"""The record of what happened to nodes: rows of events, and a line about who was lost at the end."""
+"""The record of events: what happened to nodes, and which of them were away at the end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EventLog:
 
         Args:
             node: the node; None where it is not about one node.
-            event: its kind; "lost", "left" and "returned" tell who is away.
+            event: its kind; "lost", "left" and "returned" tell which nodes are away.
             detail: one line.
         """
         time_s = self._now()

@@ -1,4 +1,4 @@
-"""Where a run's real time goes."""
+"""Measures how a run spends its real time."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Usage:
         self._spent = START
 
     def saved(self, since: Spent = START) -> list[float]:
-        """What :meth:`restore` takes; what goes on from there counts from an instant until which this was done."""
+        """The state, for :meth:`restore`, which counts from an instant at which the node had done ``since``."""
         return [
             self._time_s,
             *((done or 0.0) - (by_then or 0.0) for done, by_then in zip(self._spent, since, strict=True)),
@@ -191,8 +191,8 @@ class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
     """Rows about all evaluated nodes together: consensus distance, and the average model's metrics if asked for.
 
     A row is complete when every evaluated node has given its snapshot for one evaluation point (its round r, or a common
-    instant). If some nodes are far ahead of others, the oldest moments have no row, since snapshots are not kept for more
-    than :data:`MOST_PENDING` of them.
+    instant). If some nodes are far ahead of others, the oldest evaluation points have no row, since snapshots are kept for
+    at most :data:`MOST_PENDING` of them.
     """
 
     def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
@@ -205,8 +205,7 @@ class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
         return None if snapshots is None else self._row(moment, snapshots)
 
     def lose(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
-        """A node is gone; gives the rows, by moment, that waited for it alone. The snapshots that it gave count if they are
-        to be kept."""
+        """A node is gone; gives the rows, by evaluation point, that waited for it alone. Its snapshots count if ``keep``."""
         return {moment: self._row(moment, snapshots) for moment, snapshots in self.without(rank, keep=keep)}
 
     def _row(

@@ -1,4 +1,4 @@
-"""How a node begins that joins later: with a neighbour's model, and among others that wait for each other.
+"""How a node that joins late begins: with a neighbour's model, in a round in which the others can meet it.
 
 The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
 the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
@@ -84,8 +84,8 @@ class Hospitality:
 
 
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
-    """Where a node goes on that joins, or returns, among others that wait for each other: in the round that most of them are
-    in; and from when on it and each of them wait for each other, which is a round that neither has begun.
+    """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
+    them are in. For each of the others, also the round from which the two wait for each other, which neither has begun.
 
     Args:
         rounds: which round each of the others is in.

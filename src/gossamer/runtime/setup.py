@@ -1,5 +1,4 @@
-"""From an experiment to what an engine runs: data, partition, topology and initial models; all bad input is
-found here."""
+"""Prepares an experiment for an engine: data, partition, topology and initial models. All bad input is found here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consistent checkpoints, without stopping anybody: one node's part of them, under every engine.
+"""Consistent checkpoints that stop no node: one node's part of them, under every engine.
 
 A node takes a snapshot at the end of one of its rounds. Snapshots of one number, one a node, are a checkpoint of the run,
 though nodes take them at different instants. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
@@ -87,7 +87,7 @@ class NodeSnapshots:
         return self._newest.saved
 
     def over(self) -> None:
-        """The node's rounds are over: nobody reads the messages that still come, perhaps without end, nor after a resume."""
+        """The node's rounds are over: it reads no message that still comes (perhaps without end), nor after a resume."""
         self._over = True
         self._watch()
 

@@ -1,7 +1,7 @@
 """Channels between the processes of one run: typed messages (``protocol``) in msgpack, each behind its length.
 
-The length is checked before anything of a message is kept or decoded, and a message that does not have the fields and types
-of its class is refused. Nothing is unpickled.
+The length is checked before any part of a message is kept or decoded. A message is refused if it does not have the fields and
+types of its class. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Unpacker(Generic[M]):
         """Take some bytes; gives the messages that are complete.
 
         Raises:
-            ChannelError: for a message that is too long, or none of those that may come.
+            ChannelError: for a message that is too long, or of no expected kind.
         """
         self._buffer += data
         messages: list[M] = []

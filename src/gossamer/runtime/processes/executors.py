@@ -1,4 +1,4 @@
-"""Workers that an executor starts: Ray, or any ``concurrent.futures.Executor``."""
+"""Starts workers by an executor: Ray, or any ``concurrent.futures.Executor``."""
 
 from __future__ import annotations
 

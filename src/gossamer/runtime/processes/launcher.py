@@ -1,5 +1,5 @@
-"""The engine ``processes``, from the user's process: has the fork server do the work, shows what it says, collects the
-models."""
+"""The engine ``processes``, from the user's process: it has the fork server do the work, shows its reports, and
+collects the models."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 def keep_alive(end: socket.socket, silent_s: float) -> None:
-    """Have the system give a connection up after so many seconds without an answer."""
+    """Have the system give a connection up after ``silent_s`` seconds without an answer."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):

@@ -1,1 +1,1 @@
-"""Starts the nodes of a run, watches over them, records what they say, and ends them."""
+"""The coordinator starts the nodes of a run, watches over them, records their reports, and ends them."""

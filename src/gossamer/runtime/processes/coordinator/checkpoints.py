@@ -1,4 +1,4 @@
-"""Checkpoints of the whole run: which nodes have taken a snapshot, and whose files are written.
+"""Puts together checkpoints of the whole run: tracks the nodes that have taken a snapshot, and the files that are written.
 
 The messages are explained in :mod:`gossamer.runtime.processes.node_process.checkpoints`.
 """

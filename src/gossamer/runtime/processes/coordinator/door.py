@@ -1,4 +1,4 @@
-"""Where workers join a run, and prove that they know its token (:mod:`gossamer.runtime.processes.security.join`)."""
+"""Admits workers to a run if they prove that they know its token (:mod:`gossamer.runtime.processes.security.join`)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Door:
 
         Args:
             selector: where connections are waited for; the data of a key is a function to call with the events.
-            admit: takes those that know the token.
+            admit: takes workers that know the token.
             say: tells the user something.
         """
         self._selector, self._admit, self._say = selector, admit, say
@@ -133,7 +133,7 @@ class Door:
             self._refuse(stranger)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Admit no more workers."""
         self._selector.unregister(self._listener)
         self._listener.close()
         for stranger in list(self._strangers):

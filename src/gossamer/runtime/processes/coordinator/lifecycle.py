@@ -1,12 +1,13 @@
-"""One run of real processes, as decisions alone: what has happened goes in, what is to be done comes out.
+"""The decisions in a run of real processes: events go in, commands come out.
 
 :class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say
 (``protocol.FromProcess``), each with the time at which it was heard, and returns typed commands (:data:`Command`) for the
 coordinator to carry out. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in
 which round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
 
-A node that starts late, or returns, is introduced: the others are told, and say which round they are in (``At``); then it
-is told where to begin, and everybody from which round on to wait for whom. Nodes are introduced one at a time.
+A node that starts late, or returns, is introduced: the others are told, and answer with their rounds (``At``). Then the node
+is told where to begin, and it and each of the others from which round on they wait for each other. Nodes are introduced one
+at a time.
 """
 
 from __future__ import annotations
@@ -374,7 +375,7 @@ class Lifecycle:
                 self._fail(text, node=reporter)
 
     def _look_for_deadlock(self) -> None:
-        """All nodes wait for messages, none is on its way, and no end of time is set: they wait for ever. (Not while a peer
+        """All nodes wait for messages, none is on its way, and no end of time is set: they wait forever. (Not while a peer
         may be given up: that may be what they wait for, and is the better reason.)"""
         timed = self._setup.experiment.stop.time_s is not None
         if self._suspects or timed or self._wiped or len(self.alive) < self._size:

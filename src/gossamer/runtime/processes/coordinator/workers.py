@@ -1,6 +1,6 @@
-"""The workers of a run, as the coordinator sees them: its own process, which forks the nodes itself, or some that join.
+"""The workers of a run, as the coordinator sees them: its own process, which forks the nodes itself, or workers that join.
 
-A worker takes commands about nodes, and tells what becomes of them (``protocol``: coordinator -> worker, and back). The
+A worker takes commands about nodes, and reports what happens to them (``protocol``: coordinator -> worker, and back). The
 commands and events of the coordinator's own process are calls; a worker that joins gets them, and the run's files and keys,
 over a :mod:`session <gossamer.runtime.processes.session>`.
 

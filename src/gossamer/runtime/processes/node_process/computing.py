@@ -1,6 +1,6 @@
 """A node's computations: one at a time, in a thread, when it is the turn of the node's process.
 
-Nodes share what they compute with: a :class:`Stage` is created once, before they are forked. Steps and evaluations are
+All nodes compute with one :class:`Stage`, which is created before they are forked. Steps and evaluations are
 recorded when they are first carried out (:mod:`gossamer.learning.capture`), which takes as long as ten of them and doubles a
 node's heap. So the stage rehearses them on the data of one node, and discards the results.
 """
@@ -53,7 +53,7 @@ def with_data_for_forks(setup: Setup) -> Setup:
 
 
 class Stage:
-    """What nodes compute with.
+    """The trainer and the evaluator of all nodes, and where they keep vectors.
 
     Attributes:
         rows: where vectors are kept; forked, each node has its own.

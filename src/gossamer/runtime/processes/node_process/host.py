@@ -1,4 +1,4 @@
-"""What the engine ``processes`` gives a node, in its own process: its context, its clock, and its
+"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, and its
 :class:`~gossamer.node.host.Host`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits of what strangers may cost: connections that have not proved a rank, and lines about them in the record."""
+"""Limits what strangers may cost: open connections that have not proved a rank, and lines about them in the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker and a coordinator make sure of each other: both know the token of the run, and neither sends it.
+"""How a worker and a coordinator authenticate each other: both know the token of the run, and neither sends it.
 
 The worker dials; TLS 1.3 with a key that the coordinator made for this run, which the worker does not know yet. Then each
 sends a nonce, and proves the token by an HMAC (SHA-256) over both nonces and the certificate that it saw::
@@ -7,9 +7,9 @@ sends a nonce, and proves the token by an HMAC (SHA-256) over both nonces and th
     coordinator -> worker    Challenge  nonce_c, HMAC(token, "coordinator", certificate, nonce_w, nonce_c)
     worker -> coordinator    Proof      HMAC(token, "worker", certificate, nonce_w, nonce_c), and what it offers
 
-Somebody in the middle would have to show another certificate, over which its proofs would not hold. Whoever dials gets one
-proof over a nonce of the coordinator's, from which a token can be guessed without being connected: so a token has at least
-16 characters, and one that is made here has 128 bits.
+A man in the middle would have to show another certificate, for which the proofs do not hold. Any stranger that dials gets one
+proof by the coordinator, against which it can test guesses of the token offline. So a token has at least 16 characters, and
+a generated one has 128 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_CHARACTERS = 16
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token of 128 bits."""
     return secrets.token_urlsafe(16)
 
 

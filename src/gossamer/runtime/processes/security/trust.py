@@ -2,7 +2,7 @@
 
 The coordinator issues the keys: an Ed25519 key and a self-signed certificate for each rank. Workers get the keys of
 their nodes, and the certificates of all, over a connection that the run's token authenticates
-(:mod:`gossamer.runtime.processes.security.join`). There is no authority: TLS is told to trust these very certificates, and
+(:mod:`gossamer.runtime.processes.security.join`). There is no authority: TLS is told to trust exactly these certificates, and
 after the handshake the certificate must be that of the rank that the peer claims. So a rank can only speak as itself. No
 session is ever resumed: every connection proves its key. Dates in certificates mean nothing here; keys end with their run.
 """

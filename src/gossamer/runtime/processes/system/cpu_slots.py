@@ -1,4 +1,4 @@
-"""Slots of which a number of processes may hold one at a time; they end with their holder."""
+"""CPU slots: a limited number of processes may hold one at a time. A slot is free again when its holder dies."""
 
 from __future__ import annotations
 

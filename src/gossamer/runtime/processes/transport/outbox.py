@@ -1,4 +1,4 @@
-"""The messages of one node on their way out: one task sends them, one after the other, as a node has one uplink."""
+"""A node's outgoing messages: one task sends them one after another, since a node has one uplink."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ credit comes back on it, and the peer's own messages come on a connection that t
 that dial each other at once need no tie-break, and a connection's reader knows which frames may come.
 
 One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink:
-a message is not begun before the one ahead of it was handed to the kernel, whoever its receiver is (only messages for a
-peer that is not connected yet, or not any more, step aside). At most
+a message is not begun before the one ahead of it was handed to the kernel, whatever its receiver is (only messages for a
+peer that is not connected wait separately). At most
 :data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to
 hold little that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a
 chunk. So what was "sent" is at the receiver or within one window of it, and a message can be taken back while

@@ -1,4 +1,4 @@
-"""Frames on a byte stream, without any socket: :func:`chunks` and its like write them, :class:`Decoder` reads them.
+"""Frames on a byte stream, without any socket: functions such as :func:`chunks` write them, :class:`Decoder` reads them.
 
 ::
 
