@@ -183,9 +183,7 @@ def test_a_damaged_checkpoint_leaves_the_run_as_it_is(tmp_path: Path) -> None:
     assert found is not None
     (found.folder / "node-2.safetensors").write_bytes(b"torn")
     rows = run.metrics
-    with pytest.raises(
-        BadInput, match=r"node-2.safetensors: it is no safetensors file, or not whole; accepted"
-    ):
+    with pytest.raises(BadInput, match=r"node-2.safetensors: .*; accepted: a checkpoint as gossamer"):
         gossamer.resume(run.path)
     assert load_run(run.path).status == "stopped"
     assert load_run(run.path).metrics.equals(rows)
