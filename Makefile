@@ -50,6 +50,7 @@ clean:           ## remove the environment and caches
 # pip before 25.1 can't read dependency groups, so the environment's pip is brought up first. The torch pin is asked for by
 # itself: a range would fetch a build with CUDA where a CPU build is at hand.
 $(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): pip downloads torch and other packages, which takes some minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt) --constraint constraints.txt

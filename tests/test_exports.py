@@ -16,6 +16,10 @@ def test_public_names_are_importable(name: str) -> None:
     assert found.__doc__, f"gossamer.{name} has no docstring"
 
 
+def test_public_names_are_listed_before_their_first_use() -> None:
+    assert set(gossamer.__all__) <= set(dir(gossamer))
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Algoritm'"):
         _ = gossamer.Algoritm  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
     from gossamer.node import Node
+    from gossamer.node.reception import PeerLost
     from gossamer.node.wrapper import NodeWrapper
     from gossamer.results.run import Run, load_run
     from gossamer.results.trackers import Tracker
@@ -40,6 +41,7 @@ _HOMES = {
     "Node": "gossamer.node",
     "NodeWrapper": "gossamer.node.wrapper",
     "Part": "gossamer.messages.tags",
+    "PeerLost": "gossamer.node.reception",
     "Poison": "gossamer.tasks",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",
@@ -64,6 +66,7 @@ __all__ = [
     "Node",
     "NodeWrapper",
     "Part",
+    "PeerLost",
     "Poison",
     "Run",
     "RunFailed",
@@ -81,3 +84,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'gossamer' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

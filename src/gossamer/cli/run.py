@@ -85,7 +85,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment and record it. Ctrl-C ends the run in order and keeps its record; a second Ctrl-C ends it at once."""
+    """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
     from gossamer.config import Experiment, engine_name
 
@@ -290,7 +290,7 @@ def _print_summary(done: Run, page: Path | None, round_: int) -> None:
     lines["sent"] = megabytes(summary.bytes_sent or 0)
     if done.private_bytes is not None:
         mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
-        lines["private memory"] = f"{mean:.1f} MiB a node, {most:.1f} at most"
+        lines["private memory"] = f"{mean:.1f} MiB per node, {most:.1f} at most"
     lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
@@ -315,7 +315,7 @@ def _print_profile(done: Run) -> None:
         lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
     if done.peak_vectors is not None:
         share = done.peak_vectors / done.nodes
-        lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} a node)"))
+        lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
     lines.append(("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB"))

@@ -37,9 +37,9 @@ class Codec(Component):
         needs_static_graph: whether the topology must not change.
         needs_every_message: whether every message must arrive: none lost, taken back or too late.
         sparse: whether it decodes to a :class:`Part`; then it comes first in a chain.
-        final: whether the values that it gives are no floats any more; then it comes last in a chain.
-        decodes_alike: whether ``decode`` gives every receiver of a payload the same, as is the default: then it is called
-            once for all receivers within one process.
+        final: whether its output is not floating-point, so that no codec can follow it in a chain.
+        decodes_alike: whether ``decode`` returns the same to every receiver of a payload, as is the default: then it is
+            called once for all receivers within one process.
     """
 
     needs_static_graph: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class Codec(Component):
 
         Args:
             node: the sender.
-            vector: its parameters [P], or the values [n] that the codec before in a chain gives. It must not be written.
+            vector: its parameters [P], or the values [n] that the codec before in a chain returned. It must not be written.
             round: the round that the sender is in.
 
         Returns:
@@ -88,7 +88,7 @@ class Codec(Component):
             node: the receiver.
             source: the sender.
             payload: from a peer that may be faulty.
-            own: gives the receiver's own parameters, where decoding depends on them.
+            own: returns the receiver's own parameters, where decoding depends on them.
 
         Raises:
             ValueError, TypeError: for a payload that the codec doesn't make.
@@ -137,7 +137,7 @@ class Chain(Codec):
     """Codecs one after the other. An experiment may give just the list: ``[{name: top-k, fraction: 0.1}, float16]``.
 
     Args:
-        codecs: the first one encodes the model, each other one the values that the one before gives.
+        codecs: the first one encodes the model, each other one the values that the one before returned.
     """
 
     codecs: Annotated[tuple[Codec, ...], BeforeValidator(_codecs)]

@@ -152,7 +152,7 @@ class Simulate(Section):
     Args:
         trainer: "sequential" (one node at a time), "batched" (vmap over nodes), "auto" (measures both on the first
             batches), or "compiled" (one node at a time by torch.compile, which needs a C++ compiler and time to compile).
-        workers: the number of threads that share the computation; null is one a core. Results don't depend on it.
+        workers: the number of threads that share the computation; null is one per core. Results don't depend on it.
         threads: torch's threads in each worker. With "sequential" and one thread, the bits are those of the engine
             processes.
         device: the device of models and data.

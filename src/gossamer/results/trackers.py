@@ -45,7 +45,7 @@ class Tracker(Component):
         """A row was recorded; columns as in ``metrics.parquet``, where node -1 is the network."""
 
     def end(self, run: Run) -> None:
-        """The run has ended in order; its status says whether it was stopped."""
+        """The run has ended cleanly; its status says whether it was stopped."""
 
     def failure(self, error: BaseException) -> None:
         """The run has failed."""

@@ -205,7 +205,7 @@ class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
         return None if snapshots is None else self._row(moment, snapshots)
 
     def lose(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
-        """A node is gone; gives the rows, by evaluation point, that waited for it alone. Its snapshots count if ``keep``."""
+        """A node is gone: the rows, by evaluation point, that waited for it alone. Its own snapshots count if ``keep``."""
         return {moment: self._row(moment, snapshots) for moment, snapshots in self.without(rank, keep=keep)}
 
     def _row(

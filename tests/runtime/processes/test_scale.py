@@ -89,7 +89,7 @@ def test_a_run_says_what_its_nodes_had_to_themselves(
     assert MIB < private["mean"] <= private["max"] < 100 * MIB
     mean, most = (private[name] / MIB for name in ("mean", "max"))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("private memory")]
-    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB a node, {most:.1f} at most"
+    assert line.split(maxsplit=2)[2] == f"{mean:.1f} MiB per node, {most:.1f} at most"
 
 
 def test_simulated_nodes_have_no_memory_of_their_own(tmp_path: Path) -> None:

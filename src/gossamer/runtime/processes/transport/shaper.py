@@ -381,7 +381,7 @@ def simplified(network: Network, nodes: int, seed: int) -> list[str]:
     if network.sharing not in ("fifo", "in-turn"):
         texts.append(
             f"network.sharing: the engine processes comes near to {network.sharing}: a node sends one message at a time,"
-            " and its downlink takes what several send it by turns"
+            " and its downlink takes what several send it in turn"
         )
     if len(network.conditions(nodes, seed).rates) > 2 * nodes:
         texts.append(

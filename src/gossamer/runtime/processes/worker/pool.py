@@ -146,7 +146,7 @@ class ProcessPool:
             gc.freeze()  # so that the collector does not write to, and so copy, what all share
         try:
             self._fork(fork)
-        except OSError as error:  # it may be otherwise in a while
+        except OSError as error:  # the system may have room again in a while
             if time.monotonic() < deadline:
                 self._retries[fork.rank] = deadline, fork
             else:
