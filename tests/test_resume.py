@@ -86,7 +86,8 @@ def test_a_run_that_is_done_gets_another_end(tmp_path: Path, engine: str) -> Non
     changes = {"engine": engine} if engine == "processes" else {}
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
     with pytest.raises(
-        BadInput, match=r"the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds="
+        BadInput,
+        match=r"the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=10$",
     ):
         gossamer.resume(done.path)
     with pytest.raises(
@@ -267,7 +268,7 @@ def test_resume_is_a_command(tmp_path: Path, cli: Cli) -> None:
     assert code == 2
     assert (
         err
-        == f"error: {run.path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200\n"
+        == f"error: {run.path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds={2 * run.experiment['stop']['rounds']}\n"
     )
     code, out, _ = cli("resume", str(run.path), "--set", "stop.rounds=12", "--no-report")
     assert code == 0

@@ -144,9 +144,10 @@ def resume(
             raise BadInput(
                 f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
             )
-        if load_run(folder.path).status == "done" and experiment.stop == before.stop:
+        if load_run(folder.path).status == "done" and (stop := experiment.stop) == before.stop:
+            later = f"rounds={2 * stop.rounds}" if stop.rounds else f"time_s={2 * (stop.time_s or 0):g}"
             raise BadInput(
-                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.rounds=200"
+                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
             )
         cut = newest(folder.checkpoints)
         if cut is None:

@@ -48,6 +48,9 @@ def test_list_and_topology(cli: Cli, tmp_path: Path) -> None:
     listed = json.loads(cli("list", "--json")[1])
     assert set(listed["algorithm"]) >= {"d-psgd", "fedavg", "all-reduce", "local", "centralized"}
     assert listed["algorithm"]["d-psgd"]["local_steps"] == "1"
+    assert listed["task"]["digits"]["hidden"] == "[64]"
+    assert listed["topology"]["ring"]["allow_disconnected"] == "false"
+    assert listed["topology"]["ring"]["every_rounds"] == "null"
     assert "random-regular" in cli("list", "topology")[1]
     assert cli("list", "algoritm")[0] == 2
     code, out, _ = cli("topology", "small.yaml", "--json", "--png", str(tmp_path / "graph.png"))

@@ -99,7 +99,7 @@ def test_the_record_runs_again_to_the_same_bits(cli: Cli) -> None:
             ["--set", "task.name=mnist", "--set", "data_root=nowhere"],
             "is no folder; accepted: a folder with hub/",
         ),
-        (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: a valid integer"),
+        (["--set", "stop.rounds=many"], "stop.rounds: got 'many'; accepted: an integer"),
         (["--set", "stop={}"], "stop.rounds or stop.time_s"),
         (["--set", "rounds"], "--set rounds: accepted: a.b=value"),
         (["--set", "batch_size=0"], "batch_size: got 0; accepted: greater than or equal to 1 or 'full'"),

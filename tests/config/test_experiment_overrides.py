@@ -113,8 +113,11 @@ def test_an_override_that_is_no_assignment(override: str) -> None:
 
 
 def test_an_override_that_leads_nowhere() -> None:
-    assert refused(text(), "nodes=[") == ("--set nodes=[: '[' is not a YAML value",)
-    assert refused(text(), "seed=2026-13-01") == ("--set seed=2026-13-01: '2026-13-01' is not a YAML value",)
+    assert refused(text(), "nodes=[") == (
+        "--set nodes=[: '[' is not YAML; accepted: a YAML value, e.g. 0.05 or '{name: ring}'",
+    )
+    [problem] = refused(text(), "seed=2026-13-01")
+    assert problem.startswith("--set seed=2026-13-01: '2026-13-01' is not YAML; accepted: ")
     assert refused(text(gather=None), "gather.timeout_s=3") == (
         "--set gather.timeout_s=3: gather is null (empty), which has no fields",
     )

@@ -167,7 +167,7 @@ def test_replicas_that_are_not_used_again(tmp_path: Path) -> None:
             "upload: unknown field; accepted: action, amount, name, time",
         ),
         ('name="b" time="1" action="leave" amount="0"', "amount: got '0'; accepted: greater than 0"),
-        ('name="b" time="120s" action="leave"', "time: got '120s'; accepted: a valid number"),
+        ('name="b" time="120s" action="leave"', "time: got '120s'; accepted: a number"),
         ('name="b" time="-1" action="leave"', "time: got '-1'; accepted: greater than or equal to 0"),
         ('name="b" action="leave"', "time: missing; a value is required"),
         (

@@ -52,6 +52,7 @@ def test_an_interval_worked_by_hand() -> None:
 def test_one_value_has_a_mean_and_no_interval() -> None:
     assert confidence([0.5]) == Interval(0.5, None, 1)
     assert interval_text(0.5, None) == "0.5"
+    assert interval_text(998e3, 534e3, "kB", 1e3, ".3g") == "998 ± 530 kB"
     assert confidence([]) is None
 
 

@@ -118,6 +118,11 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "")
     assert out.splitlines() == ["slow", "fast", "2 cells, seeds 1, 2: 4 runs"]
+    assert (
+        cli("sweep", "sweep.yaml", "--dry-run", "--set", "seeds=[5]")[1]
+        .splitlines()[2]
+        .startswith("2 cells, seed 5")
+    )
     assert not (tmp_path / "runs").exists()
 
 

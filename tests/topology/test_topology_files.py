@@ -57,7 +57,10 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
 
 @pytest.mark.parametrize("family", [EdgeList, Adjacency])
 def test_files_that_cannot_be_read(tmp_path: Path, family: type[EdgeList] | type[Adjacency]) -> None:
-    with pytest.raises(BadInput, match=r"topology.path: .*nowhere.txt: can't be read .*; accepted: a text"):
+    with pytest.raises(
+        BadInput,
+        match=r"topology.path: .*nowhere.txt: can't be read \(No such file or directory\); accepted: a text",
+    ):
         draw(family(path=tmp_path / "nowhere.txt"), 3)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="can't be read .*utf-8"):

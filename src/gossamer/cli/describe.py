@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
+from pydantic_core import to_jsonable_python
 
 from gossamer.cli.options import File, Json, Overrides
 from gossamer.errors import BadInput, listed, suggest
@@ -72,9 +75,16 @@ def _parameters(cls: Any) -> dict[str, str]:
     return {
         name: f"({getattr(field.annotation, '__name__', field.annotation)})"
         if field.is_required()
-        else str(field.get_default(call_default_factory=True))
+        else _yaml(field.get_default(call_default_factory=True))
         for name, field in cls.model_fields.items()
     }
+
+
+def _yaml(value: Any) -> str:
+    """A default as a file would have it."""
+    value = to_jsonable_python(value.spec() if hasattr(value, "spec") else value, fallback=str)
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
 
 
 def topology(

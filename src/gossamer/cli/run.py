@@ -145,7 +145,7 @@ def resume(
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (YAML).")],
-    overrides: Annotated[list[str] | None, overriding("a field of all cells")] = None,
+    overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="CELL", help="Run only this cell. May be repeated.")
     ] = None,

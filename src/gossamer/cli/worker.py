@@ -36,9 +36,11 @@ def worker(
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
     log_errors_only(quiet)
+    from gossamer.runtime.processes.security.join import check_token
     from gossamer.runtime.processes.session import parse_address
 
-    parse_address(coordinator)
+    parse_address(coordinator, "HOST:PORT")
+    check_token(token)
     with importing():
         from gossamer.cores import cores
         from gossamer.runtime.processes.worker.worker import run_worker

@@ -88,7 +88,9 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
         try:
             values[path] = _from_command_line(yaml.safe_load(text)), said
         except (yaml.YAMLError, ValueError):
-            raise BadInput(f"{said}: {text!r} is not a YAML value") from None
+            raise BadInput(
+                f"{said}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
+            ) from None
     # A component is replaced or named before its parameters are set.
     for path in sorted(values, key=lambda path: (path.count("."), not path.endswith(".name"))):
         assign(raw, path, *values[path], model)

@@ -126,7 +126,7 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
     """
     field = field or kind
     if ":" in name:
-        return _import(field, name)
+        return _import(kind, field, name)
     importlib.import_module(KINDS[kind][0])
     if name in _builtin[kind]:  # entry points need not be loaded
         return _builtin[kind][name]
@@ -162,8 +162,7 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
     cls = find(kind, value["name"], field)
     said = f"{field} {value['name']!r}"
     if issubclass(cls, FunctionComponent) and KINDS[kind][1]:
-        found = "a plain class" if inspect.isclass(cls.function) else "a function"
-        raise BadInput(f"{said}: {found}; accepted: a subclass of gossamer's {KINDS[kind][1]}")
+        raise _not_a_subclass(said, cls.function, kind)
     if inspect.isabstract(cls):
         missing = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
         raise BadInput(f"{said}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
@@ -177,7 +176,12 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         raise BadInput(f"{said}: {cause(error)}") from error
 
 
-def _import(field: str, path: str) -> type[Component]:
+def _not_a_subclass(said: str, found: Any, kind: str) -> BadInput:
+    what = "a plain class" if inspect.isclass(found) else "a function"
+    return BadInput(f"{said}: {what}; accepted: a subclass of gossamer's {KINDS[kind][1]}")
+
+
+def _import(kind: str, field: str, path: str) -> type[Component]:
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -200,7 +204,13 @@ def _import(field: str, path: str) -> type[Component]:
             if (getattr(each, "__module__", "") or "").startswith(package)
         ]
         raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, own)}")
-    return _as_component(found, path, path)
+    component = inspect.isclass(found) and issubclass(found, Component)
+    if KINDS[kind][1] and callable(found) and not component:
+        raise _not_a_subclass(f"{field} {path!r}", found, kind)
+    try:
+        return _as_component(found, path, path)
+    except BadInput as error:
+        raise BadInput(*(f"{field} {problem}" for problem in error.problems)) from None
 
 
 def _as_component(found: Any, name: str, path: str) -> type[Component]:

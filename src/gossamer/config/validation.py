@@ -24,14 +24,14 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         location = [part for part in problem["loc"] if not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if problem["type"] == "extra_forbidden":
-            fields = _fields_at(model, location[:-1])
+            fields = list(_model_at(model, location[:-1]).model_fields)
             values[name] = f"unknown field{suggest(str(location[-1]), fields)}; accepted: "
             expected[name] = [listed(fields)]
         elif problem["type"] == "missing":
             values[name], expected[name] = "missing; a value is required", []
         else:
             values[name] = f"got {shown(problem['input'])}; accepted: "
-            expected.setdefault(name, []).append(accepted(problem))
+            expected.setdefault(name, []).append(_between(model, problem) or accepted(problem))
     return BadInput(
         *(
             f"{name}: {value}{' or '.join(dict.fromkeys(expected[name]))}"
@@ -58,6 +58,7 @@ def accepted(problem: ErrorDetails) -> str:
         case "too_long":
             return f"a list of at most {problem['ctx']['max_length']}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = message.replace("a valid integer", "an integer").replace("a valid number", "a number")
     return re.split(", unable to|, got", message)[0]
 
 
@@ -91,11 +92,27 @@ def _is_branch(part: int | str) -> bool:
     )
 
 
-def _fields_at(model: type[BaseModel], location: list[int | str]) -> list[str]:
+def _between(model: type[BaseModel], problem: ErrorDetails) -> str | None:
+    """Both bounds of a number that is beyond one of them; None where there is only one."""
+    *outer, name = problem["loc"] or ("",)
+    field = _model_at(model, outer).model_fields.get(str(name))
+    if field is None or not problem["type"].startswith(("greater_than", "less_than")):
+        return None
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    found = [
+        f"{words[key]} {getattr(each, key):g}"
+        for each in field.metadata
+        for key in words
+        if hasattr(each, key)
+    ]
+    return ", ".join(found) if len(found) == 2 else None
+
+
+def _model_at(model: type[BaseModel], location: list[int | str]) -> type[BaseModel]:
     for part in location:
         field = model.model_fields.get(str(part))
         model = (field and _model_in(field.annotation)) or model
-    return list(model.model_fields)
+    return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -184,7 +184,11 @@ def level_text(level: Level) -> str:
 
 def _line(row: Mapping[str, Any], compared: bool) -> list[str]:
     late = row["time_s"] is None
-    time = f"> {row['not_before_s'] or 0:.4g}" if late else interval_text(row["time_s"], row["time_s_half"])
+    time = (
+        f"> {_digits(row['not_before_s'] or 0, '.4g')}"
+        if late
+        else interval_text(row["time_s"], row["time_s_half"])
+    )
     sent = interval_text(row["bytes"], row["bytes_half"], *bytes_unit(row["bytes"] or 0), ".3g")
     form = ("%", 0.01, ".1f", ".1f") if is_share(row["metric"]) else ("", 1.0, ".3g")
     cells = [row["group"], f"{row['reached']}/{row['runs']}", time, sent]
@@ -206,5 +210,11 @@ def interval_text(
     """A mean and half of its interval's width, divided by a scale, with their unit."""
     if mean is None:
         return NOTHING
-    text = f"{mean / scale:{form}}" + ("" if half is None else f" ± {half / scale:{half_form}}")
+    text = _digits(mean / scale, form) + ("" if half is None else f" ± {_digits(half / scale, half_form)}")
     return f"{text} {unit}".rstrip()
+
+
+def _digits(value: float, form: str) -> str:
+    """A number without a power of ten, such as 530 for 5.3e+02, unless it is huge."""
+    text = f"{value:{form}}"
+    return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e9 else text

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from gossamer.errors import RunFailed, cause
 
+_MOST_NAMED = 16
+"""Ranks that are named of those that wait for the same."""
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -49,12 +52,22 @@ class Outcome:
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
     """What each of some ranks waits for, in one line, and which protocols have returned (rank -> rounds)."""
-    waiting = [f"node {rank} for {'; '.join(each)}" for rank, each in sorted(waits.items()) if each]
+    alike: dict[str, list[int]] = {}  # what is waited for -> the ranks that wait for it
+    for rank, each in sorted(waits.items()):
+        if each:
+            alike.setdefault("; ".join(each), []).append(rank)
+    waiting = [f"{_nodes(ranks)} for {text}" for text, ranks in alike.items()]
     gone = [
         f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())
     ]
     said = _first(20, waiting) or "for something that is not a message"
     return f"{said}; {_first(5, gone)}" if gone else said
+
+
+def _nodes(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"node{'s' if len(ranks) > 1 else ''} {named}{more}"
 
 
 def _first(most: int, texts: list[str]) -> str:

@@ -70,7 +70,7 @@ class Sweep:
 
         Args:
             path: a YAML file (docs/sweeps.md); relative paths in it are relative to it.
-            overrides: assignments like ``"stop.rounds=50"`` for all cells.
+            overrides: assignments like ``"stop.rounds=50"`` for all cells, or to ``seeds``.
             out: the folder of all runs.
 
         Raises:
@@ -96,8 +96,14 @@ class Sweep:
     ) -> Sweep:
         """The sweep that a mapping describes; relative paths are relative to ``folder``, else as for
         :meth:`load`."""
+        given, own = list(overrides), dict(raw)
+        seeds = [
+            each for each in given if each.startswith("seeds=")
+        ]  # a field of the sweep, not of its cells
+        assign_all(own, seeds, SweepFile)
+        given = [each for each in given if each not in seeds]
         try:
-            file = SweepFile.model_validate(dict(raw))
+            file = SweepFile.model_validate(own)
         except ValidationError as error:
             raise bad_input(error, SweepFile) from None
         base, home = deepcopy(file.base), folder
@@ -105,7 +111,6 @@ class Sweep:
             path = base if folder is None else folder / base
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
         common(file).apply(base, folder)
-        given = list(overrides)
         check_not_own("--set", (override.partition("=")[0] for override in given))
         assign_all(base, given, Experiment)
         cells = cells_of(set_axes(file, base, given), str(base.get("name", file.name)))

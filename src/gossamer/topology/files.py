@@ -21,7 +21,8 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"{where}: can't be read ({reason}); accepted: a text file") from None
     for number, line in enumerate(lines, start=1):
         if words := line.partition("#")[0].replace(",", " ").split():
             yield number, words

@@ -41,8 +41,8 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_s))
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "host:port"; an IPv6 address stands in brackets.
+def parse_address(text: str, option: str = "address") -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address stands in brackets. ``option`` is what has the text, for messages.
 
     Raises:
         BadInput: for anything else.
@@ -50,7 +50,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):
-        raise BadInput(f"{text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
+        raise BadInput(f"{option}: got {text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
     return host.strip("[]"), int(port)
 
 

@@ -28,7 +28,8 @@ class Scene:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.door = Door("127.0.0.1:0", TOKEN)
-        self.door.open(self.selector, self.admit, lambda text: None)
+        self.refused: list[str] = []
+        self.door.open(self.selector, self.admit, self.refused.append)
         self.refusal: str | None = None
         self.joined: list[tuple[str, int]] = []
         self.heard: list[Any] = []
@@ -95,6 +96,11 @@ def test_another_token_opens_no_door_and_the_worker_gives_no_proof(scene: Scene)
     while scene.strangers():
         scene.serve()
     assert scene.joined == []
+    scene.dial("another token, quite long")
+    while scene.strangers():
+        scene.serve()
+    # Once for each host.
+    assert scene.refused == ["a worker at 127.0.0.1 does not know the token of this run: it has not joined"]
 
 
 def test_a_worker_with_a_wrong_proof_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,9 +288,7 @@ def waiting(nodes: int = 3, **changes: Any) -> Scene:
 def test_nodes_that_all_wait_with_nothing_under_way_are_named() -> None:
     scene = waiting()
     scene.pass_time(0.5)
-    assert scene.failure() == (
-        "all nodes wait and nothing is under way: node 0 for a message; node 1 for a message; node 2 for a message"
-    )
+    assert scene.failure() == ("all nodes wait and nothing is under way: nodes 0, 1, 2 for a message")
 
 
 def test_nobody_waits_for_ever_who_may_still_be_woken() -> None:

@@ -90,7 +90,8 @@ class Coordinator:
             memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
         selector = self._selector = selectors.DefaultSelector()
-        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self._show)
+        refused = partial(self._event, None, "refused")
+        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self._show, refused)
         if door is None:
             self._workers.fork_here(partial(ProcessPool, setup, folder, memory, stage, cut, selector))
         else:

@@ -51,7 +51,7 @@ class Door:
 
     def __init__(self, address: str, token: str) -> None:
         self.token = check_token(token)
-        host, port = parse_address(address)
+        host, port = parse_address(address, "--listen")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -65,16 +65,19 @@ class Door:
         self._context = context(ssl.PROTOCOL_TLS_SERVER, identity.pem, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._strangers: dict[_Stranger, None] = {}
+        self._told: set[str] = (
+            set()
+        )  # hosts of workers with another token; few, so that strangers can't fill the record
 
-    def open(self, selector: selectors.BaseSelector, admit: Admit, say: Callable[[str], None]) -> None:
+    def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
         """Let workers in.
 
         Args:
             selector: where connections are waited for; the data of a key is a function to call with the events.
             admit: takes workers that know the token.
-            say: tells the user something.
+            refused: called with one line, once for each host, about workers with another token.
         """
-        self._selector, self._admit, self._say = selector, admit, say
+        self._selector, self._admit, self._refused = selector, admit, refused
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self, events: int) -> None:
@@ -92,7 +95,7 @@ class Door:
             FromJoining,
             self._selector,
             lambda messages: self._hear(stranger, messages),
-            lambda why: self._refuse(stranger),
+            lambda why: self._gone(stranger),
             largest=LARGEST_STRANGER,
         )
         stranger = _Stranger(host, time.monotonic() + JOIN_S, channel)
@@ -106,7 +109,7 @@ class Door:
                 stranger.channel.send(Challenge(stranger.nonce, own))
             case [Proof() as said] if stranger.hello is not None:
                 if not proved(said.proof, self._proof("worker", stranger.hello, stranger.nonce)):
-                    self._say(f"a worker at {stranger.host} has another token")
+                    self._has_another_token(stranger.host)
                     self._refuse(stranger, "it has another token")
                 elif stranger.hello.version != __version__:
                     version = stranger.hello.version
@@ -117,6 +120,18 @@ class Door:
                     del self._strangers[stranger]
             case _:
                 self._refuse(stranger)
+
+    def _gone(self, stranger: _Stranger) -> None:
+        if (
+            stranger.hello is not None
+        ):  # an honest worker leaves when the coordinator's proof is not of its token
+            self._has_another_token(stranger.host)
+        self._refuse(stranger)
+
+    def _has_another_token(self, host: str) -> None:
+        if host not in self._told and len(self._told) < MOST_STRANGERS:
+            self._told.add(host)
+            self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
 
     def _proof(self, side: str, hello: Hello, nonce: bytes) -> bytes:
         return proof(self.token, side, self._certificate, hello.nonce, nonce)

@@ -71,6 +71,7 @@ class Workers:
         selector: where connections are waited for; the data of a key is a function to call with the events.
         emit: takes what nodes and their processes say.
         say: tells the user something.
+        refused: records a worker that does not know the token, and tells the user.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class Workers:
         selector: selectors.BaseSelector,
         emit: Callable[[Said], None],
         say: Callable[[str], None],
+        refused: Callable[[str], None],
     ) -> None:
         self._setup, self._folder, self._models, self._cut = setup, folder, models, cut
-        self._selector, self._emit, self._say = selector, emit, say
+        self._selector, self._emit, self._say, self._refused = selector, emit, say, refused
         self._nodes = setup.experiment.nodes
         self._silent_s = setup.experiment.failures.detection_s
         self._pool: ProcessPool | None = None
@@ -120,7 +122,7 @@ class Workers:
             [identity.certificate for identity in identities],
             self._silent_s,
         )
-        door.open(self._selector, self._admit, self._say)
+        door.open(self._selector, self._admit, self._refused)
 
     # --- workers that join
 

@@ -1,0 +1,14 @@
+"""How a run ended, in words."""
+
+from __future__ import annotations
+
+from gossamer.runtime.outcome import describe_waits
+
+
+def test_nodes_that_wait_for_the_same_are_named_together() -> None:
+    waits = {rank: ["tag 'never' from anyone"] for rank in range(20)} | {20: ["tag 'm' from ranks [1]"]}
+    named = ", ".join(map(str, range(16)))
+    assert describe_waits(waits, {21: 3}) == (
+        f"nodes {named} and 4 more for tag 'never' from anyone; node 20 for tag 'm' from ranks [1];"
+        " node 21 has returned after 3 rounds"
+    )
