@@ -26,14 +26,19 @@ def example(name: str) -> str:
     return found
 
 
+MODULES = ("mine", "mine_codec", "asking")
+
+
 @pytest.fixture
 def examples(tmp_path: Path) -> Iterator[None]:
-    """The files that the text asks for, in the test's folder."""
+    """The files that the text asks for, in the test's folder; other tests have modules of these names too."""
+    for name in MODULES:
+        sys.modules.pop(name, None)
     (tmp_path / "mine.py").write_text(example("class PushGossip") + "\n\n" + example("def circles"))
     (tmp_path / "mine_codec.py").write_text(example("class Signs"))
     (tmp_path / "asking.py").write_text(example("class Ask"))
     yield
-    for name in ("mine", "mine_codec", "asking"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 

@@ -382,7 +382,7 @@ def test_waiting_for_ever_is_found_under_evaluation_by_time_too(tmp_path: Path) 
         await node.receive("never")
 
     evaluation = {"every_rounds": None, "every_s": 1.0}
-    with pytest.raises(Deadlock, match="node 0 for tag 'never'"):
+    with pytest.raises(Deadlock, match="nodes 0, 1 for tag 'never'"):
         play(tmp_path, script, evaluation=evaluation, observer=Limit(300))
 
 
