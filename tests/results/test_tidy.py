@@ -14,6 +14,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.run import Run
 from gossamer.results.tidy import (
     ASYNCHRONY,
+    final,
     final_summary,
     lower_is_better,
     main_metric,
@@ -333,3 +334,16 @@ def test_asynchrony_is_of_the_whole_run(tmp_path: Path) -> None:
 )
 def test_of_errors_losses_and_distances_less_is_better(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
+
+
+def test_figures_over_the_run_repeat_their_bits(tmp_path: Path) -> None:
+    shares = [0.1 * 3**-rank for rank in range(40)]
+    rows = ({"node": r, "round": 1, "time_s": 1.0, "idle_share": share} for r, share in enumerate(shares))
+    run = recorded(tmp_path, *rows, experiment="{name: t, nodes: 40}")
+    assert len({final_of(run, "idle_share") for _ in range(50)}) == 1
+
+
+def final_of(run: Run, name: str) -> float:
+    found = final(run, name)
+    assert found is not None
+    return found.mean

@@ -328,7 +328,7 @@ def _over_the_run(run: Run, name: str) -> Final | None:
         .sort("time_s", maintain_order=True)
         .with_columns(weight=weight)
         .filter(value.is_not_null())
-        .group_by("node")
+        .group_by("node", maintain_order=True)  # so that sums have one order, and repeat their bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
         .filter(pl.col("value").is_finite())
     )
