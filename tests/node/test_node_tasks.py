@@ -223,6 +223,24 @@ def test_an_exception_in_a_spawned_task_fails_the_node(tmp_path: Path, awaited: 
     assert (failure.value.node, failure.value.round) == (1, 1)
 
 
+def test_a_failure_is_of_the_round_in_which_it_happened(tmp_path: Path) -> None:
+    """The protocol goes on, until it is cancelled, while the failure of the task that it spawned is noticed."""
+
+    async def script(node: Node) -> None:
+        async def fail() -> None:
+            raise KeyError("lost")
+
+        async for r in node.rounds():
+            if r == 2:
+                node.spawn(fail())
+            for _ in range(3):  # a turn each: the task fails in the first
+                await asyncio.sleep(0)
+
+    with pytest.raises(RunFailed, match="node 0 failed in round 2: KeyError: 'lost'") as failure:
+        play(tmp_path, script, 1, stop={"rounds": 20})
+    assert failure.value.round == 2
+
+
 def test_a_spawned_task_that_fails_after_its_protocol_has_returned_fails_the_run(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         async def fail() -> None:

@@ -58,6 +58,7 @@ class NodeRuntime:
         self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
         self._failure: asyncio.Future[BaseException] | None = None
         self._failed: BaseException | None = None
+        self._failed_round = 0
         self._over = False  # whether the protocol has returned
 
     @property
@@ -162,9 +163,14 @@ class NodeRuntime:
     def fail(self, error: BaseException) -> None:
         """Something of this node has failed; only the first failure counts."""
         if self._failed is None:
-            self._failed = error
+            self._failed, self._failed_round = error, self.round
             if self._failure is not None and not self._failure.done():
                 self._failure.set_result(error)
+
+    @property
+    def failure_round(self) -> int:
+        """The round in which this node failed. Its other tasks go on until they are cancelled, and may end that round."""
+        return self.round if self._failed is None else self._failed_round
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
         """Run the node's protocol until it returns; the first failure in any of its tasks is raised.

@@ -47,7 +47,7 @@ class NodeTasks:
             self._returned(node.rank)
             raise await node.failure()
         except Exception as error:
-            raise describe_failure(error, node.rank, node.round) from error
+            raise describe_failure(error, node.rank, node.failure_round) from error
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

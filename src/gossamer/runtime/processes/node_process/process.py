@@ -184,7 +184,8 @@ class NodeProcess:
             self._models.write(FINAL, self._rank, self._node.model)
             self._tell(Final(self._node.round, private_bytes(), self._computing.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
-            self._tell(Failed(cause(error), self._node.round, "".join(traceback.format_exception(error))))
+            trace = "".join(traceback.format_exception(error))
+            self._tell(Failed(cause(error), self._node.failure_round, trace))
             await self._finish
             return 1
         await self._node.end()
