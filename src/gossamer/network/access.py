@@ -21,24 +21,24 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, eq=False)
 class Access(Conditions):
-    """Nodes with uplinks and downlinks, and the same latency, jitter and loss between all pairs.
-
-    Args:
-        rates: uplinks, then downlinks, bytes per second, float64 [2 nodes].
-        latency_s: see :class:`Path`, also for ``jitter_s`` and ``loss``.
-    """
+    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the same latency, jitter and loss between
+    all pairs. ``delays_s`` of the nodes' own links, float64 [nodes], are added to the latency."""
 
     rates: Float[np.ndarray, " links"]
     latency_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
+    delays_s: Float[np.ndarray, " nodes"] | None = None
 
     def path(self, source: int, to: int) -> Path | None:
-        links = (source, len(self.rates) // 2 + to)
-        return Path(links, self.latency_s, self.jitter_s, self.loss)
+        links, latency_s = (source, len(self.rates) // 2 + to), self.latency_s
+        if self.delays_s is not None:
+            latency_s += float(self.delays_s[source] + self.delays_s[to])
+        return Path(links, latency_s, self.jitter_s, self.loss)
 
     def common_latency(self) -> float | None:
-        return self.latency_s if self.jitter_s == self.loss == 0 else None
+        varies = self.jitter_s or self.loss or (self.delays_s is not None and self.delays_s.any())
+        return None if varies else self.latency_s
 
     def loses(self, nodes: int) -> bool:
         return self.loss > 0
@@ -82,11 +82,7 @@ class Stragglers(Uniform, SomeNodes):
         factor: divisor of a straggler's bandwidth.
         spread_mbps: standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink
             and downlink together, and drawn again if no bandwidth would be left.
-        count: number of stragglers; one of these three.
-        fraction: fraction of the nodes, rounded to the nearest number.
-        ranks: these nodes.
-        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks.
-        latency_s: as the rest, see :class:`Uniform`.
+        count: number of stragglers, or ``fraction`` of the nodes, or their ``ranks``; the rest as in :class:`Uniform`.
     """
 
     factor: PositiveFloat = 5.0
@@ -97,25 +93,16 @@ class Stragglers(Uniform, SomeNodes):
         if not np.isfinite(links).any():
             raise BadInput("network.bandwidth_mbps: null; accepted: a bandwidth for network.factor to divide")
         for rank in self.chosen(nodes, seed, "network"):
-            links[:, rank] = self._slowed(links[:, rank] / self.factor, seed, rank)
+            rng, mean = generator(seed, "network.spread", rank), links[:, rank] / self.factor
+            links[:, rank] = 0
+            while (links[:, rank] <= 0).any():
+                links[:, rank] = mean + self.spread_mbps * BYTES_PER_MEGABIT * rng.standard_normal()
         return Access(links.ravel(), self.latency_s, self.jitter_s, self.loss)
-
-    def _slowed(self, mean: Float[np.ndarray, "2"], seed: int, rank: int) -> Float[np.ndarray, "2"]:
-        rng = generator(seed, "network.spread", rank)
-        while True:
-            rates = mean + self.spread_mbps * BYTES_PER_MEGABIT * rng.standard_normal()
-            if (rates > 0).all():
-                return rates
 
 
 @dataclass(frozen=True, eq=False)
 class Spokes(Conditions):
-    """Nodes around a centre without limits, each with a link whose latency, jitter and loss are its own.
-
-    Args:
-        rates: uplinks, then downlinks, bytes per second, float64 [2 nodes].
-        latency_s: of each node's link, seconds, float64 [nodes]; likewise ``jitter_s`` and ``loss``.
-    """
+    """Nodes around a centre without limits; latency, jitter and loss are those of each node's link."""
 
     rates: Float[np.ndarray, " links"]
     latency_s: Float[np.ndarray, " nodes"]

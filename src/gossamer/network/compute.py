@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from gossamer.config.registry import Component, FilePath, register
-from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested, nested_component
+from gossamer.config.registry import Component, ComponentField, FilePath, register
+from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested
 from gossamer.network.tables import read_records
 from gossamer.randomness import generator
 
@@ -135,7 +135,9 @@ class ModifiedProfile(ComputeProfile):
         base: the other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
     """
 
-    base: Annotated[ComputeProfile, *nested_component("compute")] = Field(default_factory=Constant)
+    base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Field(
+        default_factory=Constant
+    )
 
     @field_validator("base")
     @classmethod

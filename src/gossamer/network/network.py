@@ -24,8 +24,6 @@ from gossamer.randomness import generator
 
 BYTES_PER_MEGABIT = 125_000
 
-Sharing = Literal["fifo", "in-turn", "fair", "rtt-fair"]
-
 
 @dataclass(frozen=True, slots=True)
 class Path:
@@ -48,17 +46,10 @@ class Path:
 
 
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:
-    """Seconds from the departure of a message's first bit to its arrival; None if the message is lost.
+    """Seconds from the departure of a message's first bit to its arrival; None if the message is lost, or has no path.
 
-    The draw depends only on the message's number within its pair of nodes, so both engines lose the same messages. Nothing
-    is drawn for a path without loss and jitter.
-
-    Args:
-        path: of the message; None if there is none.
-        seed: the experiment's seed.
-        source: its sender.
-        to: its receiver.
-        k: number of earlier messages from that sender to that receiver.
+    The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages.
+    Nothing is drawn for a path without loss and jitter.
     """
     if path is None or path.loss >= 1:
         return None
@@ -107,23 +98,18 @@ class Network(Component):
             proportion to the inverse of the round-trip time, as TCP does and Kollaps assumes.
     """
 
-    sharing: Sharing = "fifo"
+    sharing: Literal["fifo", "in-turn", "fair", "rtt-fair"] = "fifo"
 
     @abstractmethod
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        """The network at the start.
-
-        Raises:
-            BadInput: for a description that does not fit the number of nodes; names the field.
-        """
+        """The network at the start; a BadInput names a field that does not fit the number of nodes."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         """Its changes: seconds since the start, ascending, and the network from then on. May be infinite."""
         return iter(())
 
     def loses(self, nodes: int, seed: int) -> bool:
-        """Whether messages can be lost. The default is True for a network that changes, since a path may vanish; a
-        subclass whose paths stay overrides it."""
+        """Whether messages can be lost. The default is True for a network that changes, since a path may vanish."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 

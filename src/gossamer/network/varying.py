@@ -12,13 +12,13 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from gossamer.config.registry import Component, FilePath, build, register
+from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
 from gossamer.network.access import Access, Uniform
 from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path, states_of
-from gossamer.network.nodes import check_ranks, nested, nested_component
+from gossamer.network.nodes import check_ranks, nested
 from gossamer.network.tables import read_records
 
 
@@ -30,21 +30,6 @@ class _Line(NamedTuple):
     uplink: float | None = None
     downlink: float | None = None
     latency_s: float | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _DelayedAccess(Access):
-    """Nodes whose own links have delays, seconds, float64 [nodes], in addition to the common latency."""
-
-    delays_s: Float[np.ndarray, " nodes"]
-
-    def path(self, source: int, to: int) -> Path | None:
-        path = super().path(source, to)
-        assert path is not None
-        return replace(path, latency_s=self.latency_s + float(self.delays_s[source] + self.delays_s[to]))
-
-    def common_latency(self) -> float | None:
-        return None if self.delays_s.any() else super().common_latency()
 
 
 @register("network", "trace")
@@ -89,10 +74,7 @@ class Trace(Changing, Uniform):
                     for values, value in zip((rates[:nodes], rates[nodes:], delays_s), line[2:], strict=True):
                         if value is not None:
                             values[ranks] = value
-                yield (
-                    start_s + time_s,
-                    _DelayedAccess(rates, self.latency_s, self.jitter_s, self.loss, delays_s=delays_s),
-                )
+                yield start_s + time_s, Access(rates, self.latency_s, self.jitter_s, self.loss, delays_s)
 
     @cached_property
     def _lines(self) -> list[_Line]:
@@ -128,8 +110,7 @@ class RateChange(Component):
 
 @dataclass(frozen=True, eq=False)
 class _ScaledConditions(Conditions):
-    """Conditions with a factor for each node, which multiplies its links; the rate of a path is multiplied by the smaller
-    factor of its ends."""
+    """Conditions with a factor for each node; the rate of a path is multiplied by the smaller factor of its ends."""
 
     rates: Float[np.ndarray, " links"]
     base: Conditions
@@ -156,29 +137,21 @@ class Varying(Changing):
         rate_changes: the changes, in any order.
     """
 
-    base: Annotated[Network, *nested_component("network")]
-    rate_changes: tuple[RateChange, ...]
+    base: Annotated[Network, ComponentField("network", "network.base")]
+    rate_changes: Annotated[tuple[RateChange, ...], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
-    def _take_sharing_of_base(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
-        if not isinstance(value, dict) or "base" not in value:
+    def _take_sharing_of_base(cls, value: Any, info: Any) -> Any:
+        if "base" not in value:
             return value
-        with nested("network"):
-            base = build("network", value["base"], info.context)
+        base = build("network", value["base"], info.context, "network.base")
         sharing = getattr(base, "sharing", None)
         if value.get("sharing", sharing) != sharing:
             raise BadInput(
                 f"network.sharing: {value['sharing']!r}, but network.base.sharing is {sharing!r}; accepted: the same"
             )
         return {**value, "base": base, "sharing": sharing}
-
-    @field_validator("rate_changes")
-    @classmethod
-    def _check_changes(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
-        if not changes:
-            raise ValueError("at least one change")
-        return changes
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         for number, change in enumerate(self.rate_changes):
