@@ -33,15 +33,8 @@ class ComputeProfile(Component):
         """Seconds of a node's local step number ``step``; if random, drawn from keyed randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
-        """Seconds of a computation.
-
-        Args:
-            seed: the experiment's seed.
-            rank: the node.
-            first_step: number of its first local step.
-            work: its amount in local steps (a fraction for an evaluation).
-            start_s: its start, seconds of the engine's clock.
-        """
+        """Seconds of a node's computation that starts at ``start_s`` of the engine's clock with the local step number
+        ``first_step``; ``work`` is its amount in local steps (a fraction for an evaluation)."""
         whole = int(work)
         total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
         if work > whole:
@@ -49,11 +42,8 @@ class ComputeProfile(Component):
         return total
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        """This profile for a number of nodes, with what is drawn once for a run.
-
-        Raises:
-            BadInput: for a profile that does not fit the number of nodes; names the field.
-        """
+        """This profile for a number of nodes, with what is drawn once for a run. A BadInput names a field that does not fit
+        the number of nodes."""
         return self
 
 
@@ -152,7 +142,7 @@ class ModifiedProfile(ComputeProfile):
 
 
 class _ScaledProfile(ModifiedProfile):
-    """A profile that multiplies the durations of its base by a factor for each node."""
+    """A profile that multiplies the durations of its base by a factor for each node, which :meth:`settled` finds."""
 
     @abstractmethod
     def _factor(self, rank: int) -> float:
@@ -212,10 +202,7 @@ class SlowNodes(_ScaledProfile, SomeNodes):
     Args:
         base: another compute profile.
         factor: what the durations of a slow node are multiplied by.
-        count: number of slow nodes.
-        fraction: fraction of the nodes, rounded to the nearest number.
-        ranks: these nodes.
-        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks.
+        count: number of slow nodes, or ``fraction`` of the nodes, or their ``ranks``; see :class:`SomeNodes`.
     """
 
     factor: PositiveFloat = 5.0
@@ -318,8 +305,7 @@ class Slowdowns(ModifiedProfile):
             now = until
 
     def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
-        """The first random slowdown of a node that ends after an instant, if any are drawn; each starts after the end of
-        the one before."""
+        """The first random slowdown of a node that ends after an instant; each starts after the one before."""
         if self.random is None:
             return []
         known = self._known[seed, rank]
