@@ -31,19 +31,12 @@ Fresh = Callable[[int], Tensor]
 """length -> a new, writable vector"""
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
-CACHE_BYTES = 16 << 20
-"""Size of a block of columns of all rows that are read or written: a core's share of the last-level cache, since shorter
-pieces of rows are slow to fetch."""
-LEAST_COLUMNS = 512
-"""Shorter pieces of rows (with 10,000 rows and more) take longer to fetch than the cache saves."""
-SHARE_BYTES = 4 << 20
-"""A thread's share of the work, at least."""
-REACH = 2**31 - 1
-"""The largest index of a matrix for MKL, which counts by 32 bits."""
-SHORT_RUN = 8
-"""Fewer sums are not worth a separate product."""
-_COLUMNS = 64
-"""Blocks begin at multiples of this many columns and are no narrower, where kernels would round differently."""
+CACHE_BYTES = 16 << 20  # of all rows in a block of columns: a core's share of the last-level cache
+LEAST_COLUMNS = 512  # shorter pieces of 10,000 rows take longer to fetch than the cache saves
+SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
+REACH = 2**31 - 1  # the largest index of a matrix for MKL
+SHORT_RUN = 8  # fewer sums are not worth a separate product
+_COLUMNS = 64  # blocks are multiples of this many columns; kernels round differently at narrower ones
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +59,7 @@ class Mix:
         return combine(*given, missing=self.missing, absent=self.absent, fresh=fresh)
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
+        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors."""
         rule = self.missing or ("own" if len(self.inbox) == len(self.weights) else self.absent)
         ranks = sorted(self.inbox)
         vectors = [self.own, *[self.inbox[rank] for rank in ranks]]
@@ -153,11 +146,7 @@ def combine(
 def _ring_sum(
     own: Integer[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float
 ) -> Integer[Tensor, " n"]:
-    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing.
-
-    Raises:
-        ValueError: for weights that are not whole numbers, or vectors of another dtype.
-    """
+    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing."""
     wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
     if wrong:
         raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
@@ -190,17 +179,13 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
 def half(payload: Any, which: int) -> Any:
     """The parameters (0) or the buffers (1) of a model; a ValueError for anything else."""
     if not isinstance(payload, Model):
-        raise ValueError(
-            f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model"
-        )
+        raise ValueError(f"combine: a {type(payload).__name__}, where own is a Model; accepted: a Model")
     return payload[which]
 
 
 def _filled(payload: Any, own: Float[Tensor, " n"]) -> Any:
     """A part with the own values where it has none; anything else as it came."""
-    if not isinstance(payload, Part):
-        return payload
-    return own.scatter(0, _region(payload, own), payload.values)
+    return own.scatter(0, _region(payload, own), payload.values) if isinstance(payload, Part) else payload
 
 
 def _add_at(
@@ -212,7 +197,6 @@ def _add_at(
 
 
 def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
-    """The coordinates of a part of a vector like ``own``; a ValueError if the part does not fit it."""
     if part.size != len(own):
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {len(own)}")
     if part.where.shape != part.values.shape:
@@ -221,7 +205,7 @@ def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
 
 
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
-    """A whole vector, as it came; a ValueError if it is none, or its length is not that of ``own``."""
+    """The vector itself; a ValueError if it is no tensor, or its length is not that of ``own``."""
     if not isinstance(vector, Tensor):
         found = type(vector).__name__
         raise ValueError(f"combine: rank {rank} sent {found}; accepted: a vector, a Part or a Model")
@@ -247,12 +231,8 @@ class Sum:
 def mix_rows(
     rows: Rows, sums: Sequence[Sum], workers: Workers, results: Sequence[Float[Tensor, " params"]]
 ) -> bool:
-    """Write sums of vectors into new rows, whose version counters stay as they are.
-
-    Returns:
-        Whether this was possible: False if the vectors differ in shape, type or device, or if no kernel on this machine has
-        the bits of ``combine``.
-    """
+    """Write sums of vectors into new rows, whose version counters stay as they are. False, and nothing done, if the vectors
+    differ in shape, type or device, or if no kernel on this machine has the bits of ``combine``."""
     vectors = [vector for each in sums for vector in each.vectors]
     numbers, written = rows.numbers(vectors), rows.numbers(results)
     wide = numbers is not None and rows.matrix.stride(0) >= _COLUMNS
@@ -305,8 +285,8 @@ def _runs(written: Int[np.ndarray, " sums"], most: int) -> list[tuple[int, int]]
 def _sparse(
     sums: Sequence[Sum], numbers: Int[np.ndarray, " terms"], target: slice | Tensor, most: int
 ) -> Callable[[Float[Tensor, "rows columns"]], None]:
-    """Writes the columns of sums of rows, which are given by number, into the target rows, by MKL's product of a sparse and a
-    dense matrix: from rows to rows without copies where at most ``most`` rows lie between the first and the last."""
+    """A function that writes the columns of sums of rows, which are given by number, into the target rows: without copies
+    where at most ``most`` rows lie between the first and the last."""
     read, positions = np.unique(numbers, return_inverse=True)
     first, stop = int(read[0]), int(read[-1]) + 1
     near = stop - first <= most

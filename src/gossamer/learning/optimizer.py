@@ -83,17 +83,13 @@ class Optimizer(Component):
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
     ) -> None:
         """Clip the gradient and take one step, from ``start`` (which is only read) if it is given, else from the parameters.
-
         Parameters [..., P] and state are written in place, and the gradient may be overwritten. Where :attr:`by_coordinate`
-        holds, all of them may be any part of the coordinates, in any one shape.
-        """
+        holds, all of them may be any part of the coordinates, in any one shape."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-            gradient.mul_(
-                (self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0)
-            )  # 1e-6 as in torch's clip_grad_norm_
+            gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
         if start is None or not self._stepped_from(start, parameters, gradient, lr):
             if start is not None:
                 parameters.copy_(start)
@@ -109,7 +105,7 @@ class Optimizer(Component):
 
 
 def counter(parameters: Tensor) -> Tensor:
-    """No steps taken so far, [..., 1]; on the CPU, since it is read before each step."""
+    """No steps so far, [..., 1]; on the CPU, since it is read before each step."""
     return torch.zeros((*parameters.shape[:-1], 1))
 
 
@@ -127,10 +123,8 @@ class SGD(Optimizer):
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:
         if self.nesterov and (self.dampening or not self.momentum):
-            raise BadInput(
-                f"optimizer.nesterov: got True with momentum {self.momentum:g} and dampening {self.dampening:g};"
-                " accepted: True with a momentum above 0 and dampening 0"
-            )
+            found = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
+            raise BadInput(f"optimizer.nesterov: got {found}; accepted: a momentum above 0 and dampening 0")
         return self
 
     def init(self, parameters: Tensor) -> State:
@@ -163,11 +157,8 @@ class SGD(Optimizer):
 
 
 class TorchOptimizer(Optimizer):
-    """Base of the other optimizers. Each calls one function of torch.optim.
-
-    The function takes lists of tensors: a stack of nodes is one tensor if all of them have taken equally many steps, else
-    one tensor for each node.
-    """
+    """Base of the other optimizers. Each calls one function of torch.optim, with lists of tensors: a stack of nodes is one
+    tensor if all of them have taken equally many steps, else one tensor for each node."""
 
     elementwise: ClassVar[bool] = True
     function: ClassVar[Callable[..., Any]]
@@ -199,17 +190,12 @@ class TorchOptimizer(Optimizer):
         def tensors(stack: Tensor) -> List:
             return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
 
-        type(self).function(
-            tensors(parameters),
-            tensors(gradient),
-            *(tensors(state[name]) if name in state else [] for name in self.vectors),
-            list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
-            lr=lr,
-            foreach=False,
-            maximize=False,
-            **self._settings,
-            **({"fused": True} if fused else {}),
-        )
+        vectors = [tensors(state[name]) if name in state else [] for name in self.vectors]
+        counts = list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()]
+        options = {"lr": lr, "foreach": False, "maximize": False, **self._settings}
+        if fused:
+            options["fused"] = True
+        type(self).function(tensors(parameters), tensors(gradient), *vectors, counts, **options)
         if "steps" in state:
             steps.add_(1)
 
@@ -220,7 +206,7 @@ class Rprop(TorchOptimizer):
     signs of gradients. The learning rate is the first step size and has no effect later."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(
-        lambda *args, lr, **options: rprop(*args, **options)
+        lambda *given, lr, **options: rprop(*given, **options)
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
@@ -254,12 +240,10 @@ class DecayingOptimizer(TorchOptimizer):
 
 
 @wraps(asgd)
-def _asgd(
-    p: List, g: List, averages: List, steps: List, *, lr: float, lambd: float, alpha: float, **options: Any
-) -> None:
+def _asgd(p: List, g: List, averages: List, steps: List, *, lr: float, **options: Any) -> None:
     weights = [1 / (count.double() - options["t0"]).clamp(min=1) for count in steps]
-    sizes = [lr / (1 + lambd * lr * count.double()) ** alpha for count in steps]
-    asgd(p, g, averages, weights, sizes, steps, lr=lr, lambd=lambd, alpha=alpha, **options)
+    sizes = [lr / (1 + options["lambd"] * lr * count.double()) ** options["alpha"] for count in steps]
+    asgd(p, g, averages, weights, sizes, steps, lr=lr, **options)
 
 
 @register("optimizer", "asgd")
