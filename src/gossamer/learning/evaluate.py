@@ -168,7 +168,7 @@ class Evaluator:
 
     def _size(self, model: Model, rows: Rows) -> int:
         """The number of models like this one in a chunk."""
-        largest, means = _Largest(), self._make_means(many=True)
+        largest, means = _Largest(), self._make_means(many=True)  # type: ignore[no-untyped-call]
         with largest, torch.no_grad():
             means(*rows.stack_models([model]), *(half[:BATCH] for half in self.sets["test"]))
         return chunk_size(4 * len(model.parameters) + largest.nbytes, rows.device.type)

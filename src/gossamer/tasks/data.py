@@ -50,17 +50,12 @@ def image_decoder(height: int, width: int, channels: int) -> Decoder:
         for row, data in enumerate(column.struct.field("bytes")):
             try:
                 with Image.open(io.BytesIO(data or b""), formats=FORMATS) as image:
-                    size = image.size
-                    if size == (width, height):
-                        pixels[row].flat = np.asarray(image.convert("L" if channels == 1 else "RGB")).flat
+                    if image.size != (width, height):
+                        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
+                    pixels[row].flat = np.asarray(image.convert("L" if channels == 1 else "RGB")).flat
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
-                raise BadInput(
-                    f"{where}, row {row}: the image can't be decoded; accepted: {', '.join(FORMATS)}"
-                ) from error
-            if size != (width, height):
-                raise BadInput(
-                    f"{where}, row {row}: an image of {size[0]}x{size[1]} pixels; accepted: {width}x{height}"
-                )
+                accepted = f"{width}x{height} pixels as {', '.join(FORMATS)}"
+                raise BadInput(f"{where}, row {row}: {_first_line(error)}; accepted: {accepted}") from error
         return pixels
 
     return decode
@@ -84,7 +79,7 @@ def label_decoder(classes: int) -> Decoder:
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> Splits:
-    """Columns of a data set of the Hugging Face hub as arrays.
+    """Columns of a data set of the Hugging Face hub as arrays whose first axis is the row.
 
     With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
     set that was read before is taken from the cache by its id.
@@ -94,9 +89,6 @@ def hub_dataset(
         columns: the columns to read, and their decoders.
         rows: the splits to read, and how many rows each must have (None: any number).
         data_root: a folder with ``hub/<hub id>/...``, or None for the hub.
-
-    Returns:
-        split -> column -> array whose first axis is the row.
 
     Raises:
         BadInput: for a missing folder or data set, a damaged file (named), unexpected rows, sizes or labels, no
@@ -153,21 +145,15 @@ def _decode(
 ) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
     files = sorted(folder.rglob(f"{split}*.parquet"))
     if not files:
-        raise BadInput(
-            f"data_root: {folder} has no file {split}*.parquet; accepted: all files of the data set"
-        )
+        raise BadInput(f"data_root: {folder} has no file {split}*.parquet; accepted: the whole data set")
     frames = []
     for path in files:
         try:
             frames.append(pl.read_parquet(path, columns=list(columns)))
-        except pl.exceptions.ColumnNotFoundError:
-            found = listed(pl.read_parquet_schema(path))
-            raise BadInput(
-                f"data_root: {path} has the columns {found}; accepted: {listed(columns)}"
-            ) from None
         except (pl.exceptions.PolarsError, OSError) as error:
+            accepted = f"a whole Parquet file with {listed(columns)}"
             raise BadInput(
-                f"data_root: {path} can't be read ({_first_line(error)}); accepted: a whole Parquet file"
+                f"data_root: {path} can't be read ({_first_line(error)}); accepted: {accepted}"
             ) from error
     table = pl.concat(frames)
     where = f"data_root: {folder}, split {split!r}"
@@ -209,14 +195,8 @@ def split_by_owner(
     """Indices of training and test samples, both ascending, for a data set that has no test set.
 
     Of an owner's n samples, ``fraction * n`` are for training, rounded such that every owner of two or more has both
-    kinds; a single sample is for training. The split does not depend on the experiment's seed: runs with different
-    seeds are evaluated on the same samples.
-
-    Args:
-        owners: the owner of each sample, numbers from 0.
-        fraction: share of the training samples, above 0 and below 1.
-        purpose: key with which each owner's training samples are drawn; None takes the owner's first ones, in the
-            order of the data.
+    kinds; a single sample is for training. ``purpose`` is the key with which each owner's training samples are drawn, the
+    same for every experiment's seed; None takes the owner's first ones, in the order of the data.
     """
     grouped = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
     train, test = [], []

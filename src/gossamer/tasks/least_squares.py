@@ -18,9 +18,7 @@ from gossamer.randomness import generator
 from gossamer.tasks.task import Task, TaskSource
 
 
-def half_mean_square(
-    outputs: Float[Tensor, "samples targets"], targets: Float[Tensor, "samples targets"]
-) -> Float[Tensor, ""]:
+def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
     """Half the mean squared residual, over samples and targets."""
     return 0.5 * F.mse_loss(outputs, targets)
 

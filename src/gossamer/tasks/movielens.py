@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -31,16 +31,8 @@ Mean = Float[Tensor, ""]
 
 @dataclass(frozen=True)
 class Release:
-    """One of the published sets of ratings, and how predictions on its scale are evaluated.
-
-    Args:
-        file: the file of ratings, below the data root.
-        delimiter: between the fields of a line.
-        header: whether the first line names the columns.
-        least: the lowest rating.
-        most: the highest one.
-        step: from one rating to the next.
-    """
+    """One of the published sets of ratings: its file below the data root, the delimiter of its fields, whether it has a
+    header, and the scale of its ratings, on which predictions are clipped."""
 
     file: str
     delimiter: str
@@ -137,41 +129,24 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars.
-
-    Raises:
-        BadInput: naming file and line, for a file that can't be read or has no ratings, a missing column, a line without
-            a rating, or a second rating of a film by a user.
-    """
+    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars. A
+    BadInput names the file and the line that can't be used."""
+    text: dict[str, Any] = {"infer_schema_length": 0, "quote_char": None, "truncate_ragged_lines": True}
     try:
-        table = pl.read_csv(
-            path,
-            separator=release.delimiter,
-            has_header=release.header,
-            infer_schema_length=0,  # all columns as text
-            quote_char=None,
-            truncate_ragged_lines=True,
-        )
+        table = pl.read_csv(path, separator=release.delimiter, has_header=release.header, **text)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(
-            f"data_root: {path} can't be read ({error}); accepted: the file of GroupLens"
-        ) from None
+        raise BadInput(f"data_root: {path} can't be read ({error}); accepted: GroupLens's file") from None
     if not release.header:
         table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
     if table.is_empty() or not set(COLUMNS) <= set(table.columns):
-        raise BadInput(
-            f"data_root: {path} has no ratings in columns {', '.join(COLUMNS)}; accepted: the file of GroupLens"
-        )
+        columns = ", ".join(COLUMNS)
+        raise BadInput(f"data_root: {path} has no ratings in columns {columns}; accepted: GroupLens's file")
     ratings = table.select(
         pl.col("userId", "movieId").cast(pl.Int64, strict=False),
         pl.col("rating").cast(pl.Float32, strict=False),
     )
-    stars = pl.col("rating")
-    valid = (
-        pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
-        & stars.is_between(release.least, release.most)
-        & (stars % release.step == 0)
-    )
+    stars, ids = pl.col("rating"), pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
+    valid = ids & stars.is_between(release.least, release.most) & (stars % release.step == 0)
     first = 2 if release.header else 1
     bad = ratings.select((~valid).fill_null(True).arg_true()).to_series()
     if len(bad):

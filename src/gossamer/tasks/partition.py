@@ -30,25 +30,15 @@ class Partition(Component):
 
     @abstractmethod
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each node, in any order; :meth:`assign` sorts and checks them.
-
-        Args:
-            task: the data.
-            nodes: number of nodes, at least 1 and at most ``task.samples``.
-            rng: the source of randomness.
-        """
+        """The samples of each of 1 to ``task.samples`` nodes, in any order; :meth:`assign` sorts and checks them."""
 
     def assign(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each node: ``nodes`` sorted, disjoint, non-empty int64 arrays of indices into
-        ``task.train``.
-
-        Raises:
-            BadInput: for a split that is impossible with this task and this many nodes.
-        """
+        """The samples of each node: sorted, disjoint, non-empty int64 arrays of indices into ``task.train``. A BadInput
+        refuses a split that is impossible with this task and this many nodes."""
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
-        used, sizes = np.concatenate(parts), [len(part) for part in parts]
+        used, sizes, problem = np.concatenate(parts), [len(part) for part in parts], ""
         if len(parts) != nodes:
             problem = f"{len(parts)} parts for {nodes} nodes; accepted: one a node"
         elif 0 in sizes:
@@ -57,22 +47,18 @@ class Partition(Component):
             problem = f"samples from {used.min()} to {used.max()}; accepted: 0 to {task.samples - 1}"
         elif (times := np.bincount(used)).max() > 1:
             problem = f"sample {times.argmax()} is given out {times.max()} times; accepted: once"
-        else:
-            if missing := task.samples - len(used):
-                name = self.name_of()
-                log.warning(
-                    "partition %s: %d of %d training samples are left out", name, missing, task.samples
-                )
-            return parts
-        raise BadInput(f"partition {self.name_of()!r}: {problem}")
+        if problem:
+            raise BadInput(f"partition {self.name_of()!r}: {problem}")
+        if left := task.samples - len(used):
+            said = "partition %s: %d of %d training samples are left out"
+            log.warning(said, self.name_of(), left, task.samples)
+        return parts
 
     def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
         targets = task.labels()
         if targets is None:
-            raise BadInput(
-                f"partition {self.name_of()!r}: the task's targets are not class numbers; accepted: a task with classes, or"
-                " one of iid, natural, sizes"
-            )
+            problem = "the task's targets are not class numbers; accepted: a task with classes, or iid, natural, sizes"
+            raise BadInput(f"partition {self.name_of()!r}: {problem}")
         return targets.numpy(force=True)
 
 

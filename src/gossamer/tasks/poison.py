@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
@@ -59,11 +59,8 @@ class Selector(Section):
         return self
 
     def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
-        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed.
-
-        Raises:
-            BadInput: for a rank or a place that does not exist.
-        """
+        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed. A BadInput refuses a
+        rank or a place that does not exist."""
         if self.degree_rank is not None:
             return [_nth("degree_rank", self.degree_rank, dict(graph().degree()))]
         if self.betweenness_rank is not None:
@@ -108,16 +105,8 @@ class Poison(Component):
 
     @abstractmethod
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        """Poisoned samples.
-
-        Args:
-            inputs: copies of the samples that are poisoned, which may be changed in place.
-            targets: copies of their targets.
-            rng: keyed by the experiment's seed, the node and the poison.
-
-        Returns:
-            As many inputs and targets, of the same shapes and types.
-        """
+        """Poisoned samples: as many inputs and targets, of the same shapes and types. The given ones are copies, which may be
+        changed in place; ``rng`` is keyed by the experiment's seed, the node and the poison."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair | None:
         """Samples that show whether a model has learned the poison, made from those of the evaluation set ``test``
@@ -147,22 +136,15 @@ class Patch(Poison):
     def settled(self, task: Task) -> Poison:
         inputs = task.train[0]
         if inputs.dim() != 4 or not inputs.is_floating_point():
-            raise BadInput(
-                f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}; accepted: a task with images"
-                " [samples, channels, height, width]"
-            )
+            found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
+            raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
         if self.size > min(inputs.shape[2:]):
             raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
         if self.target >= (classes := class_count(task)):
             raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
         return self.model_copy(update={"value": float(inputs.max()) if self.value is None else self.value})
 
-    def transform(
-        self,
-        inputs: Float[Tensor, "samples channels height width"],
-        targets: Int[Tensor, " samples"],
-        rng: np.random.Generator,
-    ) -> Pair:
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         assert self.value is not None
         vertical, _, horizontal = self.corner.partition("-")
         rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
@@ -206,21 +188,9 @@ def poisoned(
     graph: Callable[[], nx.Graph[int]],
     seed: int,
 ) -> tuple[Task, list[list[int]]]:
-    """A task with the data and the evaluation sets of some poisons, one after the other.
-
-    Args:
-        task: the clean task; it stays unchanged.
-        parts: indices of each node's training samples, disjoint.
-        poisons: the poisons.
-        graph: gives the graph of the first round.
-        seed: the experiment's.
-
-    Returns:
-        The task, and the ranks that each poison reaches.
-
-    Raises:
-        BadInput: for a poison that does not fit the task or the graph, or that fails.
-    """
+    """A new task with the data and the evaluation sets of some poisons, one after the other, and the ranks that each poison
+    reaches. ``parts`` are the indices of each node's training samples; ``graph`` gives the graph of the first round. A
+    BadInput refuses a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
         return task, []
     inputs, targets = (tensor.clone() for tensor in task.train)
@@ -251,7 +221,6 @@ def poisoned(
 
 @contextmanager
 def _naming(number: int, poison: Poison) -> Iterator[None]:
-    """Errors that say which poison they are about."""
     said = f"poison.{number} {poison.name_of()!r}: "
     try:
         yield
