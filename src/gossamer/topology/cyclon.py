@@ -57,9 +57,6 @@ class Cyclon(Topology):
             neither is given.
         degree: number of nodes drawn from the view for each round; null is all of it.
         bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
-
-    Raises:
-        BadInput: for both periods, a degree or shuffle above the view, weights, or a bootstrap that changes.
     """
 
     random: ClassVar[bool] = True
@@ -79,10 +76,8 @@ class Cyclon(Topology):
         if data.get("every_s") is None:
             return {**data, "every_rounds": data.get("every_rounds") or 1}
         if data.get("every_rounds") is not None:
-            raise BadInput(
-                f"topology.every_s: {data['every_s']} with topology.every_rounds: {data['every_rounds']};"
-                " accepted: one of them"
-            )
+            both = f"{data['every_s']} with topology.every_rounds: {data['every_rounds']}"
+            raise BadInput(f"topology.every_s: {both}; accepted: one of them")
         return data
 
     @model_validator(mode="after")
@@ -94,9 +89,7 @@ class Cyclon(Topology):
             raise BadInput(f"topology.weights: {self.weights.name_of()} for cyclon; accepted: null")
         known = self.bootstrap
         if known.sampled or known.every_rounds is not None:
-            raise BadInput(
-                f"topology.bootstrap: {known.name_of()}; accepted: a topology that does not change"
-            )
+            raise BadInput(f"topology.bootstrap: {known.name_of()}; accepted: one that does not change")
         return self
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
@@ -116,19 +109,14 @@ class Cyclon(Topology):
     def drawn_at(self, nodes: int, round: int) -> int:
         return 0
 
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler:
+        return Sampler(self, seed, contacts, node, host)
+
 
 class Sampler:
-    """Cyclon at one node. Its view, {rank: age}, is in the node's state.
-
-    Messages and exchanges that are due wait in a queue until :meth:`run` handles them, one after the other.
-
-    Args:
-        settings: the topology's parameters.
-        seed: the experiment's seed.
-        contacts: the ranks that the node knows at first.
-        node: the node: its ``rank``, ``size`` and ``state``.
-        host: the node's :class:`~gossamer.node.host.Host`: its ``lost``, ``send`` and ``timer``.
-    """
+    """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. It uses the
+    ``rank``, ``size`` and ``state`` of the node, and ``lost``, ``send`` and ``timer`` of its
+    :class:`~gossamer.node.host.Host`. Messages and exchanges that are due wait in a queue for :meth:`run`."""
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
@@ -153,10 +141,8 @@ class Sampler:
     def neighbors(self, r: int, direction: Direction) -> tuple[int, ...]:
         """The view, or the nodes drawn from it for round ``r``, ascending; ValueError for any direction but "out"."""
         if direction != "out":
-            raise ValueError(
-                f"direction {direction!r} on the topology {self._settings.name_of()}, where a node does not know its"
-                ' in-neighbours; accepted: "out"'
-            )
+            problem = f"direction {direction!r} on the topology {self._settings.name_of()}"
+            raise ValueError(f'{problem}, where a node does not know its in-neighbours; accepted: "out"')
         view, degree = self.view, self._settings.degree
         if degree is None or degree >= len(view):
             return view
@@ -176,17 +162,14 @@ class Sampler:
         """Handle messages and start exchanges until cancelled."""
         every_s, timer = self._settings.every_s, None
 
-        def wait(seconds: float) -> None:
+        def tick(seconds: float, due: bool = True) -> None:
             nonlocal timer
-            timer = self._host.timer(seconds, tick, background=True)
-
-        def tick() -> None:
-            assert every_s is not None
-            self._due.put_nowait(None)
-            wait(every_s)
+            if due:
+                self._due.put_nowait(None)
+            timer = self._host.timer(seconds, lambda: tick(every_s or 0.0), background=True)
 
         if every_s is not None:
-            wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
+            tick(every_s * generator(self._seed, "sampler/phase", self._node.rank).random(), due=False)
         try:
             while True:
                 message = await self._due.get()

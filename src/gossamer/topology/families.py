@@ -59,10 +59,8 @@ class Torus(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         divisors = [rows for rows in range(1, nodes + 1) if nodes % rows == 0]
         if self.rows is not None and self.rows not in divisors:
-            raise BadInput(
-                f"topology.rows: {self.rows} with {nodes} nodes; accepted: a divisor of {nodes}"
-                f" ({', '.join(map(str, divisors))})"
-            )
+            accepted = f"a divisor of {nodes} ({', '.join(map(str, divisors))})"
+            raise BadInput(f"topology.rows: {self.rows} with {nodes} nodes; accepted: {accepted}")
         rows = self.rows or max(divisor for divisor in divisors if divisor <= isqrt(nodes))
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
@@ -75,10 +73,8 @@ class Hypercube(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         dimension = nodes.bit_length() - 1
         if nodes != 1 << dimension:
-            raise BadInput(
-                f"nodes: {nodes} for the topology hypercube; accepted: a power of two, e.g. "
-                f"{1 << dimension} or {2 << dimension}"
-            )
+            accepted = f"a power of two, e.g. {1 << dimension} or {2 << dimension}"
+            raise BadInput(f"nodes: {nodes} for the topology hypercube; accepted: {accepted}")
         return Graph(nodes, ((i, i ^ (1 << k)) for i in range(nodes) for k in range(dimension)))
 
 
@@ -132,11 +128,7 @@ class RandomRegular(RandomTopology):
 
 
 def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
-    """A random graph of ``nodes`` nodes with ``degree`` neighbours each, connected or not.
-
-    Raises:
-        BadInput: for a degree that no graph with that many nodes has.
-    """
+    """A random graph with ``degree`` neighbours of each node, connected or not."""
     return Graph.from_networkx(_regular(nodes, degree, rng))
 
 

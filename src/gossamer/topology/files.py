@@ -21,8 +21,7 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{where}: can't be read ({reason}); accepted: a text file") from None
+        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
     for number, line in enumerate(lines, start=1):
         if words := line.partition("#")[0].replace(",", " ").split():
             yield number, words
@@ -38,14 +37,9 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
             raise BadInput(f"{where}, line {number}: {error}; accepted: finite numbers") from None
         if not np.isfinite(rows[-1]).all():
             raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: finite numbers")
-        if len(words) != len(rows[0]):
-            raise BadInput(
-                f"{where}, line {number}: {len(words)} numbers; accepted: {len(rows[0])}, as before"
-            )
-    if not rows or len(rows) != len(rows[0]):
-        raise BadInput(
-            f"{where}: {len(rows)} rows of {len(rows[0]) if rows else 0} numbers; accepted: a square matrix"
-        )
+    if not rows or any(len(row) != len(rows) for row in rows):
+        lengths = " or ".join(sorted({str(len(row)) for row in rows})) or "0"
+        raise BadInput(f"{where}: {len(rows)} rows of {lengths} numbers; accepted: a square matrix")
     return np.array(rows, dtype=np.float64)
 
 
@@ -94,9 +88,8 @@ class Adjacency(Topology):
         wrong = np.argwhere(((matrix != 0) & (matrix != 1)) | (np.eye(nodes) * matrix != 0))
         if len(wrong):
             i, j = wrong[0].tolist()
-            raise BadInput(
-                f"{where}: {matrix[i, j]:.9g} in row {i}, column {j}; accepted: 0 or 1, and 0 on the diagonal"
-            )
+            found = f"{matrix[i, j]:.9g} in row {i}, column {j}"
+            raise BadInput(f"{where}: {found}; accepted: 0 or 1, and 0 on the diagonal")
         edges = ((i, j) for i, j in np.argwhere(matrix).tolist())
         return Graph(nodes, edges, directed=bool((matrix != matrix.T).any()))
 
@@ -108,11 +101,7 @@ class Given(Weights):
     Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004).
 
     Args:
-        path: the file; n lines of n numbers, separated by spaces or commas.
-
-    Raises:
-        BadInput: for a matrix that is not n by n, a row that does not sum to 1 (to 1e-6), or a weight without an
-            edge.
+        path: the file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     """
 
     path: FilePath
@@ -129,9 +118,9 @@ class Given(Weights):
             if not abs(row.sum() - 1) <= 1e-6:
                 raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
+                found = f"{row[other]:.9g} in row {rank}, column {other}"
                 raise BadInput(
-                    f"{where}: {row[other]:.9g} in row {rank}, column {other}, but the graph has no edge from {other} to"
-                    f" {rank}; accepted: 0"
+                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
                 )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:

@@ -34,24 +34,15 @@ SPECTRUM_NODES = 3000
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
     """The mixing matrix W [nodes, nodes] of a round, float64: row = receiver; every row sums to 1."""
-    values: list[float] = []
-    columns: list[int] = []
-    bounds = [0]
-    for rank in range(schedule.nodes):
-        row = schedule.mixing_weights(rank, round)
-        columns += [rank, *row]
-        values += [1.0 - sum(row.values()), *row.values()]
-        bounds.append(len(columns))
+    rows = [schedule.mixing_weights(rank, round) for rank in range(schedule.nodes)]
+    values = [value for row in rows for value in (1.0 - sum(row.values()), *row.values())]
+    columns = [column for rank, row in enumerate(rows) for column in (rank, *row)]
+    bounds = np.cumsum([0, *(1 + len(row) for row in rows)])
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
 
 
 def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, float | int | None]:
-    """All measures of a round's graph and mixing matrix.
-
-    Args:
-        schedule: the topology of an experiment.
-        round: the round.
-        gamma: the decay of :func:`effective_neighbors`.
+    """All measures of a round's graph and mixing matrix; gamma is the decay of :func:`effective_neighbors`.
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
@@ -93,17 +84,9 @@ def diameter(graph: Graph) -> int | None:
 
 
 def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
-    """1 - abs(lambda_2), the rate at which repeated mixing converges.
-
-    0 for a disconnected graph, 1 if one round averages exactly.
-
-    Args:
-        W: a row-stochastic matrix [nodes, nodes].
-
-    Returns:
-        The gap, or None if the matrix is large and the iteration does not converge, because the second eigenvalue is close
-        to others (a ring of many thousand nodes).
-    """
+    """1 - abs(lambda_2) of a row-stochastic matrix [nodes, nodes], the rate at which repeated mixing converges: 0 for a
+    disconnected graph, 1 if one round averages exactly. None if the matrix is large and the iteration does not converge,
+    because the second eigenvalue is close to others (a ring of many thousand nodes)."""
     if W.shape[0] == 1:
         return 1.0
     # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
@@ -154,9 +137,6 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
         W: a row-stochastic matrix [nodes, nodes]. Up to :data:`DENSE_NODES` nodes the mean variance is exact; above, it
             is estimated from 256 keyed random vectors, to about a percent.
         gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates.
-
-    Raises:
-        BadInput: for a gamma outside [0, 1).
     """
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")

@@ -10,7 +10,7 @@ from typing import Any
 from gossamer.config.registry import Component, FunctionComponent
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.randomness import SHARED, generator
-from gossamer.topology.cyclon import Cyclon, Sampler
+from gossamer.topology.cyclon import Sampler
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.topology import Layers, Topology, located
 from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
@@ -19,8 +19,7 @@ CACHED_GRAPHS = 16
 """The cache keeps at least this many graphs, the most recently used ones."""
 
 CACHED_SIZE = 2_000_000
-"""More graphs are kept as long as their nodes and neighbours are about this many in total. Asynchronous nodes are in
-rounds far apart, and would otherwise draw the graphs of all these rounds again and again."""
+"""More are kept up to about this many nodes and neighbours in total, since asynchronous nodes are in rounds far apart."""
 
 
 @dataclass
@@ -44,9 +43,6 @@ class TopologySchedule:
         seed: the experiment's seed.
         samples: number of training samples of each node, for weights that need it.
         purpose: the topology's field in the experiment, for keys and errors.
-
-    Raises:
-        BadInput: for fewer than one node, or a component that is not a topology.
     """
 
     def __init__(
@@ -62,9 +58,8 @@ class TopologySchedule:
             raise BadInput(f"nodes: {nodes}; accepted: at least 1")
         found = topology.call() if isinstance(topology, FunctionComponent) else topology
         if not isinstance(found, Topology):
-            raise BadInput(
-                f"{purpose}: {topology.name_of()} gives {type(found).__name__}; accepted: Topology"
-            )
+            given = f"{topology.name_of()} gives {type(found).__name__}"
+            raise BadInput(f"{purpose}: {given}; accepted: Topology")
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
@@ -81,9 +76,9 @@ class TopologySchedule:
 
     def sampler(self, node: Any, host: Any) -> Sampler | None:
         """The peer sampler of a node; None for a topology with a graph. Arguments as for :class:`Sampler`."""
-        if not isinstance(self.topology, Cyclon):
-            return None
-        return Sampler(self.topology, self.seed, self.neighbors(node.rank, 0, "out"), node, host)
+        contacts = self.neighbors(node.rank, 0, "out") if self.sampled else ()
+        sampler: Sampler | None = self.topology.sampler(self.seed, contacts, node, host)
+        return sampler
 
     @property
     def static(self) -> bool:

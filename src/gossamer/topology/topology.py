@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
@@ -31,9 +31,6 @@ class Topology(Component):
         every_rounds: the period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
         weights: mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
         allow_disconnected: accept a graph of several components.
-
-    Raises:
-        BadInput: for ``every_rounds`` on a topology that is not random.
     """
 
     random: ClassVar[bool] = False
@@ -48,24 +45,14 @@ class Topology(Component):
     @model_validator(mode="after")
     def _only_random_is_redrawn(self) -> Topology:
         if self.every_rounds is not None and not self.random:
-            raise BadInput(
-                f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random;"
-                " accepted: null (or, in layers, every_rounds of a random layer)"
-            )
+            problem = f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random"
+            raise BadInput(f"{problem}; accepted: null (or, in layers, every_rounds of a random layer)")
         return self
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A graph of this topology.
-
-        Args:
-            nodes: number of nodes, at least 1.
-            rng: the only source of randomness.
-            round: the round that :meth:`drawn_at` returned.
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """A graph of this topology. ``rng`` is the only source of randomness, ``round`` the round that :meth:`drawn_at`
+        returned. A BadInput refuses parameters that no graph with that many nodes has."""
 
     def drawn_at(self, nodes: int, round: int) -> int:
         """The round at which the graph of ``round`` is drawn; rounds with the same result share a graph."""
@@ -74,6 +61,10 @@ class Topology(Component):
     def cycle(self, nodes: int) -> int:
         """Number of rounds, from 0 on, whose union has to be connected."""
         return 1
+
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Any:
+        """The peer sampler of a node, if nodes find their neighbours themselves."""
+        return None
 
 
 @contextmanager
@@ -96,7 +87,7 @@ class RandomTopology(Topology):
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One undirected draw of the model with the nodes 0 to n - 1, connected or not; errors as for :meth:`draw`."""
+        """One undirected draw of the model with the nodes 0 to n - 1, connected or not."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         for _ in range(ATTEMPTS):
