@@ -1,4 +1,4 @@
-"""Aggregators: how a node makes one model of its own and those that it received.
+"""Aggregators: how a node computes one model from its own and those that it received.
 
 ``Node.mix`` uses the experiment's ``aggregator``: the weighted mean unless another one is named. The robust ones count every
 model once, whatever its weight, except that a model of weight 0 takes no part (a server's own in ``fedavg``). With up to f
@@ -22,8 +22,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight
 from gossamer.messages.tags import Model
 
-_ROUNDING = 1e-12
-"""What is left of 1 after all other weights is taken for 0 below this value: their sum is rounded."""
+_ROUNDING = 1e-12  # a smaller rest of 1 after all other weights is taken for 0
 
 
 class Aggregator(Component):
@@ -59,19 +58,13 @@ class Aggregator(Component):
         return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
 
     def mix(self, step: Mix, fresh: Fresh) -> Any:
-        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates.
-
-        Raises:
-            ValueError: for a part of a model, or lengths that differ.
-        """
+        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates. A ValueError for a part of a model, or
+        lengths that differ."""
         own, inbox = step.own, step.inbox
         ranks, share = sorted(inbox), own_share(step)
         given = [step.weights[rank] for rank in ranks]
         if isinstance(own, Model):
-            halves = [
-                [self._whole(half(inbox[rank], which), own[which], rank) for rank in ranks]
-                for which in range(2)
-            ]
+            halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
             mixed = self.aggregate_models(own, list(map(Model, *halves)), given, share)
             return Model(*(fresh(len(each)).copy_(each) for each in mixed))
         vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
@@ -124,10 +117,8 @@ class _Unweighted(Aggregator):
             raise ValueError(f"aggregator: weights {weights}; accepted: finite numbers")
         taken = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
         if len(taken) < self.least:
-            raise ValueError(
-                f"aggregator: {self.name_of()} got {len(taken)} models, the node's own included; accepted: at least"
-                f" {self.least}"
-            )
+            found = f"{self.name_of()} got {len(taken)} models, the node's own included"
+            raise ValueError(f"aggregator: {found}; accepted: at least {self.least}")
         return torch.stack(taken)
 
 
@@ -163,9 +154,8 @@ class TrimmedMean(_Unweighted):
     @model_validator(mode="after")
     def _one_of_both(self) -> TrimmedMean:
         if (self.count is None) == (self.share is None):
-            raise BadInput(
-                f"aggregator: trimmed-mean with count {self.count} and share {self.share}; accepted: one of both"
-            )
+            found = f"trimmed-mean with count {self.count} and share {self.share}"
+            raise BadInput(f"aggregator: {found}; accepted: one of both")
         return self
 
     @property

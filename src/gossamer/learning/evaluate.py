@@ -86,12 +86,11 @@ class Evaluator:
         problem, rows = None, self.rows
         if rows is not None and models:
             try:
-                if self._chunk is None:
-                    self._chunk = self._size(models[0], rows)
+                self._chunk = self._chunk or self._size(models[0], rows)
                 if self._chunk >= LEAST:
                     split = chunks([list(range(len(models)))], self._chunk)
                     parts = self.workers.map(
-                        lambda some: self._together([models[i] for i in some], on, rows), split
+                        lambda part: self._together([models[i] for i in part], on, rows), split
                     )
                     return [found for part in parts for found in part]
             except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
@@ -127,7 +126,7 @@ class Evaluator:
         for model in models:
             for inputs, targets in self.sets.values():
                 rest = len(inputs) % BATCH
-                for end in (slice(BATCH), slice(len(inputs) - rest, len(inputs))):  # (empty without a rest)
+                for end in (slice(BATCH), slice(len(inputs) - rest, None)):  # (empty without a rest)
                     self._evaluate(model, inputs[end], targets[end])
 
     def forms(self) -> dict[str, int]:
@@ -199,8 +198,6 @@ class Evaluator:
 
 
 class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the size of the largest tensor that is created."""
-
     nbytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,7 +209,6 @@ class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
-    """The keyed sample of an evaluation set, in the order of the data."""
     inputs, targets = task.tests[name]
     if samples is None or samples >= len(inputs):
         return inputs, targets
@@ -222,7 +218,7 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure returns, as a tensor of one value; a user's metric may also return a plain number."""
+    """The mean that a measure returns; a user's metric may also return a plain number."""
     if isinstance(measure, RootMean):
         measure = measure.mean
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
@@ -241,16 +237,12 @@ def _naming(field: str, **given: Any) -> Iterator[None]:
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        tensors = " and ".join(
-            f"{name} {tuple(each.shape)} of {each.dtype}"
-            for name, each in given.items()
-            if isinstance(each, Tensor)
-        )
+        tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+        said = " and ".join(f"{name} {tuple(each.shape)} of {each.dtype}" for name, each in tensors.items())
         message = " ".join(str(error).split())
-        raise RuntimeError(f"{field}, given {tensors}: {type(error).__name__}: {message}") from error
+        raise RuntimeError(f"{field}, given {said}: {type(error).__name__}: {message}") from error
 
 
 def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a forward pass; none of no samples."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

@@ -27,14 +27,10 @@ def gradient_function(
 ) -> Function:
     """``(parameters [P], buffers [B], batch [samples]) -> (loss, buffers after it [B], gradient [P])``.
 
-    Args:
-        task: has the loss.
-        module: the model, in training mode; its values are not used.
-        data: the training data that batches index.
-        trained: the fields that have a gradient; the others are frozen, and their gradient is zero.
-        nodes: arguments and results are stacks of many nodes, [nodes, P] and so on; only the trained fields' gradients are
-            given, each in its shape, which saves copying them into one vector.
-        compiled: run the forward and backward pass through torch.compile.
+    The module is the model in training mode; its values are not used. Fields that are not trained are frozen, and their
+    gradient is zero. With ``nodes``, arguments and results are stacks of many nodes, [nodes, P] and so on; only the trained
+    fields' gradients are given, each in its shape, which saves copying them into one vector. With ``compiled``, the forward
+    and backward pass run through torch.compile.
     """
     inputs, targets = data
     layout = Layout.of(module)
@@ -93,10 +89,9 @@ class ForMany(TorchFunctionMode):
             return _cross_entropy(*args)
         if func in (torch.argmax, Tensor.argmax) and kwargs.keys() <= {"input", "dim", "keepdim"}:
             return _argmax(*args, **kwargs)
-        if func is F.embedding and not torch.is_grad_enabled():
-            max_norm = args[3] if len(args) > 3 else kwargs.get("max_norm")
-            if max_norm is None:  # else it writes the table
-                return _embedding(*args, **kwargs)
+        plain = (args[3] if len(args) > 3 else kwargs.get("max_norm")) is None  # else it writes the table
+        if func is F.embedding and plain and not torch.is_grad_enabled():
+            return _embedding(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -148,6 +143,5 @@ def _apart(gradients: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images [batch, channels, height, width] in the memory layout in which small convolutions run fastest on
-    a CPU."""
+    """Images in the memory layout in which small convolutions run fastest on a CPU."""
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs

@@ -30,11 +30,10 @@ class LearningRateSchedule(Component):
     @final
     def factor_at(self, round: int) -> float:
         """The factor of a round, from 0."""
-        left = self.warmup_rounds - round
-        if left > 0:
+        if round < self.warmup_rounds:
             # The first factor is 1 / (w + 1) and not 0, since a round with a learning rate of zero would be lost.
             return self.factor_after_warmup(0) * (round + 1) / (self.warmup_rounds + 1)
-        return self.factor_after_warmup(-left)
+        return self.factor_after_warmup(round - self.warmup_rounds)
 
     @abstractmethod
     def factor_after_warmup(self, round: int) -> float:
