@@ -18,13 +18,10 @@ from gossamer.errors import BadInput
 
 
 class LearningRateSchedule(Component):
-    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`.
+    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`."""
 
-    Args:
-        warmup_rounds: rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own
-            rounds count from there (gradual warm-up: Goyal et al., 2017).
-    """
-
+    # Rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own rounds
+    # count from there (gradual warm-up: Goyal et al., 2017).
     warmup_rounds: int = Field(default=0, ge=0)
 
     @final

@@ -41,26 +41,22 @@ State = dict[str, Tensor]
 
 class Optimizer(Component):
     """Base of optimizers: holds settings, while the caller holds the state. A subclass implements :meth:`init` and
-    :meth:`update`.
-
-    Args:
-        lr: learning rate.
-        schedule: multiplies the learning rate, round by round; None keeps it.
-        clip_value: clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
-        clip_norm: scales a node's gradient down to this Euclidean norm, after ``clip_value``, as
-            torch.nn.utils.clip_grad_norm_ does (Pascanu et al., 2013).
-        reset_every_round: starts each round with a new state (momentum and so on), as DecentralizePy does.
-    """
+    :meth:`update`."""
 
     elementwise: ClassVar[bool] = False
     """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
-    lr: float = Field(gt=0)
+    lr: float = Field(gt=0)  # learning rate
+    # Multiplies the learning rate, round by round; None keeps it.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
     ] = None
+    # Clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
     clip_value: float | None = Field(default=None, gt=0)
+    # Scales a node's gradient down to this Euclidean norm, after clip_value, as torch.nn.utils.clip_grad_norm_ does
+    # (Pascanu et al., 2013).
     clip_norm: float | None = Field(default=None, gt=0)
+    # Starts each round with a new state (momentum and so on), as DecentralizePy does.
     reset_every_round: bool = False
 
     def lr_at(self, round: int) -> float:

@@ -46,23 +46,15 @@ class Access(Conditions):
 
 @register("network", "uniform")
 class Uniform(Network):
-    """The same latency between all pairs, the same bandwidth at all nodes.
+    """The same latency between all pairs, the same bandwidth at all nodes."""
 
-    Args:
-        latency_s: one-way delay of every pair, seconds.
-        jitter_s: standard deviation of the delay, seconds.
-        loss: probability that a message is lost.
-        bandwidth_mbps: uplink and downlink of every node, 10^6 bits per second; null is unlimited.
-        uplink_mbps: the uplink, in place of ``bandwidth_mbps``.
-        downlink_mbps: the downlink, in place of ``bandwidth_mbps``.
-    """
-
-    latency_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    jitter_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    loss: float = Field(default=0.0, ge=0, lt=1)
-    bandwidth_mbps: float | None = Field(default=None, gt=0)
-    uplink_mbps: float | None = Field(default=None, gt=0)
-    downlink_mbps: float | None = Field(default=None, gt=0)
+    latency_s: NonNegativeFloat = 0.0  # one-way delay of every pair, seconds
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of the delay, seconds
+    loss: Probability = 0.0  # probability that a message is lost
+    # Uplink and downlink of every node, 10^6 bits per second; null is unlimited.
+    bandwidth_mbps: PositiveFloat | None = None
+    uplink_mbps: PositiveFloat | None = None  # the uplink, in place of bandwidth_mbps
+    downlink_mbps: PositiveFloat | None = None  # the downlink, in place of bandwidth_mbps
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         up = bytes_per_second(self.bandwidth_mbps if self.uplink_mbps is None else self.uplink_mbps)
@@ -79,14 +71,13 @@ class Stragglers(Uniform, SomeNodes):
     first ranks.
 
     Args:
-        factor: divisor of a straggler's bandwidth.
-        spread_mbps: standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink
-            and downlink together, and drawn again if no bandwidth would be left.
         count: number of stragglers, or ``fraction`` of the nodes, or their ``ranks``; the rest as in :class:`Uniform`.
     """
 
-    factor: PositiveFloat = 5.0
-    spread_mbps: float = Field(default=0.0, ge=0)
+    factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth
+    # Standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink and downlink
+    # together, and drawn again if no bandwidth would be left.
+    spread_mbps: NonNegativeFloat = 0.0
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         links = super().conditions(nodes, seed).rates.reshape(2, nodes)  # uplinks and downlinks
@@ -131,20 +122,16 @@ class Star(Network):
     """A link for each node to a centre. Each parameter is one value for all nodes, or a list with one for each.
 
     A message crosses two links: their latencies add up, and so do the variances of their jitter; either may lose it.
-
-    Args:
-        uplink_mbps: towards the centre, 10^6 bits per second; null is unlimited.
-        downlink_mbps: from the centre; null is unlimited.
-        latency_s: delay of a link, seconds.
-        jitter_s: standard deviation of the delay, seconds.
-        loss: probability that a link loses a message.
     """
 
+    # Towards the centre, 10^6 bits per second; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    # From the centre; null is unlimited.
     downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
-    latency_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
+    latency_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0  # delay of a link, seconds
+    # Standard deviation of the delay, seconds.
     jitter_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
-    loss: Probability | tuple[Probability, ...] = 0.0
+    loss: Probability | tuple[Probability, ...] = 0.0  # probability that a link loses a message
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         up, down, latency_s, jitter_s, loss = (

@@ -49,13 +49,9 @@ class ComputeProfile(Component):
 
 @register("compute", "constant")
 class Constant(ComputeProfile):
-    """Every step takes the same time on every node.
+    """Every step takes the same time on every node."""
 
-    Args:
-        seconds_per_step: that time.
-    """
-
-    seconds_per_step: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    seconds_per_step: NonNegativeFloat = 0.01  # that time
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.seconds_per_step
@@ -66,15 +62,10 @@ class Constant(ComputeProfile):
 
 @register("compute", "log-normal")
 class LogNormal(ComputeProfile):
-    """The time of every step is drawn: the median times e^(sigma z), z standard normal.
+    """The time of every step is drawn: the median times e^(sigma z), z standard normal."""
 
-    Args:
-        median_seconds: the median time of a step.
-        sigma: standard deviation of the logarithm.
-    """
-
-    median_seconds: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    sigma: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    median_seconds: NonNegativeFloat = 0.01  # the median time of a step
+    sigma: NonNegativeFloat = 0.5  # standard deviation of the logarithm
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.median_seconds * float(generator(seed, "compute", rank, step).lognormal(0.0, self.sigma))
@@ -86,13 +77,10 @@ class StepTrace(ComputeProfile):
 
     A name in the column ``node`` is one measured device. Its rows, one or more, are the times of its successive steps, and
     repeat after the last.
-
-    Args:
-        path: the file; .csv or .csv.gz.
-        assign: node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
     """
 
-    path: FilePath
+    path: FilePath  # the file; .csv or .csv.gz
+    # Node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
     assign: Literal["in-order", "drawn"] = "in-order"
 
     _device: ClassVar[tuple[int, ...]] = ()
@@ -119,12 +107,9 @@ class StepTrace(ComputeProfile):
 
 
 class ModifiedProfile(ComputeProfile):
-    """A profile that changes the durations of another one.
+    """A profile that changes the durations of another one."""
 
-    Args:
-        base: the other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
-    """
-
+    # The other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
     base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Field(
         default_factory=Constant
     )
@@ -161,14 +146,13 @@ class PerNode(_ScaledProfile):
 
     Args:
         base: another compute profile, whose durations the factors multiply.
-        seconds_per_step: seconds of a step, a number for each node; without a base.
-        factors: a number for each node.
-        sigma: factors are drawn, once for the run: e^(sigma z), z standard normal.
     """
 
+    # Seconds of a step, a number for each node; without a base.
     seconds_per_step: tuple[NonNegativeFloat, ...] | None = None
-    factors: tuple[PositiveFloat, ...] | None = None
-    sigma: float | None = Field(default=None, ge=0)
+    factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
+    # Factors are drawn, once for the run: e^(sigma z), z standard normal.
+    sigma: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PerNode:
@@ -201,11 +185,10 @@ class SlowNodes(_ScaledProfile, SomeNodes):
 
     Args:
         base: another compute profile.
-        factor: what the durations of a slow node are multiplied by.
         count: number of slow nodes, or ``fraction`` of the nodes, or their ``ranks``; see :class:`SomeNodes`.
     """
 
-    factor: PositiveFloat = 5.0
+    factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         chosen = {"ranks": self.chosen(nodes, seed, "compute"), "count": None, "fraction": None}
@@ -217,19 +200,12 @@ class SlowNodes(_ScaledProfile, SomeNodes):
 
 
 class SlowdownWindow(Component):
-    """A slowdown at a given time.
+    """A slowdown at a given time."""
 
-    Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end.
-        factor: what the duration of a step is multiplied by.
-        ranks: the nodes that it slows down; null is all.
-    """
-
-    from_s: NonNegativeFloat
-    to_s: PositiveFloat
-    factor: PositiveFloat
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    from_s: NonNegativeFloat  # its start, seconds of the engine's clock
+    to_s: PositiveFloat  # its end
+    factor: PositiveFloat  # what the duration of a step is multiplied by
+    ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes that it slows down; null is all
 
     @model_validator(mode="after")
     def _check_order(self) -> SlowdownWindow:
@@ -244,17 +220,11 @@ class SlowdownWindow(Component):
 
 
 class RandomSlowdowns(Component):
-    """Random slowdowns of each node, one at a time; the times between them and their durations are exponential.
+    """Random slowdowns of each node, one at a time; the times between them and their durations are exponential."""
 
-    Args:
-        per_hour: mean number that start in an hour without any.
-        mean_s: mean duration, seconds.
-        factor: what the duration of a step is multiplied by.
-    """
-
-    per_hour: PositiveFloat
-    mean_s: PositiveFloat
-    factor: PositiveFloat
+    per_hour: PositiveFloat  # mean number that start in an hour without any
+    mean_s: PositiveFloat  # mean duration, seconds
+    factor: PositiveFloat  # what the duration of a step is multiplied by
 
 
 @register("compute", "slowdowns")
@@ -265,12 +235,10 @@ class Slowdowns(ModifiedProfile):
 
     Args:
         base: another compute profile.
-        windows: slowdowns at given times.
-        random: slowdowns that are drawn; null for none.
     """
 
-    windows: tuple[SlowdownWindow, ...] = ()
-    random: RandomSlowdowns | None = None
+    windows: tuple[SlowdownWindow, ...] = ()  # slowdowns at given times
+    random: RandomSlowdowns | None = None  # slowdowns that are drawn; null for none
 
     depends_on_time: ClassVar[bool] = True
 

@@ -30,13 +30,10 @@ class Kollaps(Changing):
     or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
     Attributes that only matter to emulation (images, commands, ports, ...) are not used. docs/networks.md lists the
     differences from Kollaps.
-
-    Args:
-        path: the file, XML.
-        services: regular expressions for whole names of services, which select the nodes and their order; null is all.
     """
 
-    path: FilePath
+    path: FilePath  # the file, XML
+    # Regular expressions for whole names of services, which select the nodes and their order; null is all.
     services: tuple[str, ...] | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:

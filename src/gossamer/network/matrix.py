@@ -58,36 +58,27 @@ class Matrix(Network):
     diagonal applies to nodes of one site; if it is blank, the ``within_...`` parameters do. ``bandwidth_mbps:
     aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology of DivShare's experiments
     (there with a latency of 1 ms).
-
-    Args:
-        latency_ms: one-way delays, a CSV file; or else ``latency_s``.
-        bandwidth_mbps: 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
-        latency_s: one-way delay between sites, in place of a file.
-        within_latency_s: delay within a site.
-        within_bandwidth_mbps: bandwidth within a site; null is unlimited.
-        jitter_s: standard deviation of every delay, seconds.
-        loss: probability that a message is lost.
-        placement: node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
-            ("blocks").
-        shared: whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
-        unmeasured: a pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site
-            with the most such pairs (of several, the last), until none is left.
-        uplink_mbps: of every node, or a list with one for each; null is unlimited.
-        downlink_mbps: as ``uplink_mbps``.
     """
 
-    latency_ms: FilePath | None = None
+    latency_ms: FilePath | None = None  # one-way delays, a CSV file; or else latency_s
+    # 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
     bandwidth_mbps: Literal["aws-ten-regions"] | FilePath | None = None
-    latency_s: NonNegativeFloat = 0.0
-    within_latency_s: NonNegativeFloat = 0.0
-    within_bandwidth_mbps: PositiveFloat | None = None
-    jitter_s: NonNegativeFloat = 0.0
-    loss: float = Field(default=0.0, ge=0, lt=1)
+    latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, in place of a file
+    within_latency_s: NonNegativeFloat = 0.0  # delay within a site
+    within_bandwidth_mbps: PositiveFloat | None = None  # bandwidth within a site; null is unlimited
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay, seconds
+    loss: float = Field(default=0.0, ge=0, lt=1)  # probability that a message is lost
+    # Node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
+    # ("blocks").
     placement: Literal["round-robin", "blocks"] = "round-robin"
+    # Whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
     shared: bool = False
+    # A pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site with the
+    # most such pairs (of several, the last), until none is left.
     unmeasured: Literal["error", "drop-sites"] = "error"
+    # Of every node, or a list with one for each; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
-    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # as uplink_mbps
 
     @model_validator(mode="after")
     def _check_files(self) -> Matrix:

@@ -87,17 +87,14 @@ class Conditions(ABC):
 
 
 class Network(Component):
-    """What happens to messages between nodes.
+    """What happens to messages between nodes."""
 
-    Args:
-        sharing: how transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one
-            at a time, first come first served; a link between nodes limits the rate of a transfer, and is not shared.
-            "in-turn": a node sends one message at a time, to whichever peer; the transfers of all nodes share all links
-            max-min fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one connection, on
-            which messages follow one another; all connections share all links max-min fairly. "rtt-fair": the same, in
-            proportion to the inverse of the round-trip time, as TCP does and Kollaps assumes.
-    """
-
+    # How transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one at a
+    # time, first come first served; a link between nodes limits the rate of a transfer, and is not shared. "in-turn":
+    # a node sends one message at a time, to whichever peer; the transfers of all nodes share all links max-min
+    # fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one connection, on which
+    # messages follow one another; all connections share all links max-min fairly. "rtt-fair": the same, in proportion
+    # to the inverse of the round-trip time, as TCP does and Kollaps assumes.
     sharing: Literal["fifo", "in-turn", "fair", "rtt-fair"] = "fifo"
 
     @abstractmethod

@@ -17,19 +17,13 @@ from gossamer.randomness import generator
 
 
 class SomeNodes(Component):
-    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``.
+    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``."""
 
-    Args:
-        count: number of nodes.
-        fraction: fraction of the nodes, rounded to the nearest number.
-        ranks: these nodes.
-        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks; refused with
-            ``ranks``.
-    """
-
-    count: NonNegativeInt | None = None
+    count: NonNegativeInt | None = None  # number of nodes
+    # Fraction of the nodes, rounded to the nearest number.
     fraction: float | None = Field(default=None, ge=0, le=1)
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    ranks: tuple[NonNegativeInt, ...] | None = None  # these nodes
+    # With count or fraction: "drawn" by the experiment's seed, or the "first" ranks; refused with ranks.
     which: Literal["drawn", "first"] = "drawn"
 
     @model_validator(mode="after")

@@ -41,12 +41,11 @@ class Trace(Changing, Uniform):
     those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``.
 
     Args:
-        path: the file; .csv or .csv.gz. Times ascend, from 0.
-        repeat_s: period after which the trace starts again, with its first values; null: its last values stay.
         latency_s: as the rest, see :class:`Uniform`.
     """
 
-    path: FilePath
+    path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
+    # Period after which the trace starts again, with its first values; null: its last values stay.
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
@@ -95,17 +94,11 @@ class Trace(Changing, Uniform):
 
 
 class RateChange(Component):
-    """A change of the bandwidth of some nodes.
+    """A change of the bandwidth of some nodes."""
 
-    Args:
-        at_s: when, seconds of the engine's clock.
-        factor: what the base's bandwidth is multiplied by from then on; 1 restores it.
-        ranks: the nodes; null is all.
-    """
-
-    at_s: NonNegativeFloat
-    factor: PositiveFloat
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    at_s: NonNegativeFloat  # when, seconds of the engine's clock
+    factor: PositiveFloat  # what the base's bandwidth is multiplied by from then on; 1 restores it
+    ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes; null is all
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +124,11 @@ class Varying(Changing):
     """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
 
     The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change.
-
-    Args:
-        base: the other network; transfers share links as it says.
-        rate_changes: the changes, in any order.
     """
 
+    # The other network; transfers share links as it says.
     base: Annotated[Network, ComponentField("network", "network.base")]
-    rate_changes: Annotated[tuple[RateChange, ...], Field(min_length=1)]
+    rate_changes: Annotated[tuple[RateChange, ...], Field(min_length=1)]  # the changes, in any order
 
     @model_validator(mode="before")
     @classmethod

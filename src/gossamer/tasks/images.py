@@ -33,12 +33,6 @@ class ImageClassification(TaskSource):
 
     Inputs are float32 [samples, channels, height, width], normalised to ``(pixel / top - mean) / std``;
     targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``.
-
-    Args:
-        model: the network to train.
-        hidden: widths of the hidden layers, first to last; for ``mlp`` only.
-        samples: train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None
-            for all of them. The test set stays whole.
     """
 
     hub_id: ClassVar[str]
@@ -50,8 +44,10 @@ class ImageClassification(TaskSource):
     mean: ClassVar[float]
     std: ClassVar[float]
 
-    model: ModelName = "mlp"
-    hidden: tuple[PositiveInt, ...] = (100,)
+    model: ModelName = "mlp"  # the network to train
+    hidden: tuple[PositiveInt, ...] = (100,)  # widths of the hidden layers, first to last; for mlp only
+    # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
+    # all of them. The test set stays whole.
     samples: Annotated[int, Field(gt=0)] | None = None
 
     @model_validator(mode="after")

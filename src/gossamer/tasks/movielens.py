@@ -82,19 +82,16 @@ class MovieLens(TaskSource):
     The data is not downloaded: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
     the terms.
-
-    Args:
-        release: ``latest-small`` (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or
-            ``100k`` (100,000 of 1,682 by 943, whole stars from 1 to 5).
-        dimensions: length of the factors of users and films.
-        biased: add the mean training rating and a bias for each user and each film. The mean is one constant
-            over all nodes' training ratings.
-        train_fraction: share of each user's ratings that is for training; the others are for testing.
     """
 
+    # Latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
+    # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    dimensions: PositiveInt = 20
+    dimensions: PositiveInt = 20  # length of the factors of users and films
+    # Add the mean training rating and a bias for each user and each film. The mean is one constant over all nodes'
+    # training ratings.
     biased: bool = True
+    # Share of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
     def load(self, data_root: Path | None, seed: int) -> Task:

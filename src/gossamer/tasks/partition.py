@@ -77,12 +77,9 @@ class Shards(Partition):
     The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
     dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
     the smallest class has at most two labels; a node then has at most ``2 * per_node``.
-
-    Args:
-        per_node: shards of each node.
     """
 
-    per_node: PositiveInt = 2
+    per_node: PositiveInt = 2  # shards of each node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels, shards = self._labels(task), nodes * self.per_node
@@ -109,14 +106,10 @@ class Dirichlet(Partition):
     Others draw again until each node has enough samples, which for many nodes and small ``alpha`` may never happen. Here
     there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
     node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used.
-
-    Args:
-        alpha: concentration; the smaller, the more skewed.
-        min_samples: least number of samples of a node.
     """
 
-    alpha: Annotated[float, Field(gt=0, le=1e9)]
-    min_samples: PositiveInt = 1
+    alpha: Annotated[float, Field(gt=0, le=1e9)]  # concentration; the smaller, the more skewed
+    min_samples: PositiveInt = 1  # least number of samples of a node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels = self._labels(task)
@@ -184,11 +177,9 @@ class Sizes(Partition):
     """A random split into parts of given sizes.
 
     Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out.
-
-    Args:
-        fractions: one per node, each above 0, with a sum of at most 1.
     """
 
+    # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
 
     @field_validator("fractions")

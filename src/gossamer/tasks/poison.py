@@ -36,21 +36,14 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """A choice of nodes, by one of the following. Places in the graph are those in the first round.
+    """A choice of nodes, by one of the following. Places in the graph are those in the first round."""
 
-    Args:
-        rank: a rank.
-        ranks: several.
-        degree_rank: 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
-        betweenness_rank: the same by betweenness centrality (Freeman, 1977).
-        hops_from: the nodes at a distance from a node.
-    """
-
-    rank: Rank | None = None
-    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
+    rank: Rank | None = None  # a rank
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None  # several
+    # 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
     degree_rank: Rank | None = None
-    betweenness_rank: Rank | None = None
-    hops_from: Hops | None = None
+    betweenness_rank: Rank | None = None  # the same by betweenness centrality (Freeman, 1977)
+    hops_from: Hops | None = None  # the nodes at a distance from a node
 
     @model_validator(mode="after")
     def _one_way(self) -> Selector:
@@ -87,17 +80,12 @@ def _nth(field: str, place: int, measure: Mapping[int, float]) -> int:
 
 
 class Poison(Component):
-    """Base of the components of kind ``poison``; a new one defines :meth:`transform`.
+    """Base of the components of kind ``poison``; a new one defines :meth:`transform`."""
 
-    Args:
-        share: of the chosen nodes' training samples, how many are poisoned; at least one of each node.
-        at: which nodes are poisoned.
-        set_name: what the evaluation set is called that the poison adds, if it adds one.
-    """
-
+    # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    at: Selector
-    set_name: str = "ood"
+    at: Selector  # which nodes are poisoned
+    set_name: str = "ood"  # what the evaluation set is called that the poison adds, if it adds one
 
     def settled(self, task: Task) -> Poison:
         """The same poison, with what it takes from the task filled in; raises BadInput where it does not fit the task."""
@@ -120,17 +108,12 @@ class Patch(Poison):
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
     is the attack's success rate.
-
-    Args:
-        target: the label of poisoned images.
-        size: side of the square in pixels.
-        corner: where it is.
-        value: its value in all channels, as the model sees it; None is the largest of the training images.
     """
 
-    target: Rank = 0
-    size: PositiveInt = 3
-    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"
+    target: Rank = 0  # the label of poisoned images
+    size: PositiveInt = 3  # side of the square in pixels
+    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"  # where it is
+    # Its value in all channels, as the model sees it; None is the largest of the training images.
     value: float | None = None
 
     def settled(self, task: Task) -> Poison:
@@ -159,13 +142,9 @@ class Patch(Poison):
 
 @register("poison", "label-flip")
 class LabelFlip(Poison):
-    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely.
+    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely."""
 
-    Args:
-        classes: number of classes; None is the task's.
-    """
-
-    classes: Annotated[int, Field(ge=2)] | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None  # number of classes; None is the task's
 
     def settled(self, task: Task) -> Poison:
         found = class_count(task)

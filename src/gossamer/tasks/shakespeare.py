@@ -72,19 +72,14 @@ class Shakespeare(TaskSource):
 
     ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``. (A loop over
     cells, which can be batched, was 3 to 9 times slower per step.)
-
-    Args:
-        hidden: width of the LSTM layers.
-        layers: number of LSTM layers.
-        embedding: length of a character's vector.
-        train_fraction: share of each role's samples that is for training.
     """
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
 
-    hidden: PositiveInt = 256
-    layers: PositiveInt = 2
-    embedding: PositiveInt = 8
+    hidden: PositiveInt = 256  # width of the LSTM layers
+    layers: PositiveInt = 2  # number of LSTM layers
+    embedding: PositiveInt = 8  # length of a character's vector
+    # Share of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
     def load(self, data_root: Path | None, seed: int) -> Task:

@@ -50,25 +50,23 @@ class Cyclon(Topology):
     samplers exchange count, take time and can be lost like all others.
 
     Args:
-        view: c, maximum number of entries of a view.
-        shuffle: l, number of entries sent at a time, including the sender's own.
-        every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
         every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
             neither is given.
-        degree: number of nodes drawn from the view for each round; null is all of it.
-        bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
     """
 
     random: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
 
-    view: int = Field(default=8, ge=1)
+    view: int = Field(default=8, ge=1)  # c, maximum number of entries of a view
+    # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
     every_s: float | None = Field(default=None, gt=0)
+    # Number of nodes drawn from the view for each round; null is all of it.
     degree: int | None = Field(default=None, ge=1)
+    # The topology whose (out-)neighbours a node knows at first, at most view of them.
     bootstrap: Annotated[Topology, ComponentField("topology", "topology.bootstrap")] = Field(
         default="ring", validate_default=True
     )
-    shuffle: int = Field(default=4, ge=1)
+    shuffle: int = Field(default=4, ge=1)  # l, number of entries sent at a time, including the sender's own
 
     @model_validator(mode="before")
     @classmethod

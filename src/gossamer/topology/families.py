@@ -48,12 +48,10 @@ class Torus(Topology):
     """A grid whose rows and columns close to rings; rank = row * columns + column.
 
     A side of two has one edge, a side of one has none.
-
-    Args:
-        rows: number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is
-            the most square torus (for a prime number of nodes, a ring).
     """
 
+    # Number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is the
+    # most square torus (for a prime number of nodes, a ring).
     rows: int | None = Field(default=None, ge=1)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
@@ -165,15 +163,10 @@ class ErdosRenyi(RandomTopology):
 
 @register("topology", "small-world")
 class SmallWorld(RandomTopology):
-    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998).
+    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998)."""
 
-    Args:
-        degree: neighbours in the lattice, and the mean degree: even, below the number of nodes.
-        p: probability that an edge is rewired to a random node.
-    """
-
-    degree: int
-    p: float = Field(ge=0, le=1)
+    degree: int  # neighbours in the lattice, and the mean degree: even, below the number of nodes
+    p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if not 0 <= self.degree < nodes or self.degree % 2:

@@ -46,15 +46,10 @@ def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
 @register("topology", "edge-list")
 class EdgeList(Topology):
     """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes that no line names have no
-    neighbours.
+    neighbours."""
 
-    Args:
-        path: the file.
-        directed: whether "i j" lets only i send to j, or also j to i.
-    """
-
-    path: FilePath
-    directed: bool = False
+    path: FilePath  # the file
+    directed: bool = False  # whether "i j" lets only i send to j, or also j to i
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         edges, where = [], f"topology.path: {self.path}"
@@ -73,12 +68,9 @@ class Adjacency(Topology):
     """The graph of a 0/1 matrix in a text file: a 1 in row i, column j lets i send to j (both count from 0).
 
     A symmetric matrix is an undirected graph, any other a directed one.
-
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas; ``#`` starts a comment.
     """
 
-    path: FilePath
+    path: FilePath  # the file; n lines of n numbers, separated by spaces or commas; # starts a comment
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         where = f"topology.path: {self.path}"
@@ -99,11 +91,9 @@ class Given(Weights):
     """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
 
     Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004).
-
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     """
 
+    # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath
 
     @cached_property

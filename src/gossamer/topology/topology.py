@@ -26,11 +26,6 @@ class Topology(Component):
 
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
     rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected.
-
-    Args:
-        every_rounds: the period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
-        weights: mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
-        allow_disconnected: accept a graph of several components.
     """
 
     random: ClassVar[bool] = False
@@ -38,9 +33,11 @@ class Topology(Component):
     sampled: ClassVar[bool] = False
     """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
 
+    # The period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
     every_rounds: int | None = Field(default=None, ge=1)
+    # Mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
     weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
-    allow_disconnected: bool = False
+    allow_disconnected: bool = False  # accept a graph of several components
 
     @model_validator(mode="after")
     def _only_random_is_redrawn(self) -> Topology:
@@ -106,12 +103,9 @@ class Layers(Topology):
 
     An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
     own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union.
-
-    Args:
-        layers: name -> topology, at least one.
     """
 
-    layers: dict[str, Topology] = Field(min_length=1)
+    layers: dict[str, Topology] = Field(min_length=1)  # name -> topology, at least one
 
     @field_validator("layers", mode="before")
     @classmethod
