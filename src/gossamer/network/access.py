@@ -68,10 +68,7 @@ class Stragglers(Uniform, SomeNodes):
     """Like ``uniform``, but the bandwidth of some nodes is divided by ``factor``, with a normal deviation.
 
     DivShare's experiments, as published, use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the stragglers at the
-    first ranks.
-
-    Args:
-        count: number of stragglers, or ``fraction`` of the nodes, or their ``ranks``; the rest as in :class:`Uniform`.
+    first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``.
     """
 
     factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth

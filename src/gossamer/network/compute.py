@@ -9,7 +9,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, register
 from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested
@@ -107,12 +107,10 @@ class StepTrace(ComputeProfile):
 
 
 class ModifiedProfile(ComputeProfile):
-    """A profile that changes the durations of another one."""
+    """A profile that changes the durations of another one, ``base``."""
 
-    # The other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
-    base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Field(
-        default_factory=Constant
-    )
+    # Its durations must not depend on the time; a profile whose durations do is outermost.
+    base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Constant()
 
     @field_validator("base")
     @classmethod
@@ -125,34 +123,32 @@ class ModifiedProfile(ComputeProfile):
         with nested("compute"):
             return self.model_copy(update={"base": self.base.settled(nodes, seed)})
 
+    def step_seconds(self, seed: int, rank: int, step: int) -> float:
+        return self.base.step_seconds(seed, rank, step)
 
-class _ScaledProfile(ModifiedProfile):
-    """A profile that multiplies the durations of its base by a factor for each node, which :meth:`settled` finds."""
 
-    @abstractmethod
-    def _factor(self, rank: int) -> float:
-        """The factor of a node."""
+class _Scaled(ModifiedProfile):
+    """The durations of the base times a factor for each node."""
+
+    by_rank: tuple[float, ...]
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        return self._factor(rank) * self.base.step_seconds(seed, rank, step)
+        return self.by_rank[rank] * self.base.step_seconds(seed, rank, step)
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
-        return self._factor(rank) * self.base.seconds(seed, rank, first_step, work, start_s)
+        return self.by_rank[rank] * self.base.seconds(seed, rank, first_step, work, start_s)
 
 
 @register("compute", "per-node")
-class PerNode(_ScaledProfile):
-    """Every node has its own speed for the whole run: exactly one of the last three parameters.
+class PerNode(ModifiedProfile):
+    """Every node has its own speed for the whole run: exactly one of the following parameters. Factors multiply the
+    durations of the base."""
 
-    Args:
-        base: another compute profile, whose durations the factors multiply.
-    """
-
-    # Seconds of a step, a number for each node; without a base.
-    seconds_per_step: tuple[NonNegativeFloat, ...] | None = None
+    seconds_per_step: tuple[NonNegativeFloat, ...] | None = None  # a number for each node; without a base
     factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
-    # Factors are drawn, once for the run: e^(sigma z), z standard normal.
-    sigma: NonNegativeFloat | None = None
+    sigma: NonNegativeFloat | None = (
+        None  # factors e^(sigma z), z standard normal, are drawn once for the run
+    )
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PerNode:
@@ -165,38 +161,27 @@ class PerNode(_ScaledProfile):
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         for field in ("seconds_per_step", "factors"):
             for_each(getattr(self, field), nodes, f"compute.{field}")
-        settled = super().settled(nodes, seed)
         if self.seconds_per_step is not None:
-            return settled.model_copy(update={"base": Constant(seconds_per_step=1.0)})
-        if self.sigma is None:
-            return settled
-        drawn = (generator(seed, "compute.factor", rank).lognormal(0.0, self.sigma) for rank in range(nodes))
-        return settled.model_copy(update={"factors": tuple(map(float, drawn)), "sigma": None})
-
-    def _factor(self, rank: int) -> float:
-        factors = self.seconds_per_step or self.factors
-        assert factors is not None, "settled() draws them"
-        return factors[rank]
+            return _Scaled(base=Constant(seconds_per_step=1.0), by_rank=self.seconds_per_step)
+        factors = self.factors or ()
+        if self.sigma is not None:
+            rngs = (generator(seed, "compute.factor", rank) for rank in range(nodes))
+            factors = tuple(float(rng.lognormal(0.0, self.sigma)) for rng in rngs)
+        with nested("compute"):
+            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
 
 
 @register("compute", "stragglers")
-class SlowNodes(_ScaledProfile, SomeNodes):
-    """Some nodes take ``factor`` times as long as the base: exactly one of ``count``, ``fraction`` and ``ranks``.
-
-    Args:
-        base: another compute profile.
-        count: number of slow nodes, or ``fraction`` of the nodes, or their ``ranks``; see :class:`SomeNodes`.
-    """
+class SlowNodes(ModifiedProfile, SomeNodes):
+    """Some nodes take ``factor`` times as long as the base: exactly one of ``count``, ``fraction`` and ``ranks``."""
 
     factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        chosen = {"ranks": self.chosen(nodes, seed, "compute"), "count": None, "fraction": None}
-        return super().settled(nodes, seed).model_copy(update=chosen)
-
-    def _factor(self, rank: int) -> float:
-        assert self.ranks is not None, "settled() selects them"
-        return self.factor if rank in self.ranks else 1.0
+        slow = self.chosen(nodes, seed, "compute")
+        factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
+        with nested("compute"):
+            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
 
 
 class SlowdownWindow(Component):
@@ -232,9 +217,6 @@ class Slowdowns(ModifiedProfile):
     """Nodes slow down for a while and recover; a step may begin before a slowdown and end in or after it.
 
     Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed.
-
-    Args:
-        base: another compute profile.
     """
 
     windows: tuple[SlowdownWindow, ...] = ()  # slowdowns at given times
@@ -252,10 +234,6 @@ class Slowdowns(ModifiedProfile):
         for number, window in enumerate(self.windows):
             check_ranks(window.ranks or (), nodes, f"compute.windows.{number}.ranks")
         return super().settled(nodes, seed)
-
-    def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        """Seconds at full speed."""
-        return self.base.step_seconds(seed, rank, step)
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed

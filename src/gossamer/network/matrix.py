@@ -94,15 +94,9 @@ class Matrix(Network):
         rank = np.arange(nodes)
         up = for_each(self.uplink_mbps, nodes, "network.uplink_mbps") * BYTES_PER_MEGABIT
         down = for_each(self.downlink_mbps, nodes, "network.downlink_mbps") * BYTES_PER_MEGABIT
-        return _SiteConditions(
-            rates=np.concatenate([up, down, limit.ravel()] if self.shared else [up, down]),
-            site=rank % sites if self.placement == "round-robin" else rank * sites // nodes,
-            latency_s=latency_s,
-            limit=limit,
-            shared=self.shared,
-            jitter_s=self.jitter_s,
-            loss=self.loss,
-        )
+        rates = np.concatenate([up, down, limit.ravel()] if self.shared else [up, down])
+        site = rank % sites if self.placement == "round-robin" else rank * sites // nodes
+        return _SiteConditions(rates, site, latency_s, limit, self.shared, self.jitter_s, self.loss)
 
     def _between_sites(self) -> tuple[_Square, _Square]:
         """Seconds and bytes per second between the sites that are used."""
@@ -115,10 +109,8 @@ class Matrix(Network):
             mbps[mbps == 0] = math.nan
         (names, first), *more = tables.values()
         if any(len(last) != len(first) or (names and others and names != others) for others, last in more):
-            raise BadInput(
-                f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: the {len(first)} sites of"
-                " network.latency_ms, in the same order"
-            )
+            accepted = f"the {len(first)} sites of network.latency_ms, in the same order"
+            raise BadInput(f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: {accepted}")
         kept = self._measured_sites({field: values for field, (_, values) in tables.items()})
         within = np.eye(len(kept), dtype=bool)
         latency_s, limit = np.where(within, math.nan, self.latency_s), np.where(within, math.nan, math.inf)

@@ -29,20 +29,17 @@ BYTES_PER_MEGABIT = 125_000
 class Path:
     """The path of a message from one node to another.
 
-    Args:
-        links: numbers of the links that it crosses, in order; the sender's uplink first, the receiver's downlink last.
-        latency_s: seconds from the departure of the first bit to its arrival.
-        jitter_s: standard deviation of the latency, which is normal, truncated at 0, and drawn for each message; messages
-            of one pair of nodes do not overtake each other.
-        loss: probability that a message is lost; it takes its time on the sender's uplink all the same.
-        rate: maximum rate of a transfer on this path, bytes per second.
+    The latency is normal, truncated at 0, and drawn for each message; messages of one pair of nodes do not overtake each
+    other. A message that is lost takes its time on the sender's uplink all the same.
     """
 
-    links: tuple[int, ...]
-    latency_s: float = 0.0
-    jitter_s: float = 0.0
-    loss: float = 0.0
-    rate: float = math.inf
+    links: tuple[
+        int, ...
+    ]  # that it crosses, in order; the sender's uplink first, the receiver's downlink last
+    latency_s: float = 0.0  # from the departure of the first bit to its arrival
+    jitter_s: float = 0.0  # standard deviation of the latency
+    loss: float = 0.0  # probability that a message is lost
+    rate: float = math.inf  # maximum rate of a transfer on this path, bytes per second
 
 
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:

@@ -39,9 +39,6 @@ class Trace(Changing, Uniform):
 
     A line applies from its time on, to a rank or to all ("*"); a blank cell leaves a value unchanged. The first values are
     those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``.
-
-    Args:
-        latency_s: as the rest, see :class:`Uniform`.
     """
 
     path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
@@ -49,13 +46,11 @@ class Trace(Changing, Uniform):
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        lines = self._lines
-        check_ranks((line.rank or 0 for line in lines), nodes, f"network.path: {self.path}, rank")
-        if self.repeat_s is not None and self.repeat_s <= lines[-1].time_s:
-            raise BadInput(
-                f"network.repeat_s: {self.repeat_s:g}; accepted: more than the trace's last time, "
-                f"{lines[-1].time_s:g}"
-            )
+        check_ranks((line.rank or 0 for line in self._lines), nodes, f"network.path: {self.path}, rank")
+        last = self._lines[-1].time_s
+        if self.repeat_s is not None and self.repeat_s <= last:
+            accepted = f"more than the trace's last time, {last:g}"
+            raise BadInput(f"network.repeat_s: {self.repeat_s:g}; accepted: {accepted}")
         return super().conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
@@ -138,9 +133,8 @@ class Varying(Changing):
         base = build("network", value["base"], info.context, "network.base")
         sharing = getattr(base, "sharing", None)
         if value.get("sharing", sharing) != sharing:
-            raise BadInput(
-                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {sharing!r}; accepted: the same"
-            )
+            found = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
+            raise BadInput(f"network.sharing: {found}; accepted: the same")
         return {**value, "base": base, "sharing": sharing}
 
     def conditions(self, nodes: int, seed: int) -> Conditions:

@@ -120,9 +120,8 @@ def hub_dataset(
 def _folder(data_root: Path, hub_id: str) -> Path:
     folder = data_root / "hub" / hub_id
     if not folder.is_dir():
-        raise BadInput(
-            f"data_root: {folder} is no folder; accepted: a folder with hub/{hub_id}/..., or null for the hub"
-        )
+        accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
+        raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
     return folder.resolve()
 
 
@@ -134,10 +133,9 @@ def _downloaded(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # the HTTP client's errors, among others
-        raise BadInput(
-            f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)}); accepted: with a"
-            f" network, or with data_root set to a folder that has it under hub/{hub_id}"
-        ) from error
+        problem = f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)})"
+        accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"
+        raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
 def _decode(

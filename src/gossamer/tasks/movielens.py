@@ -99,9 +99,9 @@ class MovieLens(TaskSource):
         release = RELEASES[self.release]
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
+            accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
             raise BadInput(
-                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: a folder that has it"
-                f" (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
+                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: {accepted}"
             )
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
@@ -154,8 +154,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
         )
     again = ratings.select((~pl.struct("userId", "movieId").is_first_distinct()).arg_true()).to_series()
     if len(again):
-        raise BadInput(
-            f"data_root: {path}, line {again[0] + first}: user {ratings['userId'][again[0]]} has rated film"
-            f" {ratings['movieId'][again[0]]} before; accepted: one rating a user and film"
-        )
+        user, film, _ = ratings.row(again[0])
+        found = f"data_root: {path}, line {again[0] + first}: user {user} has rated film {film} before"
+        raise BadInput(f"{found}; accepted: one rating a user and film")
     return ratings

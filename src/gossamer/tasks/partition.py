@@ -5,10 +5,8 @@ Every sample goes to at most one node, and the log says how many are left out; e
 
 from __future__ import annotations
 
-import heapq
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -84,10 +82,8 @@ class Shards(Partition):
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels, shards = self._labels(task), nodes * self.per_node
         if shards > task.samples:
-            raise BadInput(
-                f"partition.per_node: {self.per_node} for {nodes} nodes and {task.samples} training samples;"
-                f" accepted: at most {task.samples // nodes}"
-            )
+            found = f"{self.per_node} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.per_node: {found}; accepted: at most {task.samples // nodes}")
         shuffled = rng.permutation(task.samples)
         pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
         hands = rng.permutation(shards).reshape(nodes, self.per_node)
@@ -114,10 +110,8 @@ class Dirichlet(Partition):
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels = self._labels(task)
         if nodes * self.min_samples > task.samples:
-            raise BadInput(
-                f"partition.min_samples: {self.min_samples} for {nodes} nodes and {task.samples} training samples;"
-                f" accepted: at most {task.samples // nodes}"
-            )
+            found = f"{self.min_samples} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.min_samples: {found}; accepted: at most {task.samples // nodes}")
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
         # Rounding cumulated shares keeps every sample, and each count within one of its share.
@@ -136,16 +130,14 @@ class Dirichlet(Partition):
 def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
     """Move single samples from the largest nodes to those with fewer than ``least``, in place."""
     totals = counts.sum(axis=1)
-    richest = [(-int(total), rank) for rank, total in enumerate(totals)]
-    heapq.heapify(richest)
     for poor in np.flatnonzero(totals < least):
         for _ in range(least - int(totals[poor])):
             # While there is a gap (and samples for all), the largest node has more than ``least``.
-            total, donor = richest[0]
-            heapq.heapreplace(richest, (total + 1, donor))
+            donor = totals.argmax()
             largest = counts[donor].argmax()
             counts[donor, largest] -= 1
             counts[poor, largest] += 1
+            totals[donor] -= 1
 
 
 @register("partition", "natural")
@@ -161,9 +153,8 @@ class Natural(Partition):
             raise BadInput("partition 'natural': the task has no owner ids; accepted: a task with groups")
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
-            raise BadInput(
-                f"nodes: {nodes} for {len(owners)} owners, with partition natural; accepted: at most {len(owners)}"
-            )
+            found = f"{nodes} for {len(owners)} owners, with partition natural"
+            raise BadInput(f"nodes: {found}; accepted: at most {len(owners)}")
         order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
         node_of = np.empty(len(owners), np.int64)
         for rank, hand in enumerate(np.array_split(order, nodes)):
@@ -197,9 +188,7 @@ class Sizes(Partition):
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
 
 
-def label_counts(
-    task: Task, parts: Sequence[Int[np.ndarray, " _"]]
-) -> Int[np.ndarray, "nodes classes"] | None:
+def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] | None:
     """The number of samples of each class at each node, or None where the targets are not classes."""
     targets = task.labels()
     if targets is None:

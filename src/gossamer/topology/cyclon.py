@@ -49,9 +49,7 @@ class Cyclon(Topology):
     in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. The messages that
     samplers exchange count, take time and can be lost like all others.
 
-    Args:
-        every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
-            neither is given.
+    With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default.
     """
 
     random: ClassVar[bool] = True

@@ -28,8 +28,7 @@ from gossamer.topology.schedule import TopologySchedule
 
 DENSE_NODES = 500
 """Up to this many nodes, measures of W are computed from its full spectrum."""
-SPECTRUM_NODES = 3000
-"""Up to this many nodes, the full spectrum is computed if the iteration for one eigenvalue does not converge."""
+SPECTRUM_NODES = 3000  # and up to this many, if the iteration for one eigenvalue does not converge
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
