@@ -92,15 +92,11 @@ class D2(Algorithm):
 
         W = sparse_matrix(topology, 0)
         if abs(W - W.T).max() > 1e-6:
-            raise BadInput(
-                "topology.weights: not symmetric, for d2; accepted: metropolis-hastings, for example"
-            )
+            raise BadInput("topology.weights: not symmetric, for d2; accepted: metropolis-hastings")
         lowest = smallest_eigenvalue(W)
         if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
-            raise BadInput(
-                f"topology: the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2; accepted: above -1/3, or"
-                " algorithm.exact_diffusion: true"
-            )
+            found = f"the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2"
+            raise BadInput(f"topology: {found}; accepted: above -1/3, or algorithm.exact_diffusion: true")
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -128,10 +124,8 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
 
     off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if off.max() > 1e-6:
-        raise BadInput(
-            f"topology.weights: not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm};"
-            " accepted: metropolis-hastings, for example"
-        )
+        found = f"not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm}"
+        raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, for example")
 
 
 def correction(node: Node) -> Float[Tensor, " params"]:
@@ -204,9 +198,7 @@ class QuasiGlobalMomentum(Algorithm):
         if not isinstance(setting.optimizer, SGD):
             raise BadInput(f"optimizer.name: {setting.optimizer.name_of()} for qg-momentum; accepted: sgd")
         if momentum := setting.optimizer.momentum:
-            raise BadInput(
-                f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0, see algorithm.beta"
-            )
+            raise BadInput(f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0 (algorithm.beta)")
         check_doubly_stochastic(setting.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
@@ -223,9 +215,7 @@ class QuasiGlobalMomentum(Algorithm):
                 moved = (before - node.parameters) / node.lr
                 node.state["momentum"] = self.mu * momentum + (1 - self.mu) * moved
 
-    def _accelerated(
-        self, step: Float[Tensor, " params"], momentum: Float[Tensor, " params"]
-    ) -> Float[Tensor, " params"]:
+    def _accelerated(self, step: Tensor, momentum: Tensor) -> Float[Tensor, " params"]:
         """-eta m, or -eta (g + beta m), of the plain step -eta g and eta mhat."""
         if self.nesterov:
             return (1 + self.beta) * step - self.beta**2 * momentum

@@ -58,10 +58,8 @@ class RelaySum(Algorithm):
             if not fits:
                 raise BadInput(f"topology: {name}, which {found}, for relay-sum; accepted: {accepted}")
         if self.tree == "given" and graph.arcs != 2 * (graph.nodes - 1):
-            raise BadInput(
-                f"topology: {graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum; accepted: a tree, or"
-                " algorithm.tree: spanning, which takes one out of the graph"
-            )
+            found = f"{graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum"
+            raise BadInput(f"topology: {found}; accepted: a tree, or algorithm.tree: spanning")
 
     def sends_models(self) -> bool:
         return False  # but sums of models

@@ -61,13 +61,11 @@ class Swift(Algorithm):
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
-            raise BadInput(
-                'topology: one that changes, for algorithm.memory "stored"; accepted: a static one, or "fresh"'
-            )
+            found = 'one that changes, for algorithm.memory "stored"'
+            raise BadInput(f'topology: {found}; accepted: a static one, or "fresh"')
         if graph.directed and self.weights == "ccs":
-            raise BadInput(
-                'algorithm.weights: "ccs" on a directed graph; accepted: "topology", or an undirected graph'
-            )
+            accepted = '"topology", or an undirected graph'
+            raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
 
     async def run(self, node: Node) -> None:
         if self.memory == "stored":
