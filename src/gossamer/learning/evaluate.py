@@ -23,8 +23,15 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import GossamerError, cause, is_own
 from gossamer.learning.capture import Captured, DispatchMode, Function
-from gossamer.learning.gradients import ForMany, channels_last, one_value
-from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
+from gossamer.learning.parameters import (
+    ForMany,
+    Layout,
+    bare_module,
+    channels_last,
+    named_buffers,
+    named_parameters,
+    one_value,
+)
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model

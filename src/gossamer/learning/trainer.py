@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from gossamer.errors import BadInput
 from gossamer.learning.capture import MOST_SHAPES, Captured, Function
-from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import Layout, bare_module
+from gossamer.learning.parameters import Layout, bare_module, gradient_function
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model

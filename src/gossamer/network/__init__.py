@@ -1,10 +1,9 @@
 """Networks, which say what links do to messages, and compute profiles, which say how long steps take."""
 
-from gossamer.network.access import Access, Star, Stragglers, Uniform
 from gossamer.network.compute import ComputeProfile, Constant, LogNormal, Slowdowns, SlowdownWindow, StepTrace
 from gossamer.network.kollaps import Kollaps
 from gossamer.network.matrix import Matrix
-from gossamer.network.network import Conditions, Network, Path, delivery
+from gossamer.network.network import Access, Conditions, Network, Path, Star, Stragglers, Uniform, delivery
 from gossamer.network.varying import Trace, Varying
 
 __all__ = ["Access", "ComputeProfile", "Conditions", "Constant", "Kollaps", "LogNormal", "Matrix"]

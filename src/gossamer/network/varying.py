@@ -16,8 +16,16 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
-from gossamer.network.access import Access, Uniform
-from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path, states_of
+from gossamer.network.network import (
+    BYTES_PER_MEGABIT,
+    Access,
+    Changing,
+    Conditions,
+    Network,
+    Path,
+    Uniform,
+    states_of,
+)
 from gossamer.network.nodes import check_ranks, nested
 from gossamer.network.tables import read_records
 

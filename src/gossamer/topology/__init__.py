@@ -16,8 +16,7 @@ from gossamer.topology.families import (
 )
 from gossamer.topology.files import Adjacency, EdgeList, Given
 from gossamer.topology.graph import Direction, Graph, union
-from gossamer.topology.schedule import TopologySchedule
-from gossamer.topology.topology import Layers, RandomTopology, Topology
+from gossamer.topology.topology import Layers, RandomTopology, Topology, TopologySchedule
 from gossamer.topology.weights import CCS, DataSize, MetropolisHastings, Uniform, Weights
 
 __all__ = ["CCS", "Adjacency", "Complete", "Cyclon", "DataSize", "Direction", "EdgeList"]

@@ -24,7 +24,7 @@ from scipy.sparse.linalg import (  # type: ignore[import-untyped]
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
-from gossamer.topology.schedule import TopologySchedule
+from gossamer.topology.topology import TopologySchedule
 
 DENSE_NODES = 500
 """Up to this many nodes, measures of W are computed from its full spectrum."""
