@@ -28,8 +28,7 @@ from torch.utils._pytree import tree_leaves
 Function = Callable[..., tuple[Tensor, ...]]
 """Tensors in, tensors out."""
 
-MOST_SHAPES = 64
-"""Shapes of one function that are recorded; further ones go on through Python."""
+MOST_SHAPES = 64  # of one function that are recorded; further ones go on through Python
 
 _LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
 # These write their running statistics, and their schemas don't say so.
@@ -63,11 +62,6 @@ class Captured:
         self._programs: dict[Hashable, Program] = {}
         self._once: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # recorded once, with these arguments
         self._reasons: dict[Hashable, str] = {}  # why a shape has no program
-
-    @property
-    def programs(self) -> list[Program]:
-        """The programs that were found to do what the function does."""
-        return list(self._programs.values())
 
     def forms(self) -> dict[str, int]:
         """The number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the reason."""
@@ -118,7 +112,6 @@ def _key(arguments: Sequence[Tensor]) -> Hashable:
 def _difference(
     first: Program, program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> str | None:
-    """How a second recording differs from the first one, or its results from its call's; None if nothing differs."""
     if first.source != program.source:
         return "two calls are not the same operations"
     if any(one is not other for one, other in zip(first.constants, program.constants, strict=True)):
@@ -209,9 +202,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 
 class _Watch(TorchFunctionMode):
-    """Notices when values leave torch."""
-
-    left_torch = False
+    left_torch = False  # whether values have left torch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.left_torch |= getattr(func, "__name__", "") in _LEAVING

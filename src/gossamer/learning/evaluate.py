@@ -38,11 +38,9 @@ from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
-BATCH = 100
-"""Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
+BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
 LEAST = 4
-"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, passes are bound by arithmetic or by memory, and
-models are evaluated one at a time."""
+"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, models are evaluated one at a time."""
 
 Found = dict[str, float]
 """Name -> value of the loss and of each metric."""
@@ -51,13 +49,8 @@ Found = dict[str, float]
 class Evaluator:
     """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
 
-    Args:
-        task: has evaluation sets, loss and metrics.
-        seed: the experiment's seed.
-        samples: number of samples of each set to use; None is all.
-        device: where it computes.
-        workers: the threads that may call it at the same time.
-        say: called with a message if many models can't be evaluated at once.
+    ``samples`` of each set are used; None is all of them. The workers may call it at the same time. ``say`` is called with a
+    message if many models can't be evaluated at once.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
@@ -205,7 +198,7 @@ class Evaluator:
 
 
 class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
-    nbytes = 0
+    nbytes = 0  # of the largest tensor that is created
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -113,7 +113,10 @@ def combine(
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
     if missing is None and absent == "renormalize" and len(inbox) < len(weights):
-        inbox = {rank: _filled(payload, own) for rank, payload in inbox.items()}
+        inbox = {
+            rank: own.scatter(0, _region(part, own), part.values) if isinstance(part, Part) else part
+            for rank, part in inbox.items()
+        }
         missing = "renormalize"
     renormalizes = missing == "renormalize"
     if renormalizes:
@@ -181,11 +184,6 @@ def half(payload: Any, which: int) -> Any:
     if not isinstance(payload, Model):
         raise ValueError(f"combine: a {type(payload).__name__}, where own is a Model; accepted: a Model")
     return payload[which]
-
-
-def _filled(payload: Any, own: Float[Tensor, " n"]) -> Any:
-    """A part with the own values where it has none; anything else as it came."""
-    return own.scatter(0, _region(payload, own), payload.values) if isinstance(payload, Part) else payload
 
 
 def _add_at(

@@ -28,10 +28,8 @@ from gossamer.messages.tags import Model
 
 ALIGNMENT = 64
 """Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
-SPREAD = 1.5
-"""Largest size of the store, in multiples of the rows in use, for the sake of adjacent rows."""
-_RESERVED = 4
-"""Address space in multiples of the machine's memory; less where the system refuses that."""
+SPREAD = 1.5  # largest size of the store, in multiples of the rows in use, for the sake of adjacent rows
+_RESERVED = 4  # address space in multiples of the machine's memory; less where the system refuses that
 
 # Python has this name from 3.13 on; the number is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
@@ -56,7 +54,6 @@ class Rows:
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
-        self._gathered: list[Tensor] = []
         self.rows = self.peak = 0
         if self._pooled:
             self._array = _reserve(self._stride)
@@ -158,14 +155,6 @@ class Rows:
         """Parameters [models, P] and buffers [models, B], to be read only."""
         parameters = self.stack([model.parameters for model in models])
         return parameters, torch.stack([model.buffers for model in models])
-
-    def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
-        """Vectors as a new contiguous matrix, over free rows if enough of them are adjacent: the pool never gets these
-        back."""
-        rows, matrix = self.block(len(vectors))
-        self._gathered += rows
-        whole = matrix.as_strided((len(vectors), self.length), (self.length, 1))
-        return torch.stack(list(vectors), out=whole)
 
     def _apart(self, count: int) -> Float[Tensor, "count length"]:
         # With the store's distance between rows.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gossamer.learning.evaluate import Found
-from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
@@ -166,8 +165,8 @@ def model_of(node: NodeRuntime) -> Model:
         raise describe_failure(error, node.rank, node.round) from error
 
 
-def stacked(models: list[Model], rows: Rows) -> tuple[Tensor, Tensor | None]:
+def stacked(models: list[Model]) -> tuple[Tensor, Tensor | None]:
     """All nodes' parameters [nodes, P], and buffers [nodes, B], or None without buffers."""
-    parameters = rows.gather([model.parameters for model in models])
+    parameters = torch.stack([model.parameters for model in models])
     buffers = torch.stack([model.buffers for model in models])
     return parameters, buffers if buffers.shape[1] else None

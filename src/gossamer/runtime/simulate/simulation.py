@@ -132,9 +132,7 @@ class Simulation:
                 self._observer.start(self._setup.description())
                 reason = loop.run_until_complete(self._main())
                 self._end(reason)
-                parameters, buffers = stacked(
-                    [self._last_model(node) for node in self.nodes], self._context.rows
-                )
+                parameters, buffers = stacked([self._last_model(node) for node in self.nodes])
             except RunFailed as error:
                 failure, reason = error, "failed"
                 with suppress(RunFailed):  # the run has failed already, and says why
