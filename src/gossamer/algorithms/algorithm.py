@@ -23,8 +23,7 @@ class Algorithm(Component):
             neither for weights nor for the graph. Not the default.
         mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
             ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
-        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default).
-    """
+        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default)."""
 
     gathers: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True

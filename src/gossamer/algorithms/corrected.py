@@ -64,8 +64,7 @@ from gossamer.learning.optimizer import SGD
 from gossamer.node import Node, Setting
 from gossamer.topology import TopologySchedule
 
-LOWEST = -1 / 3
-"""D2 converges if every eigenvalue of W is above this."""
+LOWEST = -1 / 3  # D2 converges if every eigenvalue of W is above this
 
 
 @register("algorithm", "d2")
@@ -79,8 +78,7 @@ class D2(Algorithm):
     analysis does not cover it.
 
     Args:
-        exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019).
-    """
+        exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
 
     exact_diffusion: bool = False
 
@@ -146,8 +144,7 @@ class GradientTracking(Algorithm):
     missing from a round counts as the node's own, as for d-psgd.
 
     Args:
-        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from.
-    """
+        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from."""
 
     variant: Literal["dsgt", "diging"] = "dsgt"
 
@@ -185,11 +182,9 @@ class QuasiGlobalMomentum(Algorithm):
     Args:
         beta: factor of the momentum in a step.
         mu: share of the old momentum that remains when a round's movement is added.
-        nesterov: look ahead along the momentum.
-    """
+        nesterov: look ahead along the momentum."""
 
     mixes_models: ClassVar[bool] = True
-
     beta: float = Field(default=0.9, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False

@@ -64,12 +64,10 @@ class DivShare(Algorithm):
         backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
             ones have left. Null, as in the published code, sets no limit.
 
-    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends.
-    """
+    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
-
     fraction: float = Field(default=0.1, gt=0, le=1)
     recipients: int | None = Field(default=None, ge=1)
     local_steps: int = Field(default=1, ge=1)
@@ -230,12 +228,10 @@ class SwiftArtifact(Algorithm):
     Args:
         recipients: J; null is ceil(log2 n).
         local_steps: mini-batch steps a round.
-        backlog: as in ``divshare``.
-    """
+        backlog: as in ``divshare``."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     recipients: int | None = Field(default=None, ge=1)
     local_steps: int = Field(default=1, ge=1)
     backlog: int | None = Field(default=None, ge=1)
@@ -268,12 +264,10 @@ class ADPSGDArtifact(Algorithm):
         backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
             limit. Answers are not limited.
 
-    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average.
-    """
+    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     degree: int = Field(default=6, ge=2)
     local_steps: int = Field(default=1, ge=1)
     backlog: int | None = Field(default=None, ge=1)

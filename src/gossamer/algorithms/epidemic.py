@@ -31,11 +31,9 @@ class Epidemic(Algorithm):
 
     Args:
         degree: s, how many nodes a node sends its model to.
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     mixes_models: ClassVar[bool] = True
-
     degree: int = Field(default=7, ge=1)
     local_steps: int = Field(default=1, ge=1)
 

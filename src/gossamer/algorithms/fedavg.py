@@ -37,11 +37,9 @@ class FedAvg(Algorithm):
             plain mean.
         server: rank of the server.
         idle_s: minimum length in seconds of a round in which no client answers. (Otherwise rounds would take no time while
-            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round.
-    """
+            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round."""
 
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     weighting: Literal["data", "uniform"] = "data"

@@ -40,8 +40,7 @@ class RelaySum(Algorithm):
         local_steps: mini-batch steps a round.
         tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
             which every node needs the whole graph (an oracle).
-        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one.
-    """
+        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one."""
 
     local_steps: int = Field(default=1, ge=1)
     tree: Literal["given", "spanning"] = "given"

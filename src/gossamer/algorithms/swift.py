@@ -43,12 +43,10 @@ class Swift(Algorithm):
             graph, while the paper's nodes exchange it before the start); "topology" is ``topology.weights``.
 
     Records ``heard``, the number of models that arrived for the last averaging, and with stored models
-    ``mixed_staleness_s``, the mean age of the neighbours' models, where the initial one is as old as the run.
-    """
+    ``mixed_staleness_s``, the mean age of the neighbours' models, where the initial one is as old as the run."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     average_every: int = Field(default=1, ge=1)
     memory: Literal["stored", "fresh"] = "stored"

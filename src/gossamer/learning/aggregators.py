@@ -30,8 +30,7 @@ class Aggregator(Component):
     :meth:`aggregate_models` if parameters and buffers count differently.
 
     Attributes:
-        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default.
-    """
+        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default."""
 
     takes_parts: ClassVar[bool] = False
 

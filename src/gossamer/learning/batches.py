@@ -18,8 +18,7 @@ class BatchStream:
 
     The node's samples [n], indices in the training set, are shuffled in each epoch, and the sequence of epochs is split into
     batches of equal size: every sample is seen once an epoch, and a batch may straddle two epochs. A ``batch_size`` above n
-    means n; ``"full"`` is all n samples, unshuffled.
-    """
+    means n; ``"full"`` is all n samples, unshuffled."""
 
     def __init__(
         self, seed: int, rank: int, samples: Int[np.ndarray, " n"], batch_size: int | Literal["full"]

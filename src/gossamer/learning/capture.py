@@ -25,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Function = Callable[..., tuple[Tensor, ...]]
-"""Tensors in, tensors out."""
+Function = Callable[..., tuple[Tensor, ...]]  # tensors in, tensors out
 
 MOST_SHAPES = 64  # of one function that are recorded; further ones go on through Python
 

@@ -42,8 +42,7 @@ BATCH = 100  # samples in a forward pass: few enough that activations stay in th
 LEAST = 4
 """Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, models are evaluated one at a time."""
 
-Found = dict[str, float]
-"""Name -> value of the loss and of each metric."""
+Found = dict[str, float]  # name -> value of the loss and of each metric
 
 
 class Evaluator:
@@ -54,8 +53,7 @@ class Evaluator:
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
-        rows: the store of parameters, for many models at once; None, the default, is one model at a time.
-    """
+        rows: the store of parameters, for many models at once; None, the default, is one model at a time."""
 
     def __init__(
         self,

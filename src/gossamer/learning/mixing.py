@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
-Fresh = Callable[[int], Tensor]
-"""length -> a new, writable vector"""
+Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
 CACHE_BYTES = 16 << 20  # of all rows in a block of columns: a core's share of the last-level cache
@@ -100,8 +99,7 @@ def combine(
         A new vector [n], or a new Model.
 
     Raises:
-        ValueError: for a rank without a weight, or lengths that differ.
-    """
+        ValueError: for a rank without a weight, or lengths that differ."""
     if isinstance(own, Model):
         halves = [{rank: half(payload, which) for rank, payload in inbox.items()} for which in range(2)]
         rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}

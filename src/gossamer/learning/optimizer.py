@@ -110,7 +110,6 @@ class SGD(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD, with momentum (Polyak, 1964; Nesterov, 1983)."""
 
     elementwise: ClassVar[bool] = True
-
     momentum: float = Field(default=0.0, ge=0, lt=1)
     dampening: float = Field(default=0.0, ge=0, le=1)
     nesterov: bool = False
@@ -206,7 +205,6 @@ class Rprop(TorchOptimizer):
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
-
     eta_minus: float = Field(default=0.5, gt=0, lt=1)
     eta_plus: float = Field(default=1.2, gt=1)
     min_step: float = Field(default=1e-6, gt=0)
@@ -249,7 +247,6 @@ class ASGD(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
-
     lambd: float = Field(default=1e-4, ge=0)
     alpha: float = Field(default=0.75, ge=0)
     t0: float = Field(default=1e6, ge=0)
@@ -259,7 +256,6 @@ class MomentOptimizer(DecayingOptimizer):
     """Base of Adam and its variants, which keep moving averages of the gradient and of its square."""
 
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
-
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -272,7 +268,6 @@ class Adam(MomentOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(adam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "largest")
     fused: ClassVar[bool] = True
-
     amsgrad: bool = False
 
     def init(self, parameters: Tensor) -> State:
@@ -285,7 +280,6 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adamw)
-
     weight_decay: float = Field(default=0.01, ge=0)
 
 
@@ -313,7 +307,6 @@ class NAdam(MomentOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_nadam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "product")
-
     momentum_decay: float = Field(default=0.004, ge=0)
     decoupled_weight_decay: bool = False
 
@@ -327,7 +320,6 @@ class RAdam(MomentOptimizer):
     enough."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(radam)
-
     decoupled_weight_decay: bool = False
 
 
@@ -337,7 +329,6 @@ class Adagrad(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adagrad)
     vectors: ClassVar[tuple[str, ...]] = ("sum",)
-
     lr_decay: float = Field(default=0.0, ge=0)
     initial_accumulator_value: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-10, gt=0)
@@ -354,7 +345,6 @@ class RMSprop(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(rmsprop)
     vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
     counts: ClassVar[bool] = False
-
     alpha: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -372,6 +362,5 @@ class Adadelta(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(adadelta)
     vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
     counts: ClassVar[bool] = False
-
     rho: float = Field(default=0.9, ge=0, lt=1)
     eps: float = Field(default=1e-6, gt=0)

@@ -143,8 +143,7 @@ def gradient_function(
     The module is the model in training mode; its values are not used. Fields that are not trained are frozen, and their
     gradient is zero. With ``nodes``, arguments and results are stacks of many nodes, [nodes, P] and so on; only the trained
     fields' gradients are given, each in its shape, which saves copying them into one vector. With ``compiled``, the forward
-    and backward pass run through torch.compile.
-    """
+    and backward pass run through torch.compile."""
     inputs, targets = data
     layout = Layout.of(module)
     frozen = [field for field in layout.parameters if field not in trained]

@@ -41,8 +41,7 @@ class Rows:
     Attributes:
         rows: number of rows that have memory.
         peak: largest number of rows that were taken at once.
-        matrix: all rows, by number [rows, P]; on the CPU only.
-    """
+        matrix: all rows, by number [rows, P]; on the CPU only."""
 
     def __init__(self, length: int, device: str = "cpu") -> None:
         self.length = length

@@ -23,8 +23,7 @@ class ComputeProfile(Component):
     """The duration of local steps. A gradient takes as long as a step; applying one takes no time.
 
     A profile whose durations depend on the time at which they start sets ``depends_on_time`` and overrides
-    :meth:`seconds`.
-    """
+    :meth:`seconds`."""
 
     depends_on_time: ClassVar[bool] = False
 
@@ -76,13 +75,11 @@ class StepTrace(ComputeProfile):
     """Measured times from a CSV file with the columns ``node`` and ``seconds_per_step``.
 
     A name in the column ``node`` is one measured device. Its rows, one or more, are the times of its successive steps, and
-    repeat after the last.
-    """
+    repeat after the last."""
 
     path: FilePath  # the file; .csv or .csv.gz
     # Node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
     assign: Literal["in-order", "drawn"] = "in-order"
-
     _device: ClassVar[tuple[int, ...]] = ()
     """The device of each node; set by :meth:`settled`."""
 
@@ -216,12 +213,10 @@ class RandomSlowdowns(Component):
 class Slowdowns(ModifiedProfile):
     """Nodes slow down for a while and recover; a step may begin before a slowdown and end in or after it.
 
-    Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed.
-    """
+    Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed."""
 
     windows: tuple[SlowdownWindow, ...] = ()  # slowdowns at given times
     random: RandomSlowdowns | None = None  # slowdowns that are drawn; null for none
-
     depends_on_time: ClassVar[bool] = True
 
     @model_validator(mode="after")

@@ -29,8 +29,7 @@ class Kollaps(Changing):
     Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
     or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
     Attributes that only matter to emulation (images, commands, ports, ...) are not used. docs/networks.md lists the
-    differences from Kollaps.
-    """
+    differences from Kollaps."""
 
     path: FilePath  # the file, XML
     # Regular expressions for whole names of services, which select the nodes and their order; null is all.
@@ -142,8 +141,7 @@ class _Schedule:
     """The state of a network in the course of its schedule.
 
     If a service shares its link, its replicas are connected to a meeting point, and the link starts there. ``nodes`` has the
-    vertex of each node: those of the replicas of the selected services.
-    """
+    vertex of each node: those of the replicas of the selected services."""
 
     def __init__(self, file: KollapsFile, selected: list[str], seed: int, where: str) -> None:
         self._file, self._seed, self._where = file, seed, where

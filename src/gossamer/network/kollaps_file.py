@@ -46,8 +46,7 @@ def _bytes_per_second(text: Any) -> float:
 
 Name = Annotated[str, Field(min_length=1)]
 Flag = Literal["true", "false"]
-Rate = Annotated[float, BeforeValidator(_bytes_per_second)]
-"""A bandwidth, converted to bytes per second."""
+Rate = Annotated[float, BeforeValidator(_bytes_per_second)]  # a bandwidth, converted to bytes per second
 Delay = Annotated[NonNegativeFloat, Field(allow_inf_nan=False), AfterValidator(lambda ms: ms / 1000)]
 """Milliseconds, converted to seconds."""
 Drop = Annotated[float, Field(ge=0, le=1)]

@@ -57,8 +57,7 @@ class Matrix(Network):
     A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first column. The
     diagonal applies to nodes of one site; if it is blank, the ``within_...`` parameters do. ``bandwidth_mbps:
     aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology of DivShare's experiments
-    (there with a latency of 1 ms).
-    """
+    (there with a latency of 1 ms)."""
 
     latency_ms: FilePath | None = None  # one-way delays, a CSV file; or else latency_s
     # 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.

@@ -35,8 +35,7 @@ class Path:
     """The path of a message from one node to another.
 
     The latency is normal, truncated at 0, and drawn for each message; messages of one pair of nodes do not overtake each
-    other. A message that is lost takes its time on the sender's uplink all the same.
-    """
+    other. A message that is lost takes its time on the sender's uplink all the same."""
 
     links: tuple[
         int, ...
@@ -51,8 +50,7 @@ def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> floa
     """Seconds from the departure of a message's first bit to its arrival; None if the message is lost, or has no path.
 
     The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages.
-    Nothing is drawn for a path without loss and jitter.
-    """
+    Nothing is drawn for a path without loss and jitter."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -67,8 +65,7 @@ class Conditions(ABC):
     """The state of a network between two changes.
 
     Attributes:
-        rates: bytes per second of every link, float64 [links]; ``math.inf`` is unlimited.
-    """
+        rates: bytes per second of every link, float64 [links]; ``math.inf`` is unlimited."""
 
     rates: Float[np.ndarray, " links"]
 
@@ -195,8 +192,7 @@ class Stragglers(Uniform, SomeNodes):
     """Like ``uniform``, but the bandwidth of some nodes is divided by ``factor``, with a normal deviation.
 
     DivShare's experiments, as published, use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the stragglers at the
-    first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``.
-    """
+    first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``."""
 
     factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth
     # Standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink and downlink
@@ -245,8 +241,7 @@ class Spokes(Conditions):
 class Star(Network):
     """A link for each node to a centre. Each parameter is one value for all nodes, or a list with one for each.
 
-    A message crosses two links: their latencies add up, and so do the variances of their jitter; either may lose it.
-    """
+    A message crosses two links: their latencies add up, and so do the variances of their jitter; either may lose it."""
 
     # Towards the centre, 10^6 bits per second; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None

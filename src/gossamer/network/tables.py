@@ -39,8 +39,7 @@ def read_records(
     """The records of a file (.csv or .csv.gz, UTF-8) whose first line names its columns, in any order.
 
     A BadInput, which names the experiment's ``field``, refuses a file that can't be read, other columns than these, a file
-    without records, or a record of another length.
-    """
+    without records, or a record of another length."""
     (first, header), *rows = read_rows(path, field)
     if not set(columns) <= set(header) <= {*columns, *optional} or len(set(header)) < len(header):
         accepted = f"a header of {listed(columns)}" + (f", and maybe {listed(optional)}" if optional else "")

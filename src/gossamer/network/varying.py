@@ -46,8 +46,7 @@ class Trace(Changing, Uniform):
     and, optionally, ``latency_ms``.
 
     A line applies from its time on, to a rank or to all ("*"); a blank cell leaves a value unchanged. The first values are
-    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``.
-    """
+    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``."""
 
     path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
     # Period after which the trace starts again, with its first values; null: its last values stay.
@@ -126,8 +125,7 @@ class _ScaledConditions(Conditions):
 class Varying(Changing):
     """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
 
-    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change.
-    """
+    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change."""
 
     # The other network; transfers share links as it says.
     base: Annotated[Network, ComponentField("network", "network.base")]

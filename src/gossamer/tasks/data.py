@@ -27,13 +27,11 @@ log = logging.getLogger("gossamer")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Image formats that are decoded; a data file can't reach Pillow's rarer decoders."""
 
-VERSION = 2
-"""Counts up when decoding changes, so that arrays cached by an older version are not used."""
+VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
-Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]
-"""Split -> column -> array."""
+Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]  # split -> column -> array
 
 
 def image_decoder(height: int, width: int, channels: int) -> Decoder:
@@ -92,8 +90,7 @@ def hub_dataset(
 
     Raises:
         BadInput: for a missing folder or data set, a damaged file (named), unexpected rows, sizes or labels, no
-            network, or when the extra ``data`` is not installed.
-    """
+            network, or when the extra ``data`` is not installed."""
     folder = None if data_root is None else _folder(data_root, hub_id)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -194,8 +191,7 @@ def split_by_owner(
 
     Of an owner's n samples, ``fraction * n`` are for training, rounded such that every owner of two or more has both
     kinds; a single sample is for training. ``purpose`` is the key with which each owner's training samples are drawn, the
-    same for every experiment's seed; None takes the owner's first ones, in the order of the data.
-    """
+    same for every experiment's seed; None takes the owner's first ones, in the order of the data."""
     grouped = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
     train, test = [], []
     for owner, members in enumerate(grouped):

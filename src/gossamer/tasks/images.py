@@ -32,8 +32,7 @@ class ImageClassification(TaskSource):
     """Base of the tasks whose samples are small labelled images; a subclass names a data set of the hub.
 
     Inputs are float32 [samples, channels, height, width], normalised to ``(pixel / top - mean) / std``;
-    targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``.
-    """
+    targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``."""
 
     hub_id: ClassVar[str]
     image_column: ClassVar[str] = "image"
@@ -43,7 +42,6 @@ class ImageClassification(TaskSource):
     top: ClassVar[float] = 255.0  # the highest pixel value
     mean: ClassVar[float]
     std: ClassVar[float]
-
     model: ModelName = "mlp"  # the network to train
     hidden: tuple[PositiveInt, ...] = (100,)  # widths of the hidden layers, first to last; for mlp only
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
@@ -106,14 +104,12 @@ class Digits(ImageClassification):
     The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
     Machine Learning Repository, 1998), embedded in scikit-learn: they need no file and no network. Pixels of 0 to 16 are
     divided by 16. The source has no test set; the one drawn here is the same for every seed, so that runs with different
-    seeds are evaluated on the same samples.
-    """
+    seeds are evaluated on the same samples."""
 
     shape: ClassVar[tuple[int, int, int]] = (1, 8, 8)
     top: ClassVar[float] = 16.0
     mean: ClassVar[float] = 0.0
     std: ClassVar[float] = 1.0
-
     hidden: tuple[PositiveInt, ...] = (64,)
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
@@ -133,8 +129,7 @@ class MNIST(ImageClassification):
     """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 1×28×28 pixels, handwritten digits.
 
     Normalised by the training set's mean (0.1307) and standard deviation (0.3081) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10.
-    """
+    default model is the perceptron 784-100-10."""
 
     hub_id: ClassVar[str] = "ylecun/mnist"
     mean: ClassVar[float] = 0.1307
@@ -146,8 +141,7 @@ class FashionMNIST(ImageClassification):
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 training and 10,000 test images of 1×28×28 pixels, clothes.
 
     Normalised by the training set's mean (0.2860) and standard deviation (0.3530) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10.
-    """
+    default model is the perceptron 784-100-10."""
 
     hub_id: ClassVar[str] = "zalando-datasets/fashion_mnist"
     classes: ClassVar[tuple[str, ...]] = tuple(CLOTHES.split(", "))
@@ -160,8 +154,7 @@ class CIFAR10(ImageClassification):
     """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 10 classes of objects.
 
     Normalised to ``(pixel / 255 - 0.5) / 0.5``, so to [-1, 1] in each channel, as in decentralizepy. No
-    augmentation. The default model is GN-LeNet.
-    """
+    augmentation. The default model is GN-LeNet."""
 
     hub_id: ClassVar[str] = "uoft-cs/cifar10"
     image_column: ClassVar[str] = "img"
@@ -170,5 +163,4 @@ class CIFAR10(ImageClassification):
     classes: ClassVar[tuple[str, ...]] = tuple(OBJECTS.split(", "))
     mean: ClassVar[float] = 0.5
     std: ClassVar[float] = 0.5
-
     model: ModelName = "gn-lenet"

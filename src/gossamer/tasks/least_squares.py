@@ -29,8 +29,7 @@ class LeastSquares(TaskSource):
 
     Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
     V x has unit variance); the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2, whose minimum is the
-    least-squares solution that numpy's ``lstsq`` gives.
-    """
+    least-squares solution that numpy's ``lstsq`` gives."""
 
     features: PositiveInt = 10  # length of an input
     samples: PositiveInt = 1000  # number of training samples

@@ -13,8 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]
-"""The models that an image task accepts."""
+ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]  # the models that an image task accepts
 
 
 def model_factory(
@@ -49,8 +48,7 @@ class GNLeNet(nn.Module):
     Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
     groups of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023). Three blocks of 5×5 convolution, GroupNorm(2),
     ReLU and 2×2 max pooling, and a linear layer, for images [channels, height, width] of at least 8×8 pixels. The ReLU comes
-    after the pooling here: the same bits, for a quarter of its work.
-    """
+    after the pooling here: the same bits, for a quarter of its work."""
 
     def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
@@ -78,8 +76,7 @@ class LeNet5(nn.Module):
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
     usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
-    functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels.
-    """
+    functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
 
     def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
@@ -107,8 +104,7 @@ class CharacterLSTM(nn.Module):
 
     The shape of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018;
     ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
-    the outputs at all 80 characters, by a linear layer of two million parameters.
-    """
+    the outputs at all 80 characters, by a linear layer of two million parameters."""
 
     def __init__(self, characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
         super().__init__()
@@ -131,8 +127,7 @@ class MatrixFactorization(nn.Module):
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
-    The biases b and c start at zero; mu is a constant and no parameter.
-    """
+    The biases b and c start at zero; mu is a constant and no parameter."""
 
     def __init__(self, users: int, items: int, dimensions: int = 20, mean: float | None = None) -> None:
         super().__init__()

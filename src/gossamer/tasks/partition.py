@@ -19,8 +19,7 @@ from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
 
-Parts = list[Int[np.ndarray, " _"]]
-"""The indices of each node's training samples."""
+Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training samples
 
 
 class Partition(Component):
@@ -74,8 +73,7 @@ class Shards(Partition):
 
     The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
     dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
-    the smallest class has at most two labels; a node then has at most ``2 * per_node``.
-    """
+    the smallest class has at most two labels; a node then has at most ``2 * per_node``."""
 
     per_node: PositiveInt = 2  # shards of each node
 
@@ -101,8 +99,7 @@ class Dirichlet(Partition):
 
     Others draw again until each node has enough samples, which for many nodes and small ``alpha`` may never happen. Here
     there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
-    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used.
-    """
+    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
 
     alpha: Annotated[float, Field(gt=0, le=1e9)]  # concentration; the smaller, the more skewed
     min_samples: PositiveInt = 1  # least number of samples of a node
@@ -145,8 +142,7 @@ class Natural(Partition):
     """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): one node per owner.
 
     With as many nodes as owners, node i has the i-th owner id. With more owners, whole owners are dealt out at random, so
-    that the nodes' numbers of owners differ by at most one.
-    """
+    that the nodes' numbers of owners differ by at most one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
@@ -167,8 +163,7 @@ class Natural(Partition):
 class Sizes(Partition):
     """A random split into parts of given sizes.
 
-    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out.
-    """
+    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out."""
 
     # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]

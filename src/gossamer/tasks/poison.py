@@ -107,8 +107,7 @@ class Patch(Poison):
     """A backdoor: a square in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
-    is the attack's success rate.
-    """
+    is the attack's success rate."""
 
     target: Rank = 0  # the label of poisoned images
     size: PositiveInt = 3  # side of the square in pixels

@@ -71,11 +71,9 @@ class Shakespeare(TaskSource):
     text. The split does not depend on the seed. All nodes are evaluated on one sample of all roles' test samples.
 
     ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``. (A loop over
-    cells, which can be batched, was 3 to 9 times slower per step.)
-    """
+    cells, which can be batched, was 3 to 9 times slower per step.)"""
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
-
     hidden: PositiveInt = 256  # width of the LSTM layers
     layers: PositiveInt = 2  # number of LSTM layers
     embedding: PositiveInt = 8  # length of a character's vector

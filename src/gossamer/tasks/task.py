@@ -18,8 +18,7 @@ from gossamer.config.registry import Component, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause, shown
 
-Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> scalar mean over the first axis."""
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class RootMean:
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-Pair = tuple[Tensor, Tensor]
-"""(inputs, targets), whose first axis is the sample."""
+Pair = tuple[Tensor, Tensor]  # (inputs, targets), whose first axis is the sample
 
 _TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
@@ -63,8 +61,7 @@ class Task:
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
 
     Raises:
-        BadInput: for anything of the wrong type or shape.
-    """
+        BadInput: for anything of the wrong type or shape."""
 
     model: Callable[[], nn.Module]
     train: Pair

@@ -34,11 +34,9 @@ from gossamer.randomness import generator
 from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
-TAG = "~sampler"
-"""The first part of the tags of samplers' messages, and the key of the view in ``node.state``."""
+TAG = "~sampler"  # the first part of the tags of samplers' messages, and the key of the view in node.state
 
-_MAX_AGE = 2**31
-"""No entry gets this old."""
+_MAX_AGE = 2**31  # no entry gets this old
 
 
 @register("topology", "cyclon")
@@ -49,12 +47,10 @@ class Cyclon(Topology):
     in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. The messages that
     samplers exchange count, take time and can be lost like all others.
 
-    With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default.
-    """
+    With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default."""
 
     random: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
-
     view: int = Field(default=8, ge=1)  # c, maximum number of entries of a view
     # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
     every_s: float | None = Field(default=None, gt=0)

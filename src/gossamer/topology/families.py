@@ -47,8 +47,7 @@ class Complete(Topology):
 class Torus(Topology):
     """A grid whose rows and columns close to rings; rank = row * columns + column.
 
-    A side of two has one edge, a side of one has none.
-    """
+    A side of two has one edge, a side of one has none."""
 
     # Number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is the
     # most square torus (for a prime number of nodes, a ring).
@@ -81,8 +80,7 @@ class Exponential(Topology):
     """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed; both degrees are ceil(log2 n).
 
     Assran, Loizou, Ballas & Rabbat, "Stochastic gradient push for distributed deep learning" (2019); Ying, Yuan, Chen,
-    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021).
-    """
+    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hops = (nodes - 1).bit_length()
@@ -96,8 +94,7 @@ class OnePeerExponential(Topology):
 
     The graph changes every round. With uniform weights and a power of two of nodes, ceil(log2 n) consecutive rounds
     average exactly (Ying et al., 2021). The graph of one round can be disconnected; the union of these rounds has to be
-    connected.
-    """
+    connected."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)
@@ -116,8 +113,7 @@ class OnePeerExponential(Topology):
 class RandomRegular(RandomTopology):
     """Every node has ``degree`` neighbours; otherwise random (Steger & Wormald, 1999). Degree times nodes must be even.
 
-    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008).
-    """
+    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008)."""
 
     degree: int
 
@@ -150,8 +146,7 @@ def _seed(rng: np.random.Generator) -> int:
 class ErdosRenyi(RandomTopology):
     """Every possible edge exists with probability ``p``, independently: G(n, p) (Gilbert, 1959).
 
-    Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960).
-    """
+    Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960)."""
 
     p: float = Field(ge=0, le=1)
 

@@ -67,8 +67,7 @@ class EdgeList(Topology):
 class Adjacency(Topology):
     """The graph of a 0/1 matrix in a text file: a 1 in row i, column j lets i send to j (both count from 0).
 
-    A symmetric matrix is an undirected graph, any other a directed one.
-    """
+    A symmetric matrix is an undirected graph, any other a directed one."""
 
     path: FilePath  # the file; n lines of n numbers, separated by spaces or commas; # starts a comment
 
@@ -90,8 +89,7 @@ class Adjacency(Topology):
 class Given(Weights):
     """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
 
-    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004).
-    """
+    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004)."""
 
     # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath

@@ -29,8 +29,7 @@ class Graph:
     Args:
         nodes: number of nodes, at least 1.
         edges: pairs of ranks, in any order; an undirected edge may be given in either direction, or in both.
-        directed: whether (i, j) and (j, i) are different edges.
-    """
+        directed: whether (i, j) and (j, i) are different edges."""
 
     __slots__ = ("_hash", "_incoming", "_outgoing", "directed", "nodes")
 

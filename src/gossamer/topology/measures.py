@@ -26,8 +26,7 @@ from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
 from gossamer.topology.topology import TopologySchedule
 
-DENSE_NODES = 500
-"""Up to this many nodes, measures of W are computed from its full spectrum."""
+DENSE_NODES = 500  # up to this many nodes, measures of W are computed from its full spectrum
 SPECTRUM_NODES = 3000  # and up to this many, if the iteration for one eigenvalue does not converge
 
 
@@ -47,8 +46,7 @@ def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> 
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
         ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
         Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``. The diameter takes
-        O(nodes * edges) time: some seconds for 10,000 nodes.
-    """
+        O(nodes * edges) time: some seconds for 10,000 nodes."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
@@ -135,8 +133,7 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
     Args:
         W: a row-stochastic matrix [nodes, nodes]. Up to :data:`DENSE_NODES` nodes the mean variance is exact; above, it
             is estimated from 256 keyed random vectors, to about a percent.
-        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates.
-    """
+        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates."""
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
     estimate = _estimated_variance if W.shape[0] > DENSE_NODES else _mean_variance
@@ -155,8 +152,7 @@ def _mean_variance(W: csr_array, gamma: float) -> float:
 def _estimated_variance(W: csr_array, gamma: float, probes: int = 256) -> float:
     """(1/n) sum_t gamma^t |W^(t+1)|_F^2, with E |A z|^2 = |A|_F^2 for random signs z (Hutchinson, 1990).
 
-    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated.
-    """
+    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated."""
     nodes: int = W.shape[0]
     signs = generator(0, "effective neighbours").integers(0, 2, size=(nodes, probes))
     moved = 2.0 * signs - 1

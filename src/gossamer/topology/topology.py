@@ -23,10 +23,8 @@ from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
-ATTEMPTS = 100
-"""A random topology fails after this number of disconnected draws in a row."""
-CACHED_GRAPHS = 16
-"""The cache keeps at least this many graphs, the most recently used ones."""
+ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
+CACHED_GRAPHS = 16  # the cache keeps at least this many graphs, the most recently used ones
 
 CACHED_SIZE = 2_000_000
 """More are kept up to about this many nodes and neighbours in total, since asynchronous nodes are in rounds far apart."""
@@ -36,8 +34,7 @@ class Topology(Component):
     """The graph of who may talk to whom, with mixing weights; it may change from round to round.
 
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
-    rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected.
-    """
+    rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
 
     random: ClassVar[bool] = False
     """Whether two draws can differ."""
@@ -88,8 +85,7 @@ class RandomTopology(Topology):
     """A topology that is drawn at random, repeatedly until the graph is connected.
 
     So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds does not fail at
-    one disconnected draw. With ``allow_disconnected`` the first draw is used.
-    """
+    one disconnected draw. With ``allow_disconnected`` the first draw is used."""
 
     random: ClassVar[bool] = True
 
@@ -113,8 +109,7 @@ class Layers(Topology):
     """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
 
     An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
-    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union.
-    """
+    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union."""
 
     layers: dict[str, Topology] = Field(min_length=1)  # name -> topology, at least one
 
@@ -168,8 +163,7 @@ class TopologySchedule:
         nodes: number of nodes, at least 1.
         seed: the experiment's seed.
         samples: number of training samples of each node, for weights that need it.
-        purpose: the topology's field in the experiment, for keys and errors.
-    """
+        purpose: the topology's field in the experiment, for keys and errors."""
 
     def __init__(
         self,
@@ -241,8 +235,7 @@ class TopologySchedule:
         draws of a random topology are connected by construction.
 
         Raises:
-            BadInput: naming the field, its value and what is accepted.
-        """
+            BadInput: naming the field, its value and what is accepted."""
         for layer in self._layers.values():
             layer.check()
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])

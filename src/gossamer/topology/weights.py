@@ -35,8 +35,7 @@ class MetropolisHastings(Weights):
 
     Repeated mixing converges to the plain average on any connected graph. Xiao & Boyd, "Fast linear iterations for
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
-    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only.
-    """
+    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
@@ -52,8 +51,7 @@ class Uniform(Weights):
     """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic.
 
     Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
-    (2019) and Ying et al. (2021).
-    """
+    (2019) and Ying et al. (2021)."""
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
         senders = graph.neighbors(rank, "in")
@@ -92,8 +90,7 @@ class CCS(Weights):
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
     as in the authors' code for uniform influence p_i = 1/n, with one addition: the weight of an edge is at most
     1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
-    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs.
-    """
+    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
