@@ -35,7 +35,6 @@ from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
 TAG = "~sampler"  # the first part of the tags of samplers' messages, and the key of the view in node.state
-
 _MAX_AGE = 2**31  # no entry gets this old
 
 

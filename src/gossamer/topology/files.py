@@ -29,18 +29,14 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
 
 def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    rows: list[list[float]] = []
-    for number, words in read_words(path, where):
-        try:
-            rows.append([float(word) for word in words])
-        except ValueError as error:
-            raise BadInput(f"{where}, line {number}: {error}; accepted: finite numbers") from None
-        if not np.isfinite(rows[-1]).all():
-            raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: finite numbers")
-    if not rows or any(len(row) != len(rows) for row in rows):
-        lengths = " or ".join(sorted({str(len(row)) for row in rows})) or "0"
-        raise BadInput(f"{where}: {len(rows)} rows of {lengths} numbers; accepted: a square matrix")
-    return np.array(rows, dtype=np.float64)
+    try:
+        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
+    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
+        found = f"{' x '.join(map(str, matrix.shape))} numbers"
+        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
+    return matrix
 
 
 @register("topology", "edge-list")
@@ -56,9 +52,8 @@ class EdgeList(Topology):
         for number, words in read_words(self.path, where):
             ranks = [int(word) for word in words if word.isdecimal() and int(word) < nodes]
             if len(words) != 2 or len(set(ranks)) != 2:
-                raise BadInput(
-                    f"{where}, line {number}: {' '.join(words)!r}; accepted: two different ranks from 0 to {nodes - 1}"
-                )
+                accepted = f"two different ranks from 0 to {nodes - 1}"
+                raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: {accepted}")
             edges.append((ranks[0], ranks[1]))
         return Graph(nodes, edges, directed=self.directed)
 

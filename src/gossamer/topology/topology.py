@@ -183,11 +183,10 @@ class TopologySchedule:
         self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
         self._purpose = purpose
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
-        layers = found.layers if isinstance(found, Layers) else {}
-        self._layers = {
-            name: TopologySchedule(layer, nodes, seed, samples, purpose=f"{purpose}.layers.{name}")
-            for name, layer in layers.items()
-        }
+        self._layers: dict[str, TopologySchedule] = {}
+        for name, layer in found.layers.items() if isinstance(found, Layers) else ():
+            field = f"{purpose}.layers.{name}"
+            self._layers[name] = TopologySchedule(layer, nodes, seed, samples, purpose=field)
 
     @property
     def sampled(self) -> bool:
@@ -228,24 +227,20 @@ class TopologySchedule:
         return dict(drawn.rows[rank])
 
     def check(self) -> None:
-        """Check the parameters, the connectivity and the weights of round 0 before any work starts.
+        """Check the parameters, the connectivity and the weights of round 0 before any work starts, by a BadInput.
 
         A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
         over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views. Later
-        draws of a random topology are connected by construction.
-
-        Raises:
-            BadInput: naming the field, its value and what is accepted."""
+        draws of a random topology are connected by construction."""
         for layer in self._layers.values():
             layer.check()
         graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
         if self.sampled:
             graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
         if not (self.topology.allow_disconnected or graph.connected):
-            raise BadInput(
-                f"{self._purpose}: {graph.components()} components in the graph of {self.topology.name_of()} with"
-                f" {self.nodes} nodes; accepted: a connected graph, or {self._purpose}.allow_disconnected: true"
-            )
+            found = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
+            accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {accepted}")
         self._weights(self._at(0))
 
     def _at(self, round: int) -> _DrawnGraph:
@@ -272,9 +267,8 @@ class TopologySchedule:
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, generator(self.seed, self._purpose, SHARED, period), first)
         if graph.nodes != self.nodes:
-            raise BadInput(
-                f"{self._purpose}: {self.topology.name_of()} drew {graph.nodes} nodes; accepted: {self.nodes}"
-            )
+            found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
         return graph
 
     def _weights(self, drawn: _DrawnGraph) -> Weights:
