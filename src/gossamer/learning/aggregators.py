@@ -22,6 +22,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight
 from gossamer.messages.tags import Model
 
+Vector = Float[Tensor, " params"]
 _ROUNDING = 1e-12  # a smaller rest of 1 after all other weights is taken for 0
 
 
@@ -41,12 +42,8 @@ class Aggregator(Component):
 
     @abstractmethod
     def aggregate(
-        self,
-        own: Float[Tensor, " params"],
-        vectors: Sequence[Float[Tensor, " params"]],
-        weights: Sequence[float],
-        self_weight: float,
-    ) -> Float[Tensor, " params"]:
+        self, own: Vector, vectors: Sequence[Vector], weights: Sequence[float], self_weight: float
+    ) -> Vector:
         """One vector of a node's own and those that it received, in rank order, with their weights. Reads only."""
 
     def aggregate_models(

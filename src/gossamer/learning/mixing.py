@@ -111,11 +111,9 @@ def combine(
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
     if missing is None and absent == "renormalize" and len(inbox) < len(weights):
-        inbox = {
-            rank: own.scatter(0, _region(part, own), part.values) if isinstance(part, Part) else part
-            for rank, part in inbox.items()
-        }
-        missing = "renormalize"
+        parts = {rank: part for rank, part in inbox.items() if isinstance(part, Part)}
+        filled = {rank: own.scatter(0, _region(part, own), part.values) for rank, part in parts.items()}
+        inbox, missing = {**inbox, **filled}, "renormalize"
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
@@ -180,7 +178,7 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
 def half(payload: Any, which: int) -> Any:
     """The parameters (0) or the buffers (1) of a model; a ValueError for anything else."""
     if not isinstance(payload, Model):
-        raise ValueError(f"combine: a {type(payload).__name__}, where own is a Model; accepted: a Model")
+        raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model")
     return payload[which]
 
 
@@ -232,22 +230,11 @@ def mix_rows(
     vectors = [vector for each in sums for vector in each.vectors]
     numbers, written = rows.numbers(vectors), rows.numbers(results)
     wide = numbers is not None and rows.matrix.stride(0) >= _COLUMNS
-    if numbers is not None and written is not None and wide and _in_order(stacked=False):
-        _mix_sparse(rows, sums, workers, numbers, written)
-        return True
-    mixed = mix_stacked(sums) if vectors[0].device.type != "cpu" or _in_order(stacked=True) else None
-    if mixed is not None:
-        torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
-    return mixed is not None
-
-
-def _mix_sparse(
-    rows: Rows,
-    sums: Sequence[Sum],
-    workers: Workers,
-    numbers: Int[np.ndarray, " terms"],
-    written: Int[np.ndarray, " sums"],
-) -> None:
+    if numbers is None or written is None or not wide or not _in_order(stacked=False):
+        mixed = mix_stacked(sums) if vectors[0].device.type != "cpu" or _in_order(stacked=True) else None
+        if mixed is not None:
+            torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
+        return mixed is not None
     columns = rows.matrix.stride(0)  # with the padding between rows: widths are multiples of 16 then
     most = max(1, REACH // columns)
     firsts = np.cumsum([0, *(len(each.vectors) for each in sums)])
@@ -267,6 +254,7 @@ def _mix_sparse(
             add(pool[:, edges[number] : edges[number + 1]])
 
     workers.map(block, range(blocks))
+    return True
 
 
 def _runs(written: Int[np.ndarray, " sums"], most: int) -> list[tuple[int, int]]:

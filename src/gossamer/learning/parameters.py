@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gossamer.errors import BadInput
 from gossamer.learning.capture import Function, storage_of
 from gossamer.messages.tags import Model
-from gossamer.tasks.task import Task
+from gossamer.tasks.task import Pair, Task
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def flatten_buffers(
 def gradient_function(
     task: Task,
     module: nn.Module,
-    data: tuple[Tensor, Tensor],
+    data: Pair,
     trained: tuple[Field, ...],
     *,
     nodes: bool,

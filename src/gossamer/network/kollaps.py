@@ -47,10 +47,8 @@ class Kollaps(Changing):
         able = [name for name, service in file.services.items() if service.supervisor == "false"]
         schedule = _Schedule(file, able if self.services is None else self._selected(able), seed, where)
         if len(schedule.nodes) != nodes:
-            raise BadInput(
-                f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: nodes: {len(schedule.nodes)},"
-                f" or network.services that select {nodes}"
-            )
+            accepted = f"nodes: {len(schedule.nodes)}, or network.services that select {nodes}"
+            raise BadInput(f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: {accepted}")
         at_start = [event for event in file.events if event.time == 0]
         schedule.apply(at_start)
         yield 0.0, schedule.conditions()
@@ -129,11 +127,9 @@ class _Routes(Conditions):
         if loss >= 1:
             return None
         inner = (edge["link"] for edge in edges if edge["link"] >= 2 * len(self.nodes))
+        jitter_s = math.hypot(*(arc.jitter_s for arc in arcs))
         return Path(
-            (source, *inner, len(self.nodes) + to),
-            sum(arc.latency_s for arc in arcs),
-            math.hypot(*(arc.jitter_s for arc in arcs)),
-            loss,
+            (source, *inner, len(self.nodes) + to), sum(arc.latency_s for arc in arcs), jitter_s, loss
         )
 
 
@@ -295,10 +291,8 @@ class _Schedule:
         ahead = [n for n in self._between(event.origin, event.dest) if self._arcs[n].present == there]
         back = self._between(event.dest, event.origin)
         if not ahead:
-            raise self._refused(
-                f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s; accepted: one that is"
-                f" {'there' if there else 'away'}"
-            )
+            found = f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s"
+            raise self._refused(f"{found}; accepted: one that is {'there' if there else 'away'}")
         if event.download is not None and not back:
             raise self._refused("download: the link has no such direction; accepted: upload")
         links = {self._arcs[n].link for n in ahead}

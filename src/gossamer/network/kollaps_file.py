@@ -11,16 +11,7 @@ from xml.etree.ElementTree import ParseError
 
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
@@ -47,10 +38,10 @@ def _bytes_per_second(text: Any) -> float:
 Name = Annotated[str, Field(min_length=1)]
 Flag = Literal["true", "false"]
 Rate = Annotated[float, BeforeValidator(_bytes_per_second)]  # a bandwidth, converted to bytes per second
-Delay = Annotated[NonNegativeFloat, Field(allow_inf_nan=False), AfterValidator(lambda ms: ms / 1000)]
-"""Milliseconds, converted to seconds."""
-Drop = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Delay = Annotated[Seconds, AfterValidator(lambda ms: ms / 1000)]  # milliseconds, converted to seconds
+Drop = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
 
 
 class _Attributes(BaseModel):
@@ -70,7 +61,7 @@ class Bridge(_Attributes):
 class Service(Bridge):
     """A service. ``replicas`` counts unless replicas join by the schedule."""
 
-    replicas: PositiveInt = 1
+    replicas: Count = 1
     share: Flag = "false"
     reuse: Flag = "true"
     supervisor: Flag = "false"
@@ -110,7 +101,7 @@ class NodeEvent(_Attributes):
     time: Seconds
     name: Name
     action: Literal["join", "leave", "crash", "disconnect", "reconnect"]
-    amount: PositiveInt = 1
+    amount: Count = 1
 
 
 @dataclass(frozen=True, slots=True)

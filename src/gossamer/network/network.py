@@ -221,12 +221,10 @@ class Spokes(Conditions):
     loss: Float[np.ndarray, " nodes"]
 
     def path(self, source: int, to: int) -> Path | None:
-        return Path(
-            (source, len(self.latency_s) + to),
-            float(self.latency_s[source] + self.latency_s[to]),
-            math.hypot(self.jitter_s[source], self.jitter_s[to]),
-            float(1 - (1 - self.loss[source]) * (1 - self.loss[to])),
-        )
+        latency_s = float(self.latency_s[source] + self.latency_s[to])
+        jitter_s = math.hypot(self.jitter_s[source], self.jitter_s[to])
+        loss = float(1 - (1 - self.loss[source]) * (1 - self.loss[to]))
+        return Path((source, len(self.latency_s) + to), latency_s, jitter_s, loss)
 
     def common_latency(self) -> float | None:
         if np.ptp(self.latency_s) or self.jitter_s.any() or self.loss.any():
@@ -253,8 +251,7 @@ class Star(Network):
     loss: Probability | tuple[Probability, ...] = 0.0  # probability that a link loses a message
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        up, down, latency_s, jitter_s, loss = (
-            for_each(getattr(self, field), nodes, f"network.{field}")
-            for field in ("uplink_mbps", "downlink_mbps", "latency_s", "jitter_s", "loss")
-        )
+        fields = "uplink_mbps", "downlink_mbps", "latency_s", "jitter_s", "loss"
+        values = (for_each(getattr(self, field), nodes, f"network.{field}") for field in fields)
+        up, down, latency_s, jitter_s, loss = values
         return Spokes(BYTES_PER_MEGABIT * np.concatenate([up, down]), latency_s, jitter_s, loss)

@@ -23,6 +23,7 @@ from gossamer.config.registry import Component, register
 from gossamer.config.sections import Section
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
+from gossamer.tasks.partition import Parts
 from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
@@ -160,11 +161,7 @@ class LabelFlip(Poison):
 
 
 def poisoned(
-    task: Task,
-    parts: Sequence[Int[np.ndarray, " _"]],
-    poisons: Sequence[Poison],
-    graph: Callable[[], nx.Graph[int]],
-    seed: int,
+    task: Task, parts: Parts, poisons: Sequence[Poison], graph: Callable[[], nx.Graph[int]], seed: int
 ) -> tuple[Task, list[list[int]]]:
     """A new task with the data and the evaluation sets of some poisons, one after the other, and the ranks that each poison
     reaches. ``parts`` are the indices of each node's training samples; ``graph`` gives the graph of the first round. A

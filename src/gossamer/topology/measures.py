@@ -14,12 +14,7 @@ from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 from scipy.sparse.csgraph import breadth_first_order  # type: ignore[import-untyped]
-from scipy.sparse.linalg import (  # type: ignore[import-untyped]
-    ArpackNoConvergence,
-    LinearOperator,
-    eigs,
-    eigsh,
-)
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh  # type: ignore[import-untyped]
 
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
