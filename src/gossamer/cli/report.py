@@ -83,13 +83,12 @@ def report(
 ) -> None:
     """Write a report page of one or several runs: one HTML file that needs no network."""
     log_errors_only(quiet)
-    from gossamer.results.groups import find_baseline, groups
+    from gossamer.results.comparison import find_baseline, groups, parse_levels
+    from gossamer.results.comparison import time_to as compare
+    from gossamer.results.plots import choose
     from gossamer.results.report import write_report, write_time_to
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import finite
-    from gossamer.results.time_to import parse_levels
-    from gossamer.results.time_to import time_to as compare
-    from gossamer.results.timeline import choose
 
     if baseline is not None and not time_to:
         raise BadInput("--baseline: accepted together with --time-to")
@@ -103,7 +102,7 @@ def report(
     # A page of several runs, or of a part of one, must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
     if timeline is not None:
-        from gossamer.results.timeline import write_timeline
+        from gossamer.results.plots import write_timeline
 
         write_timeline(loaded, timeline, within)
     page = write_report(
@@ -132,8 +131,8 @@ def report(
 
 
 def _print_time_to(rows: pl.DataFrame, baseline: str | None) -> None:
+    from gossamer.results.comparison import note, tables
     from gossamer.results.formatting import print_table
-    from gossamer.results.time_to import note, tables
 
     for title, head, lines in tables(rows, baseline):
         print_table(head, lines, title=title)

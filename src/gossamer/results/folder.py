@@ -28,7 +28,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -68,8 +68,7 @@ class RunFolder:
         """
         if not _NAME.fullmatch(name):
             raise BadInput(
-                f"name: got {name!r}; accepted: letters, digits, '.', '_', '+', '-' and single spaces,"
-                " with a letter or digit first (it names the run's folder)"
+                f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
             )
         with writing(f"--out {out}"):
             # The suffix is not keyed by the seed: two runs of one seed need two folders.
@@ -113,11 +112,8 @@ class RunFolder:
         return self.path / "models.safetensors"
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
-        """Open this process's segment for appending; ``rank`` tells processes apart.
-
-        Rows are described in :mod:`gossamer.results.recorder`. Rows of ``graphs`` are ``{"round": r, "edges": [[i, j],
-        ...]}``: the graph from round r on, if it differs from the one before.
-        """
+        """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
+        :mod:`gossamer.results.recorder`."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
     def locked(self) -> AbstractContextManager[None]:
@@ -152,10 +148,8 @@ class RunFolder:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on.
-
-    ``computes_here`` says whether this process computes, or only processes that it starts.
-    """
+    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on;
+    ``computes_here`` says whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
         "started": datetime.now(UTC).isoformat(),
@@ -236,8 +230,6 @@ def _versions() -> dict[str, str]:
     names = {match.group() for line in required if (match := re.match(r"[A-Za-z0-9._-]+", line))}
     found: dict[str, str] = {}
     for name in sorted(names | {"gossamer"}):
-        try:
+        with suppress(metadata.PackageNotFoundError):  # an optional dependency
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue  # an optional dependency that is not installed
     return found

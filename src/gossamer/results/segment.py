@@ -19,11 +19,6 @@ log = logging.getLogger(__name__)
 class RecordError(OSError):
     """Rows can't be written (a full disk, ...): the system's message, and the file."""
 
-    @classmethod
-    def of(cls, error: OSError, path: Path) -> RecordError:
-        """From the system's error on writing a file."""
-        return cls(error.errno, error.strerror or str(error), str(path))
-
 
 class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
@@ -42,7 +37,7 @@ class Segment:
             self._file.seek(0)
             self._file.truncate(self._file.read().rfind(b"\n") + 1)
         except OSError as error:
-            raise RecordError.of(error, path) from error
+            raise RecordError(error.errno, error.strerror, str(path)) from error
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row and hand it to the operating system.
@@ -60,7 +55,7 @@ class Segment:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise RecordError.of(error, self.path) from error
+            raise RecordError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         """Close the file."""

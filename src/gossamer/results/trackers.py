@@ -52,11 +52,7 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed.
-
-    Args:
-        trackers: their settings.
-        say: told of a tracker that fails.
+    """The trackers of one run, without those that have failed; ``say`` is told of a tracker that fails.
 
     Raises:
         BadInput: where one of them can't be used.
@@ -81,8 +77,7 @@ class Averaging(Tracker):
     """Base of the built-in trackers: at each evaluation point they report the means over the nodes, and the network's
     own values."""
 
-    package: ClassVar[str]
-    """The package that is imported; the optional dependency of gossamer has its name."""
+    package: ClassVar[str]  # the optional dependency of gossamer has its name
     _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)
 
     def check(self) -> None:
@@ -95,6 +90,16 @@ class Averaging(Tracker):
     @abstractmethod
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the columns of an evaluation point that have a number."""
+
+    @abstractmethod
+    def close(self, status: str) -> None:
+        """The run is done, stopped or failed."""
+
+    def end(self, run: Run) -> None:
+        self.close(run.status)
+
+    def failure(self, error: BaseException) -> None:
+        self.close("failed")
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         self._points = {}
@@ -126,20 +131,15 @@ class TensorBoard(Averaging):
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
-        place = (
-            folder / "tensorboard" if self.folder is None else self.folder / folder.parent.name / folder.name
-        )
-        self._writer = Writer(str(place))
+        own = self.folder and self.folder / folder.parent.name / folder.name
+        self._writer = Writer(str(own or folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
-    def end(self, run: Run) -> None:
-        self._writer.close()
-
-    def failure(self, error: BaseException) -> None:
+    def close(self, status: str) -> None:
         self._writer.close()
 
 
@@ -174,11 +174,8 @@ class MLflow(Averaging):
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=round)
 
-    def end(self, run: Run) -> None:
-        self._client.set_terminated(self._run, "FINISHED" if run.status == "done" else "KILLED")
-
-    def failure(self, error: BaseException) -> None:
-        self._client.set_terminated(self._run, "FAILED")
+    def close(self, status: str) -> None:
+        self._client.set_terminated(self._run, {"done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
 
 
 @register("tracker", "wandb")
@@ -215,8 +212,5 @@ class WandB(Averaging):
     def report(self, values: Mapping[str, float], round: int) -> None:
         self._run.log({**values, "round": round})
 
-    def end(self, run: Run) -> None:
-        self._run.finish(exit_code=0 if run.status == "done" else 1)
-
-    def failure(self, error: BaseException) -> None:
-        self._run.finish(exit_code=1)
+    def close(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "done" else 1)
