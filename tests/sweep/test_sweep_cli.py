@@ -74,7 +74,9 @@ def test_a_report_compares_each_cell_with_the_baseline_of_its_grid_point(cli: Cl
     assert ", against slow at the same batch_size" in cli(*asked, "slow")[1]
     code, _, err = cli(*asked, "slo")
     assert code == 2
-    assert err.startswith("error: --baseline slo: 2 groups are called that; accepted: slow, batch_size=2; ")
+    assert err.startswith(
+        "error: --baseline slo: no group is called that (did you mean 'slow'?); accepted: slow"
+    )
 
 
 def test_lines_name_the_axes_of_several_values(cli: Cli, tmp_path: Path) -> None:

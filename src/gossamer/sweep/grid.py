@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product, starmap
@@ -16,9 +16,8 @@ from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.errors import BadInput
 from gossamer.results.run import part
 
-OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
+_OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that belong to the sweep, and why."""
-_SETTABLE = "accepted: fields that no cell overrides, and those to which the grid gives one value"
 
 
 def _text_keys(value: Any) -> Any:
@@ -84,70 +83,56 @@ class Cell:
 
     name: str
     labels: Mapping[str, Any]
-    overrides: tuple[tuple[str, Any], ...]
+    overrides: Sequence[tuple[str, Any]]
 
-    def apply(self, raw: dict[str, Any], folder: Path | None, given: Sequence[str] = ()) -> None:
+    def apply(self, raw: dict[str, Any], folder: Path | None, given: Iterable[str] = ()) -> None:
         """Apply the overrides to an experiment file, in place.
 
         Args:
             raw: the file's mapping.
             folder: the folder of relative paths in the overrides.
-            given: assignments of the command line that have been applied; one that an override undoes is bad input.
+            given: paths of the assignments of the command line, which have been applied; to undo one is bad input.
         """
-        said = {each: deepcopy(value_at(raw, each.partition("=")[0])) for each in given}
-        undone: dict[str, str] = {}
+        said = {path: deepcopy(value_at(raw, path)) for path in given}
         for path, value in self.overrides:
-            placed = deepcopy(value) if folder is None else _placed(value, folder)
-            assign(raw, path, placed, "override", Experiment)
-            for each, before in said.items():
-                if _kept(before, value_at(raw, each.partition("=")[0])):
-                    undone.pop(each, None)
-                else:
-                    undone.setdefault(each, path)
+            assign(raw, path, _placed(value, folder), "override", Experiment)
+        undone = [path for path, value in said.items() if not _kept(value, value_at(raw, path))]
         if undone:
             raise BadInput(
-                *(f"--set {each}: overridden by {path}; {_SETTABLE}" for each, path in undone.items())
+                f"--set {', '.join(undone)}: overridden by the sweep; accepted: fields that no cell overrides, and"
+                " those to which the grid gives one value"
             )
-
-
-def common(file: SweepFile) -> Cell:
-    """The overrides of all cells, in the form of a cell."""
-    check_not_own("overrides", file.overrides or {})
-    return Cell("overrides", {}, _in_order(file.overrides or {}))
 
 
 def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
     """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
     a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are refused."""
     named = file.cells or ({base_name: None} if file.grid is None else {"": None})
-    axes = [list(_axis(key, values)) for key, values in (file.grid or {}).items()]
     check_not_own("grid", file.grid or {})
     for name, overrides in named.items():
         check_not_own(f"cells.{name}", overrides or {})
+    axes = [[(key, *each) for each in _axis(key, values)] for key, values in (file.grid or {}).items()]
     found = []
     for (name, overrides), point in product(named.items(), product(*axes)):
         labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
-        ordered = _in_order(overrides or {}) + _in_order({key: value for key, _, value in point})
+        ordered = in_order(overrides or {}) + in_order({key: value for key, _, value in point})
         found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered))
     return found
 
 
-def set_axes(file: SweepFile, base: Mapping[str, Any], given: Sequence[str]) -> SweepFile:
+def set_axes(file: SweepFile, base: Mapping[str, Any], given: Iterable[str]) -> SweepFile:
     """Let an assignment of the command line, which ``base`` has already, replace the only value of a field in the grid."""
-    paths = {each.partition("=")[0] for each in given}
-    axes = {
-        key: [value_at(base, key)]
-        if key in paths and isinstance(values, list) and len(values) == 1
-        else values
-        for key, values in (file.grid or {}).items()
-    }
-    return file.model_copy(update={"grid": axes or None})
+    grid = dict(file.grid or {})
+    for key in set(given) & grid.keys():
+        if isinstance(values := grid[key], list) and len(values) == 1:
+            grid[key] = [value_at(base, key)]
+    return file.model_copy(update={"grid": grid or None})
 
 
 def check_not_own(where: str, keys: Iterable[str]) -> None:
     """Refuse fields that belong to the sweep."""
-    for key in set(OWN) & set(keys):
-        raise BadInput(f"{where}: got {key!r}; accepted: other fields ({OWN[key]})")
+    for key in _OWN.keys() & set(keys):
+        raise BadInput(f"{where}: got {key!r}; accepted: other fields ({_OWN[key]})")
 
 
 def value_at(raw: Mapping[str, Any], path: str) -> Any:
@@ -161,65 +146,59 @@ def value_at(raw: Mapping[str, Any], path: str) -> Any:
 def _kept(before: Any, after: Any) -> bool:
     """Whether a value is still there; more may have been added to it."""
     if isinstance(before, Mapping):
-        there = after if isinstance(after, Mapping) else {}
-        return all(name in there and _kept(value, there[name]) for name, value in before.items())
+        return isinstance(after, Mapping) and all(
+            _kept(value, after.get(key)) for key, value in before.items()
+        )
     if isinstance(before, str) and isinstance(after, Mapping):
         after = after.get("name")  # a bare name becomes a mapping when it gets parameters
     # Equal text may be another path: its type tells the folder.
     return type(before) is type(after) and bool(before == after)
 
 
-def _in_order(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(overrides.items(), key=_whole_first))
+def in_order(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Overrides with the replacement of a field and the name of a component before parameters."""
+    return sorted(
+        overrides.items(), key=lambda pair: 0 if "." not in pair[0] else 2 - pair[0].endswith(".name")
+    )
 
 
-def _whole_first(pair: tuple[str, Any]) -> int:
-    """Sorts the replacement of a field and the name of a component before parameters."""
-    path = pair[0]
-    return 0 if "." not in path else 1 if path.endswith(".name") else 2
-
-
-def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The values of one key of the grid: key, label, value."""
+def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The values of one key of the grid: label, value. A component's name stands for it, if there is one of that name."""
     if not values:
         raise BadInput(f"grid.{key}: no value; accepted: at least one")
     if isinstance(values, Mapping):
-        yield from ((key, label, value) for label, value in values.items())
-        return
+        return list(values.items())
     names = [value.get("name") for value in values if isinstance(value, Mapping)]
-    label: Callable[[Any], Any] = _short if len(set(map(str, names))) == len(names) else _full
-    labels = [label(value) for value in values]
-    for index, each in enumerate(labels):
-        if str(each) in map(str, labels[:index]):
+    unique = len(set(map(str, names))) == len(names)
+    labels = [
+        value["name"] if unique and isinstance(value, Mapping) and "name" in value else _label(value)
+        for value in values
+    ]
+    for label in labels:
+        if [str(each) for each in labels].count(str(label)) > 1:
             raise BadInput(
-                f"grid.{key}: {each} is listed twice; accepted: every value once, or under its own name"
+                f"grid.{key}: {label} is listed twice; accepted: every value once, or under its own name"
             )
-        yield key, each, values[index]
+    return list(zip(labels, values, strict=True))
 
 
-def _short(value: Any) -> Any:
-    """A component's name stands for it."""
-    return str(value["name"]) if isinstance(value, Mapping) and "name" in value else _full(value)
-
-
-def _full(value: Any) -> Any:
+def _label(value: Any) -> Any:
     """A label that fits into a table: a plain value unchanged, everything else as text."""
     if isinstance(value, Mapping):
-        rest = [f"{key}={_full(item)}" for key, item in value.items() if key != "name"]
-        return " ".join([*([str(value["name"])] if "name" in value else []), *rest])
+        return " ".join(
+            str(item) if key == "name" else f"{key}={_label(item)}" for key, item in value.items()
+        )
     return value if isinstance(value, bool | int | float | str) else "null" if value is None else str(value)
 
 
-def _placed(value: Any, folder: Path) -> Any:
-    """Mark text, which may be a path, as relative to the sweep's file, wherever the base is."""
-    if isinstance(value, FromCommandLine):
-        return value
-    if isinstance(value, str):
-        placed = FromFolder(value)
-        placed.folder = folder
-        return placed
+def _placed(value: Any, folder: Path | None) -> Any:
+    """A copy whose texts, which may be paths, are marked as relative to the sweep's file, wherever the base is."""
     if isinstance(value, list):
         return [_placed(item, folder) for item in value]
     if isinstance(value, Mapping):
         return {key: _placed(item, folder) for key, item in value.items()}
-    return value
+    if folder is None or not isinstance(value, str) or isinstance(value, FromCommandLine):
+        return value
+    placed = FromFolder(value)
+    placed.folder = folder
+    return placed

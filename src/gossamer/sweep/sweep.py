@@ -20,7 +20,7 @@ from gossamer.config.mappings import read_mapping
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
 from gossamer.results.run import short_names
-from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
+from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, in_order, set_axes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,9 +82,8 @@ class Sweep:
             raise BadInput(
                 f"{path}: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)"
             )
-        return cls.of(
-            {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}, file.resolve().parent, overrides, out
-        )
+        raw = {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}
+        return cls.of(raw, file.resolve().parent, overrides, out)
 
     @classmethod
     def of(
@@ -97,11 +96,9 @@ class Sweep:
         """The sweep that a mapping describes; relative paths are relative to ``folder``, else as for
         :meth:`load`."""
         given, own = list(overrides), dict(raw)
-        seeds = [
-            each for each in given if each.startswith("seeds=")
-        ]  # a field of the sweep, not of its cells
-        assign_all(own, seeds, SweepFile)
+        seeds = [each for each in given if each.startswith("seeds=")]
         given = [each for each in given if each not in seeds]
+        assign_all(own, seeds, SweepFile)
         try:
             file = SweepFile.model_validate(own)
         except ValidationError as error:
@@ -110,11 +107,13 @@ class Sweep:
         if isinstance(base, str):
             path = base if folder is None else folder / base
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
-        common(file).apply(base, folder)
-        check_not_own("--set", (override.partition("=")[0] for override in given))
+        check_not_own("overrides", file.overrides or {})
+        Cell("overrides", {}, in_order(file.overrides or {})).apply(base, folder)
+        paths = [override.partition("=")[0] for override in given]
+        check_not_own("--set", paths)
         assign_all(base, given, Experiment)
-        cells = cells_of(set_axes(file, base, given), str(base.get("name", file.name)))
-        planned = _planned(base, home, cells, folder, file.seeds, given)
+        cells = cells_of(set_axes(file, base, paths), str(base.get("name", file.name)))
+        planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))
 
     @cached_property
@@ -132,37 +131,32 @@ class Sweep:
 
         Args:
             only: names of cells: the whole name, that of progress lines, or an entry of ``cells``, which stands for all its
-                cells.
-
-        Raises:
-            BadInput: for a name that no cell has.
+                cells. A name that no cell has is bad input.
         """
         names = {
             each.cell.name: {each.cell.name, each.short, str(each.cell.labels.get("cell", each.cell.name))}
             for each in self.planned
         }
-        known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
+        known = sorted(set().union(*names.values()))
         for name in only:
             if name not in known:
-                accepted = "; ".join(sorted(known))
+                accepted = "; ".join(known)
                 raise BadInput(f"--only {name}: no such cell{suggest(name, known)}; accepted: {accepted}")
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:
         """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are
         absolute."""
-        dumps = {}
-        for each in self.planned:
-            dump = each.experiment.model_dump(mode="json")
-            dumps[each.cell.name] = {key: value for key, value in dump.items() if key not in ("name", "seed")}
+        dumps = {each.cell.name: each.experiment.model_dump(mode="json") for each in self.planned}
         first, *others = dumps.values()
-        shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+        own = {"name", "seed"}
+        shared = {key for key in first if all(other[key] == first[key] for other in others)} - own
         said = {
             "name": self.name,
-            "base": shared,
+            "base": {key: value for key, value in first.items() if key in shared},
             "seeds": list(self.seeds),
             "cells": {
-                name: {key: value for key, value in dump.items() if key not in shared}
+                name: {key: value for key, value in dump.items() if key not in shared | own}
                 for name, dump in dumps.items()
             },
         }
@@ -196,7 +190,8 @@ def _planned(
     digests: dict[Path, str | None] = {}
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
     for cell, short in zip(cells, shorts, strict=True):
-        raw, slug = deepcopy(base), _slug(cell.name)
+        raw = deepcopy(base)
+        slug = re.sub(r"[^A-Za-z0-9._]+", "-", cell.name).strip("-")[:100]
         try:
             cell.apply(raw, folder, given)
             first = Experiment.of({**raw, "name": slug}, home)
@@ -210,39 +205,24 @@ def _planned(
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run, short))
     if problems:
-        raise BadInput(*(f"{_named(names, cells)}: {problem}" for problem, names in problems.items()))
+        raise BadInput(*(f"{_named(names)}: {problem}" for problem, names in problems.items()))
     return found
 
 
-def _named(bad: Sequence[str], cells: Sequence[Cell]) -> str:
-    """The cells that have a problem; an entry of ``cells`` stands for its cells if all of them do."""
-    fine = {cell.labels.get("cell") for cell in cells if cell.name not in bad}
-    entries = {
-        cell.name: cell.labels.get("cell", cell.name) for cell in cells if cell.labels.get("cell") not in fine
-    }
-    names = list(dict.fromkeys(str(entries.get(name, name)) for name in bad))
+def _named(names: Sequence[str]) -> str:
+    """The cells that have a problem."""
     more = len(names) - _MOST_NAMES
     said = "; ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"cell {said}" if len(names) == 1 else f"cells {said}"
-
-
-def _slug(name: str) -> str:
-    """A cell's name as an experiment's name."""
-    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:100]
+    return f"cell{'s' * (len(names) > 1)} {said}"
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. What does not change
-    its results (name, threads, trackers) is left out; data in the data root is identified by its name.
-
-    Args:
-        experiment: the experiment.
-        digests: of files, each of which is read once, so that a sweep sees one state of it.
-    """
+    its results (name, threads, trackers) is left out; data in the data root is identified by its name. ``digests`` are of
+    files, each of which is read once, so that a sweep sees one state of it."""
     left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
     said = experiment.model_dump(mode="json", exclude=left_out)
-    fields = {name: value for name, value in experiment if name not in ("data_root", "trackers")}
-    paths = set(_paths(fields))
+    paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():
         try:
             digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
