@@ -22,24 +22,15 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} a second time", key.start_mark
-                )
+                twice = f"{key.value!r} a second time"
+                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
             seen.add((key.tag, str(key.value)))
         return node
 
 
 def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Args:
-        path: the file.
-        accepted: the kind of file that is expected, for messages.
-        fields: the fields that are expected, for messages.
-
-    Raises:
-        BadInput: for a missing file, broken YAML, or anything but a mapping.
-    """
+    """The mapping in a YAML file; a missing file, broken YAML, or anything but a mapping is bad input. ``accepted`` and
+    ``fields`` say in messages which file and which fields are expected."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -52,16 +43,11 @@ def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -
     """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
     try:
         raw = yaml.load(text, _Loader)
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise BadInput(f"{source}, line {line}: not YAML: {error.reason}: {chr(error.character)!r}") from None
-    except yaml.MarkedYAMLError as error:
-        mark, start = error.problem_mark, error.context_mark
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as the date 2026-13-01
+        mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        context = f"{error.context} that begins in line {start.line + 1}, " if start else ""
-        raise BadInput(f"{source}{where}: not YAML: {context}{error.problem}") from None
-    except ValueError as error:  # such as the date 2026-13-01
-        raise BadInput(f"{source}: a value that YAML can't read: {error}") from None
+        said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise BadInput(f"{source}{where}: not YAML: {said}") from None
     if not isinstance(raw, dict):
         found = "empty" if raw is None else f"a {type(raw).__name__}"
         raise BadInput(f"{source}: {found}; accepted: {fields}")
@@ -72,11 +58,8 @@ _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
 def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
-    """Carry out assignments of the command line, ``"a.b=value"`` with a YAML value, in place and whatever their order.
-
-    Raises:
-        BadInput: for an assignment that can't be carried out, or a second one to the same field.
-    """
+    """Carry out assignments of the command line, ``"a.b=value"`` with a YAML value, in place and whatever their order; one
+    that can't be carried out, or a second one to the same field, is bad input."""
     values: dict[str, tuple[Any, str]] = {}
     for override in overrides:
         path, separator, text = override.partition("=")
@@ -97,17 +80,14 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
-    """Set one field: ``"a"`` replaces all of it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component.
+    """Set one field in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component. A path through something that has no fields is bad input.
 
     Args:
-        raw: the file's mapping; changed in place.
+        raw: the file's mapping.
         path: names, joined by dots.
         value: the new value.
         said: the origin of the assignment, for messages.
         model: the model that the mapping describes; its defaults stand for components that the file leaves out.
-
-    Raises:
-        BadInput: for a path through something that has no fields.
     """
     if not _PATH.fullmatch(path):
         raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
