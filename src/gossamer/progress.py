@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.api import Silent
+from gossamer.results.formatting import bytes_text
 from gossamer.runtime.recording import NETWORK, stopwatch
 
 if TYPE_CHECKING:
@@ -51,15 +52,14 @@ class Tally:
 
     def add(self, row: Mapping[str, Any]) -> str | None:
         """Add a row; returns a line if it completes an evaluation."""
-        node = row["node"]
         # At an instant that all nodes have in common, they are in different rounds.
         evaluation = row["round"] if row["moment"] == "round" else row["moment"]
         values = self.values.setdefault(evaluation, {})
         for name, value in row.items():
             if (name.startswith("test_") or name == "train_loss") and value is not None:
                 values.setdefault(name, []).append(float(value))
-        if node != NETWORK:
-            self.bytes[node] = row["bytes_sent"]
+        if row["node"] != NETWORK:
+            self.bytes[row["node"]] = row["bytes_sent"]
             return None
         del self.values[evaluation]
         self.latest, self.wall_s = spread(values), row["wall_s"]
@@ -70,7 +70,7 @@ class Tally:
 
     def sent(self) -> str:
         """The bytes that all nodes have sent, in words."""
-        return megabytes(sum(self.bytes.values()))
+        return bytes_text(sum(self.bytes.values()))
 
     def divergence(self, row: Mapping[str, Any]) -> str | None:
         """A line if this row has the run's first loss that is not finite."""
@@ -83,8 +83,8 @@ class Tally:
         return None
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
-        """How far the run is between two evaluations, in one line: the rounds that all nodes together have completed, the
-        engine's time, and real seconds since the run was started or resumed."""
+        """How far the run is between two evaluations: the rounds that all nodes together have completed, the engine's time,
+        and real seconds since the run was started or resumed."""
         of = f" of {self.nodes * self.rounds:,}" if self.rounds else ""
         done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
         return f"{done}  {self.clock} {time_s:.4g} s  running for {seconds:.0f} s"
@@ -115,11 +115,6 @@ def numerals(value: float, *others: float) -> list[str]:
     """A value and related ones as text, with four digits after the point; in powers of ten if the value is small."""
     kind = ".3e" if 0 < abs(value) < SMALL else ".4f"
     return [f"{each:{kind}}" for each in (value, *others)]
-
-
-def megabytes(n: int) -> str:
-    """Bytes in words."""
-    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
 
 
 class Watcher(Silent):
@@ -187,7 +182,7 @@ def _bar(experiment: Experiment) -> Iterator[Watcher]:
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("[bold]{task.fields[name]}"),
+        TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[rounds]}"),
         TextColumn("elapsed"),
@@ -207,7 +202,7 @@ class _Bar(_Display):
     def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
         super().__init__(experiment)
         self._bar, self._figures = bar, figures
-        self._task = bar.add_task("", total=1.0, start=False, name=experiment.name, rounds="")
+        self._task = bar.add_task(experiment.name, total=1.0, start=False, rounds="")
         self._wall, self._shown = stopwatch(), -1.0
         self._evaluation = ""
 

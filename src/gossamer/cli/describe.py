@@ -34,34 +34,28 @@ def listing(
 ) -> None:
     """List the names that an experiment can use; those of one kind with their parameters and defaults."""
     from gossamer.config.registry import KINDS, names
+    from gossamer.results.formatting import print_table
 
-    plurals = {plural: each for each in KINDS for plural in (f"{each}s", f"{each[:-1]}ies")}
-    only = kind if kind in KINDS else plurals.get(kind or "")
-    if kind is not None and only is None:
+    plurals = {plural: each for each in KINDS for plural in (each, f"{each}s", f"{each[:-1]}ies")}
+    if kind is not None and kind not in plurals:
         raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(KINDS)}")
-    found = {each: dict(sorted(names(each).items())) for each in ([only] if only else sorted(KINDS))}
+    kinds = sorted(KINDS) if kind is None else [plurals[kind]]
+    found = {each: dict(sorted(names(each).items())) for each in kinds}
     if as_json:
         table = {
             each: {name: _parameters(cls) for name, cls in classes.items()} for each, classes in found.items()
         }
         typer.echo(json.dumps(table))
-        return
-    from gossamer.results.formatting import print_table
-
-    if only is None:
+    elif kind is None:
         rows = [(each, ", ".join(classes) or "(none)") for each, classes in found.items()]
         print_table(("kind", "names"), rows, labels=2)
         typer.echo("\nparameters: gossamer list KIND; any name can also be module:Class")
-        return
-    described = [
-        (
-            name,
-            "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items()),
-            _first_paragraph(cls.__doc__ or ""),
-        )
-        for name, cls in found[only].items()
-    ]
-    print_table(("name", "parameters", "description"), described, labels=3)
+    else:
+        described = []
+        for name, cls in found[kinds[0]].items():
+            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
+            described.append((name, parameters, _first_paragraph(cls.__doc__ or "")))
+        print_table(("name", "parameters", "description"), described, labels=3)
 
 
 def _first_paragraph(docstring: str) -> str:

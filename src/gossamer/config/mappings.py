@@ -80,7 +80,8 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
-    """Set one field in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component. A path through something that has no fields is bad input.
+    """Set one field in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component.
+    A path through something that has no fields is bad input.
 
     Args:
         raw: the file's mapping.
