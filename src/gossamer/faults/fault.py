@@ -1,4 +1,4 @@
-"""The base of faults, and what they do to nodes, computations and links."""
+"""The base of faults, and what they do to nodes, computations and links. docs/faults.md describes all of them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ Nodes = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FaultInterval:
-    """An interval of time in which something is wrong.
+    """An interval of the engine's clock in which something is wrong; an end of ``math.inf`` is never.
 
     Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end; ``math.inf`` is never.
+        from_s, to_s: its start and its end.
         kind: "crash", "leave" and "join" (a node is away), "freeze", or another name for the record.
         node: the node that it affects; None if it is not about one node.
         start_from: the model with which a node that was away starts.
@@ -67,8 +66,7 @@ class LinkFault:
     """An interval in which links behave differently.
 
     Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end.
+        from_s, to_s: its start and its end.
         path: gives the path from one node to another in place of the usual one; None if there is none.
         stopped: numbers of the links that carry nothing.
         loses: whether messages may be lost.
@@ -86,12 +84,11 @@ class FaultPlan:
     """What a fault does to an experiment's nodes.
 
     Args:
-        intervals: in which something is wrong, by ``from_s``; may be infinite.
+        intervals: in which something is wrong, by ``from_s``; infinitely many if ``endless``.
         affected: the nodes that may be away.
         at_rounds: crashes that are given by a round instead of a time.
         slowdowns: when computations are slower.
         link_faults: when links behave differently.
-        endless: whether ``intervals`` is infinite.
     """
 
     intervals: Iterable[FaultInterval]
@@ -107,25 +104,12 @@ class Fault(Component):
 
     @abstractmethod
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        """What it does.
-
-        Args:
-            nodes: number of nodes.
-            seed: the experiment's seed.
-            field: the fault's field in the experiment, which is named in errors and keys the draws.
-
-        Raises:
-            BadInput: for a description that does not fit the number of nodes; names the field.
-        """
+        """What it does to ``nodes`` nodes. The fault's ``field`` in the experiment is named in errors, and keys the draws
+        with the seed; a description that does not fit the number of nodes is bad input."""
 
 
 class TemporaryFault(Fault):
-    """A fault with a start and an end.
-
-    Args:
-        from_s: when it starts, seconds of the engine's clock.
-        to_s: when it ends; null is never.
-    """
+    """A fault with a start and an end (null is never), seconds of the engine's clock."""
 
     from_s: NonNegativeFloat = 0.0
     to_s: PositiveFloat | None = None
@@ -143,17 +127,7 @@ class TemporaryFault(Fault):
 
 
 def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-    """The ranks of the nodes that a fault affects, ascending.
-
-    Args:
-        which: the fault's ``nodes``.
-        nodes: number of nodes.
-        seed: the experiment's seed.
-        field: the fault's field in the experiment.
-
-    Raises:
-        BadInput: for more nodes than there are, or a rank out of range.
-    """
+    """The ranks of the nodes that a fault affects, ascending; arguments and errors as for :meth:`Fault.plan`."""
     if which == "all":
         return tuple(range(nodes))
     if isinstance(which, tuple):

@@ -12,9 +12,9 @@ from itertools import count
 from operator import attrgetter
 
 from gossamer.errors import BadInput
-from gossamer.faults.fault import Fault, FaultInterval, FaultPlan, RoundCrash, StartFrom
-from gossamer.faults.network_faults import FaultyNetwork
-from gossamer.network import ComputeProfile, Network, Slowdowns
+from gossamer.faults.fault import Fault, FaultInterval, FaultPlan, LinkFault, RoundCrash, StartFrom
+from gossamer.network import ComputeProfile, Conditions, Network, Path, Slowdowns
+from gossamer.network.network import Changing, states_of
 
 AWAY = ("crash", "leave", "join")
 """The kinds of intervals in which a node is away."""
@@ -24,16 +24,8 @@ END_EVENTS = {"freeze": "thaw", "partition": "healed", "loss": "loss-over", "slo
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """The start or the end of an interval.
-
-    Args:
-        time_s: when, seconds of the engine's clock.
-        what: "crash", "leave", "join" (a node is away from now on), "return", "freeze" or "thaw", which engines carry out;
-            other events are only recorded.
-        node: the node that it affects; None if it is not about one node.
-        start_from: the model with which a node that returns starts.
-        detail: a description, for the record.
-    """
+    """The start or the end of a :class:`~gossamer.faults.fault.FaultInterval`. ``what`` is "crash", "leave", "join" (a node
+    is away from now on), "return", "freeze" or "thaw", which engines carry out; other events are only recorded."""
 
     time_s: float
     what: str
@@ -44,11 +36,6 @@ class FaultEvent:
 
 class FaultSchedule:
     """The faults of an experiment, for a number of nodes.
-
-    Args:
-        faults: as the experiment lists them.
-        nodes: number of nodes.
-        seed: the experiment's seed.
 
     Attributes:
         affected: the nodes that may be away at some time.
@@ -82,10 +69,8 @@ class FaultSchedule:
             self.settled_s = max(ends, default=0.0)
 
     def _plans(self) -> list[FaultPlan]:
-        return [
-            fault.plan(self._nodes, self._seed, f"faults.{number}")
-            for number, fault in enumerate(self._faults)
-        ]
+        each = enumerate(self._faults)
+        return [fault.plan(self._nodes, self._seed, f"faults.{number}") for number, fault in each]
 
     def __bool__(self) -> bool:
         return bool(self._faults)
@@ -95,27 +80,17 @@ class FaultSchedule:
         return FaultEventQueue(merge(*(plan.intervals for plan in self._plans()), key=attrgetter("from_s")))
 
     def network(self, base: Network, *, frozen: bool) -> Network:
-        """A network under the faults; ``base`` itself if they don't change it.
-
-        Args:
-            base: the network.
-            frozen: whether it is the network that keeps messages from frozen nodes.
-        """
+        """A network under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is the network that
+        keeps messages from frozen nodes."""
         link_faults = tuple(fault for fault in self._link_faults if frozen or not fault.stopped)
         if not link_faults:
             return base
         return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
 
     def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
-        """A settled compute profile under the faults; ``base`` itself if they don't change it.
-
-        Args:
-            base: the profile.
-            frozen: whether it is the profile that stops computations of frozen nodes.
-
-        Raises:
-            BadInput: for a profile other than ``slowdowns`` that depends on the time.
-        """
+        """A settled compute profile under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is
+        the profile that stops computations of frozen nodes. A profile other than ``slowdowns`` that depends on the time is
+        bad input."""
         windows = tuple(each for each in self._slowdowns if frozen or math.isfinite(each.factor))
         if not windows:
             return base
@@ -143,10 +118,7 @@ class FaultEventQueue:
     """The fault events of a run in order of time, and which nodes are away.
 
     A node is away as long as any of its intervals says so; the last of them says with which model it starts when it
-    returns. Unforeseen intervals are added during the run (:meth:`add`).
-
-    Args:
-        intervals: by ``from_s``; may be infinite.
+    returns. The intervals, by ``from_s``, may be infinite; unforeseen ones are added during the run (:meth:`add`).
     """
 
     def __init__(self, intervals: Iterator[FaultInterval]) -> None:
@@ -202,3 +174,32 @@ class FaultEventQueue:
         if math.isfinite(time_s):
             rank = -1 if interval.node is None else interval.node
             heapq.heappush(self._heap, (time_s, ends, rank, next(self._numbers), interval))
+
+
+class FaultyNetwork(Changing):
+    """A network under link faults; transfers share links as ``base`` says. No experiment names it."""
+
+    base: Network
+    link_faults: tuple[LinkFault, ...]
+
+    def loses(self, nodes: int, seed: int) -> bool:
+        return self.base.loses(nodes, seed) or any(fault.loses for fault in self.link_faults)
+
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        ends = {end for fault in self.link_faults for end in (fault.from_s, fault.to_s) if math.isfinite(end)}
+        for time_s, base in states_of(self.base, nodes, seed, ends):
+            active = [fault for fault in self.link_faults if fault.from_s <= time_s < fault.to_s]
+            yield time_s, _FaultyConditions(base, active) if active else base
+
+
+class _FaultyConditions(Conditions):
+    def __init__(self, base: Conditions, active: Sequence[LinkFault]) -> None:
+        self._base, self._active = base, active
+        self.rates = base.rates.copy()
+        self.rates[[link for fault in active for link in fault.stopped]] = 0.0
+
+    def path(self, source: int, to: int) -> Path | None:
+        path = self._base.path(source, to)
+        for fault in self._active:
+            path = path and fault.path(source, to, path)
+        return path
