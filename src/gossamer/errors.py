@@ -23,11 +23,8 @@ class GossamerError(Exception):
 
 
 class BadInput(GossamerError):
-    """An experiment, file or argument that can't be used. It is found before work starts where that is possible.
-
-    Args:
-        problems: one line each with the field, the value and the accepted values.
-    """
+    """An experiment, file or argument that can't be used, found before work starts where that is possible. Each problem is
+    one line with the field, the value and the accepted values."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))

@@ -80,16 +80,9 @@ def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseMo
 
 
 def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
-    """Set one field in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses another component.
-    A path through something that has no fields is bad input.
-
-    Args:
-        raw: the file's mapping.
-        path: names, joined by dots.
-        value: the new value.
-        said: the origin of the assignment, for messages.
-        model: the model that the mapping describes; its defaults stand for components that the file leaves out.
-    """
+    """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses
+    another component. ``said`` is the origin of the assignment, for messages. The defaults of ``model`` stand for
+    components that the file leaves out. A path through something that has no fields is bad input."""
     if not _PATH.fullmatch(path):
         raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
     *parents, last = path.split(".")

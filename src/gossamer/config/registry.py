@@ -43,11 +43,8 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
 class Component(BaseModel):
-    """Base of everything that an experiment names. Its fields are its parameters; it is frozen.
-
-    Raises:
-        BadInput: when a subclass is defined with a field ``name``.
-    """
+    """Base of everything that an experiment names. Its fields are its parameters; it is frozen. A field ``name`` is bad
+    input."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
@@ -117,11 +114,8 @@ def names(kind: str) -> dict[str, type[Component]]:
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind).
-
-    Raises:
-        BadInput: for an unknown name, or a module or attribute that can't be imported.
-    """
+    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind). An unknown
+    name, and a module or attribute that can't be imported, are bad input."""
     field = field or kind
     if ":" in name:
         return _import(kind, name, f"{field} {name!r}")
@@ -136,17 +130,9 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
 
 
 def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
-    """Build a component from an entry of an experiment file.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        value: a mapping with ``name`` and parameters, a bare name, or a component.
-        context: pydantic's validation context; relative paths are relative to its ``folder``.
-        field: the field that holds the value, for messages; default: the kind.
-
-    Raises:
-        BadInput: for an unknown name, or parameters that the component refuses.
-    """
+    """Build a component of a kind from an entry of an experiment file: a mapping with ``name`` and parameters, or a bare
+    name; a component stays. Relative paths are relative to the ``folder`` in the context; ``field`` is the field that holds
+    the value, for messages (default: the kind). An unknown name, and parameters that the component refuses, are bad input."""
     field = field or kind
     if isinstance(value, Component):
         return value

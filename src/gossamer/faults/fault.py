@@ -33,15 +33,9 @@ Nodes = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FaultInterval:
-    """An interval of the engine's clock in which something is wrong; an end of ``math.inf`` is never.
-
-    Args:
-        from_s, to_s: its start and its end.
-        kind: "crash", "leave" and "join" (a node is away), "freeze", or another name for the record.
-        node: the node that it affects; None if it is not about one node.
-        start_from: the model with which a node that was away starts.
-        detail: a description, for the record.
-    """
+    """An interval of the engine's clock in which something is wrong; an end of ``math.inf`` is never. ``kind`` is "crash",
+    "leave" or "join" (a node is away), "freeze", or another name for the record; ``node`` is None if it is not about one
+    node; ``start_from`` is the model with which a node that was away starts; ``detail`` is for the record."""
 
     from_s: float
     to_s: float
@@ -63,14 +57,9 @@ class RoundCrash:
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """An interval in which links behave differently.
-
-    Args:
-        from_s, to_s: its start and its end.
-        path: gives the path from one node to another in place of the usual one; None if there is none.
-        stopped: numbers of the links that carry nothing.
-        loses: whether messages may be lost.
-    """
+    """An interval in which links behave differently: ``path`` gives the path from one node to another in place of the usual
+    one (None if there is none), ``stopped`` are numbers of links that carry nothing, and ``loses`` says whether messages
+    may be lost."""
 
     from_s: float
     to_s: float
@@ -81,15 +70,8 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What a fault does to an experiment's nodes.
-
-    Args:
-        intervals: in which something is wrong, by ``from_s``; infinitely many if ``endless``.
-        affected: the nodes that may be away.
-        at_rounds: crashes that are given by a round instead of a time.
-        slowdowns: when computations are slower.
-        link_faults: when links behave differently.
-    """
+    """What a fault does: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may be away, crashes
+    that are given by a round instead of a time, and when computations are slower and links behave differently."""
 
     intervals: Iterable[FaultInterval]
     affected: tuple[int, ...] = ()

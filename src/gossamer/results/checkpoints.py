@@ -100,11 +100,8 @@ class CheckpointFolder:
 
 
 def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None.
-
-    Raises:
-        BadInput: for a manifest that can't be read.
-    """
+    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None; a manifest that
+    can't be read is bad input."""
     cuts = (_read_manifest(_manifest(path, number)) for number in reversed(_complete(path)))
     return next((cut for cut in cuts if cut.rounds), None)
 

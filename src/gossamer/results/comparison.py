@@ -1,9 +1,8 @@
 """Comparison of runs: groups of seeds, the baseline of each, their curves, and how long they take to reach a level.
 
-A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good as
-the level. Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock
-(virtual under ``simulate``); traffic is what all nodes have sent by then. Means over the runs of a group have 95 %
-confidence intervals by Student's t.
+A run has reached a level of a metric at the first complete evaluation point at which the mean over the nodes is as good.
+Nothing is interpolated, so a time is at most one evaluation step too long. Times are those of the engine's clock; traffic is
+what all nodes have sent by then. Means over the runs of a group have 95 % confidence intervals by Student's t.
 """
 
 from __future__ import annotations
@@ -50,13 +49,8 @@ Table = tuple[str, list[str], list[list[str]]]
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment.
-
-    Args:
-        label: what sets it apart from the other groups.
-        runs: by seed, with all that were repeated.
-        labels: of a cell of a sweep, its name in parts.
-    """
+    """Runs of one experiment, by seed, with all that were repeated. ``label`` sets it apart from the other groups;
+    ``labels`` are the parts of the name of a sweep's cell."""
 
     label: str
     runs: tuple[Run, ...]
@@ -73,12 +67,9 @@ class Group:
 
 
 def groups(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Group runs that differ only in their seed, their name, and how they were computed.
-
-    Args:
-        runs: in the order of the groups. Runs of a sweep keep the names of its cells, without what all have in common.
-        by: fields of the experiment (``algorithm.name``) by which to group instead; one that no run has is bad input.
-    """
+    """Group runs that differ only in their seed, their name, and how they were computed; or by some fields of the
+    experiment (``algorithm.name``), where one that no run has is bad input. Runs of a sweep keep the names of its cells,
+    without what all have in common."""
     known = list(dict.fromkeys(key for run in runs for key in flat(run.experiment)))
     for name in by:
         if not any(_within(key, [name]) for key in known):
@@ -109,12 +100,12 @@ def several(among: Sequence[Group]) -> bool:
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
-    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time
-    grid, or the end. Every run counts with its mean over the nodes.
+    """A metric at the points that are complete in all samples of a group: the same round, the same instant of the time grid,
+    or the end. Every run counts with its mean over the nodes.
 
     Returns:
-        Columns ``point`` (0, 1, ...), the axes (means over the runs), ``mean``, ``half`` (half the width of the 95 %
-        confidence interval over the runs, by Student's t; null for one run) and ``count`` (runs).
+        Columns ``point`` (0, 1, ...), the axes and ``mean`` (means over the runs), ``half`` (half the width of the 95 %
+        confidence interval over the runs; null for one run) and ``count`` (runs).
     """
     tables = [run.curves.filter(pl.col("metric") == y) for run in group.samples]
     count = sum(not table.is_empty() for table in tables)
@@ -170,17 +161,9 @@ class Baseline(NamedTuple):
 
 
 def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
-    """The baseline with a name.
-
-    Args:
-        name: a group's label: all are compared with that group. Or what several groups of a sweep have in common, an entry
-            of ``cells`` or ``field=value`` of the grid: each group is compared with the one of them that is like it in
-            everything else.
-        among: the groups.
-
-    Raises:
-        BadInput: if no group has the name, or more than one.
-    """
+    """The baseline with a name: the label of a group, with which all are compared; or what several groups of a sweep have
+    in common, an entry of ``cells`` or ``field=value`` of the grid, where each group is compared with the one of them that
+    is like it in everything else. A name of no group, or of more than one, is bad input."""
     parts = {part(key, value): key for group in among for key, value in group.labels.items()}
     found = [group for group in among if group.label == name]
     if not found and name in parts:
@@ -232,18 +215,16 @@ def parse_levels(texts: Iterable[str]) -> list[Level]:
 def time_to(
     groups: Sequence[Group], levels: Sequence[Level], baseline: Baseline | None = None
 ) -> pl.DataFrame:
-    """How long every group takes to reach every level, and how long its baseline takes.
+    """How long every group takes to reach every level, and how long its baseline takes. A metric that no run has recorded is
+    bad input.
 
     Returns:
-        A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it),
-        ``time_s`` and ``bytes`` until then (null unless all runs did: the mean over the others would flatter the group),
+        A row per level and group: ``group``, ``metric``, ``level``, ``runs``, ``reached`` (runs that reached it), ``time_s``
+        and ``bytes`` until then (null unless all runs did: the mean over the others would flatter the group),
         ``not_before_s`` (the shortest time for which a run is known not to have reached it), ``baseline``, ``speed`` (the
-        baseline's mean time divided by the group's), ``speed_low`` and ``speed_high`` (the least and the largest ratio of
-        two runs of one seed, where the seeds are the same) and ``final`` (at the last complete evaluation). ``*_half`` are
-        half the widths of confidence intervals.
-
-    Raises:
-        BadInput: for a metric that no run has recorded.
+        baseline's mean time divided by the group's), ``speed_low`` and ``speed_high`` (the extremes of that ratio for two
+        runs of one seed, where the seeds are the same) and ``final`` (at the last complete evaluation). ``*_half`` are half
+        the widths of confidence intervals.
     """
     known = all_metrics(run for group in groups for run in group.runs)
     rows: list[dict[str, Any]] = []

@@ -58,14 +58,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
-        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``.
-
-        Args:
-            out: the folder of all runs.
-            name: of the folder between, usually the experiment's; one that can't name a folder is bad input.
-            experiment: the resolved experiment (YAML).
-            environment: see :func:`environment`.
-        """
+        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``. A ``name`` for the folder in
+        ``out`` that can't name one is bad input."""
         if not _NAME.fullmatch(name):
             raise BadInput(
                 f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"

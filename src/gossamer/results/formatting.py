@@ -63,12 +63,8 @@ def bytes_text(value: int | float | None) -> str:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, to follow the number of those sent: shares of all that were to be sent.
-
-    Args:
-        messages: counts by outcome. Those sent include neither cancelled ones nor those lost because the peer was dead;
-            those received include superseded and late ones.
-    """
+    """What became of messages, to follow the number of those sent: shares of all that were to be sent. Those sent include
+    neither cancelled ones nor those lost because the peer was dead; those received include superseded and late ones."""
     sent, received, lost, cancelled = (
         messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")
     )

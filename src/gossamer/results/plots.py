@@ -64,12 +64,9 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
 def positions(
     nodes: Sequence[int], edges: Sequence[Sequence[int]], *, seed: int = 0, changing: bool = False
 ) -> list[tuple[float, float]]:
-    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1].
-
-    A changing graph is drawn on a circle, since no other layout suits all of its graphs. Otherwise distances in the
-    picture follow those in the graph (Kamada and Kawai, 1989), or forces where that would take long or the graph is not
-    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out.
-    """
+    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1]: a circle for a changing graph, else
+    by distances in the graph (Kamada and Kawai, 1989), or by forces where that would take long or the graph is not
+    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out."""
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
@@ -113,11 +110,9 @@ def draw_graph(
 
 
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
-    """A metric against one of :data:`~gossamer.results.tidy.AXES`, as a ``matplotlib.figure.Figure``.
-
-    Of each run, the mean over the nodes in a band of one standard deviation; of each group, if groups are given, the mean
-    over its runs in the band of its 95 % confidence interval. A metric that no run has recorded is bad input.
-    """
+    """A metric against one of the axes, as a ``matplotlib.figure.Figure``: of each run the mean over the nodes in a band of
+    one standard deviation, or of each group the mean over its runs in the band of its 95 % confidence interval. A metric
+    that no run has recorded is bad input."""
     if groups is None:
         bands = [run.curves.filter(pl.col("metric") == y).with_columns(spread="std") for run in runs]
         names = labels(runs)
@@ -201,17 +196,9 @@ def window(run: Run) -> Window | None:
 
 
 def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window | None:
-    """The part of a run's timeline that the command line asks for; None where it asks for nothing.
-
-    Args:
-        runs: one run.
-        span: ``FROM:TO`` in seconds; None is all of it.
-        nodes: ranks and ranges of ranks, ``0,3,8-12``; None is all of them.
-
-    Raises:
-        BadInput: for several runs, a run without a timeline, a text of another form, or a part of which nothing was
-            recorded.
-    """
+    """The part of a run's timeline that the command line asks for; None where it asks for nothing. ``span`` is ``FROM:TO``
+    in seconds, and ``nodes`` are ranks and ranges of ranks, ``0,3,8-12``; None is all. Several runs, a run without a
+    timeline, and a part of which nothing was recorded are bad input."""
     if span is None and nodes is None:
         return None
     whole = _recorded(runs, "--window" if nodes is None else "--nodes")
@@ -288,12 +275,8 @@ def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | No
 
 
 def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None) -> None:
-    """Draw a run's timeline, or a part of it, into a file.
-
-    Raises:
-        BadInput: for several runs, a run without a timeline, a file that can't be written or is of another kind, and
-            without matplotlib.
-    """
+    """Draw a run's timeline, or a part of it, into a file. Several runs, a run without a timeline, and a file that can't be
+    written or is of another kind are bad input."""
     within = within or _recorded(runs, "--timeline")
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise BadInput(f"--timeline {path}: accepted: a file *.svg, *.png, *.pdf")

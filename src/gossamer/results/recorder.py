@@ -101,9 +101,8 @@ _CHUNK = 50_000
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
-    Rows of one (node, round, step, time_s) are one evaluation and become one row, in which the later value counts; it is of
-    all their moments. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing
-    twice.
+    Rows of one (node, round, step, time_s) are one evaluation and become one row of all their moments, in which the later
+    value counts. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing twice.
     """
     table = _read(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
     if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
@@ -197,11 +196,9 @@ def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
 
 
 def compact(folder: RunFolder) -> None:
-    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is
-    one), and graphs into ``setup.json``.
-
-    A kill at any time loses nothing: a segment is removed only when its rows are on disk elsewhere.
-    """
+    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and perhaps ``timeline.parquet``,
+    and graphs into ``setup.json``. A segment is removed only when its rows are on disk elsewhere: a kill at any time loses
+    nothing."""
     path = folder.path
     for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
         if kind != "timeline" or segments(path, kind):
@@ -219,9 +216,8 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
     record that can be rewound again.
 
-    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint;
-    the network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped: there will be
-    another end.
+    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint; the
+    network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped.
     """
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
@@ -278,17 +274,13 @@ def close_record(
     **figures: Any,
 ) -> str | None:
     """Write models, tables, and at last the status, also where the rest can't be written (a full disk, ...): rows then stay
-    in their segments, and the run has failed.
+    in their segments, and the run has failed. Returns the first error in one line, or None.
 
     Args:
         folder: the record, to which nothing else writes any more.
-        reason: of an :class:`~gossamer.runtime.outcome.Outcome`.
+        reason, figures: of an :class:`~gossamer.runtime.outcome.Outcome`.
         error: why it failed.
         write_outcome: writes everything but rows.
-        figures: see :meth:`~gossamer.results.folder.RunFolder.write_status`.
-
-    Returns:
-        The first error in one line; None if everything was written.
     """
     status: Status = "failed" if reason == "failed" else "stopped" if reason == "stopped" else "done"
     unwritten = None

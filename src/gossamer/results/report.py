@@ -58,8 +58,7 @@ def write_report(
         time_to, baseline: rows of :func:`gossamer.results.comparison.time_to`, and the title of the baseline.
         within: the part of the run's timeline that is shown; None is all of it.
 
-    Raises:
-        BadInput: without runs, without plotly (or matplotlib, for ``png``), or where a file can't be written.
+    Without runs, without plotly (or matplotlib, for ``png``), and where a file can't be written, it raises BadInput.
     """
     if not runs:
         raise BadInput("report: got no run; accepted: one or more")

@@ -197,12 +197,8 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run.
-
-    Args:
-        path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the newest run in
-            them (of several, the log names it). A path without a run is bad input.
-    """
+    """Read a run from its folder ``<out>/<name>/<id>``; ``<out>/<name>`` and ``<out>`` stand for the newest run in them (of
+    several, the log names it). A path without a run is bad input."""
     found = _folders(Path(path))
     newest = max(found, key=lambda folder: folder.name)
     if len(found) > 1:
@@ -278,11 +274,8 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together.
-
-    A run is named by its experiment; runs of the same name also by what :func:`tell_apart` finds, or by their ids. A name
-    that all runs share is left out. Runs of a sweep are named by cell and seed.
-    """
+    """Short names for runs that are shown together: the experiment's name, unless all share it; where several have one
+    name, also what :func:`tell_apart` finds, or their ids. Runs of a sweep are named by cell and seed."""
     if all(run.cell is not None for run in runs):
         seeds = [run.experiment.get("seed") for run in runs]
         cells = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]

@@ -129,15 +129,10 @@ def points(run: Run) -> pl.DataFrame:
 
 
 def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
-    """Statistics over the nodes at every point.
+    """Statistics over the nodes at every point, of all metrics or of some.
 
-    The network's own rows count only for metrics that no node has. The standard deviation has the divisor n: the nodes
-    are all there are, and no sample.
-
-    Args:
-        run: a run.
-        metrics: which ones; None is all that have a value.
-        network: the network's own rows (node -1) alone, such as the test accuracy of the average model.
+    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. The standard
+    deviation has the divisor n: the nodes are all there are, and no sample.
 
     Returns:
         Columns ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``, ``max``, ``count``, and
@@ -177,13 +172,8 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
 
 
 def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
-    """A metric over the nodes at every point that has it: ``point``, the axes, and the statistics.
-
-    Args:
-        run: a run.
-        y: a column of the metrics; one that the run hasn't recorded is bad input.
-        network: as for :func:`curves`.
-    """
+    """A metric over the nodes at every point that has it: ``point``, the axes, and the statistics; ``network`` as for
+    :func:`curves`. A metric that the run hasn't recorded is bad input."""
     if y not in run.metrics.columns or not run.metrics[y].dtype.is_numeric():
         names = metric_names(run)
         raise BadInput(f"metric: got {y!r}{suggest(y, names)}; accepted: {listed(names)}")

@@ -52,11 +52,8 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed; ``say`` is told of a tracker that fails.
-
-    Raises:
-        BadInput: where one of them can't be used.
-    """
+    """The trackers of one run, without those that have failed; ``say`` is told of a tracker that fails. One that can't be
+    used is bad input."""
 
     def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
         for tracker in trackers:

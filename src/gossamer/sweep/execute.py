@@ -32,14 +32,8 @@ _turn = threading.Lock()
 
 @dataclass(frozen=True)
 class Counts:
-    """The progress of the chosen runs.
-
-    Args:
-        total: all of them; equal experiments count once.
-        skipped: those that ended before this call.
-        done, failed: those that ended in this call.
-        running: those that run now, as far as the executor knows.
-    """
+    """The progress of the chosen runs: how many there are (equal experiments count once), ended before this call, were done
+    or failed in this call, and run now, as far as the executor knows."""
 
     total: int
     skipped: int = 0
@@ -70,13 +64,8 @@ class SweepObserver(Protocol):
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of :func:`run_sweep`.
-
-    Args:
-        counts: of the chosen runs.
-        failed: those that have failed, in this call or before, with their state.
-        stopped: whether the user stopped it early.
-    """
+    """The result of :func:`run_sweep`: counts of the chosen runs; those that have failed, in this call or before, with
+    their state; and whether the user stopped it early."""
 
     counts: Counts
     failed: tuple[tuple[Planned, State], ...]
@@ -163,9 +152,8 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
     """Do one run, on an executor's worker; errors are returned, not raised.
 
     Args:
-        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the name of the run's folder
-            in it), ``command`` (to record), ``stop`` (a file: if it exists, the sweep was stopped) and ``path`` (where
-            the sweep's process finds modules).
+        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's folder in it),
+            ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped) and ``path`` (for modules).
 
     Returns:
         ``status``, ``cause`` (of a failure, in one line) and ``folder`` (the attempt's, if it was created).

@@ -40,17 +40,7 @@ _Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
 
 
 class SweepFile(BaseModel):
-    """The contents of a sweep file.
-
-    Args:
-        name: names the folder of the sweep.
-        base: an experiment file, relative to this file; or the contents of one.
-        overrides: differences from the base in all cells, as in ``cells``.
-        seeds: a list, or how many: 1, 2, ...; null is the base's seed alone.
-        cells: named overrides. ``field: value`` replaces a whole field, ``field.parameter: value`` sets one parameter.
-        grid: the values of each field or parameter, as a list or by name; they override the cells, so that a single value
-            holds for all cells.
-    """
+    """The contents of a sweep file; docs/sweeps.md describes the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,26 +63,16 @@ class SweepFile(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of overrides.
-
-    Args:
-        name: tells it from every other, e.g. ``"divshare, topology.degree=3"``.
-        labels: the same in parts, which become columns: ``{"cell": "divshare", "topology.degree": 3}``.
-        overrides: field or ``field.parameter`` -> value, in the order in which they are applied.
-    """
+    """One combination of overrides. ``name`` tells it from every other, e.g. ``"divshare, topology.degree=3"``; ``labels``
+    are the same in parts, which become columns; ``overrides`` are in the order in which they are applied."""
 
     name: str
     labels: Mapping[str, Any]
     overrides: Sequence[tuple[str, Any]]
 
     def apply(self, raw: dict[str, Any], folder: Path | None, given: Iterable[str] = ()) -> None:
-        """Apply the overrides to an experiment file, in place.
-
-        Args:
-            raw: the file's mapping.
-            folder: the folder of relative paths in the overrides.
-            given: paths of the assignments of the command line, which have been applied; to undo one is bad input.
-        """
+        """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative to ``folder``.
+        To undo an assignment of the command line, to one of the paths ``given``, is bad input."""
         said = {path: deepcopy(value_at(raw, path)) for path in given}
         for path, value in self.overrides:
             assign(raw, path, _placed(value, folder), "override", Experiment)

@@ -30,14 +30,8 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class Planned:
-    """One experiment of a sweep.
-
-    Args:
-        cell: its cell.
-        experiment: the whole experiment with its seed.
-        run: the folder of its attempts within the sweep's; equal experiments of two cells share it.
-        short: the cell's name without what all cells of the sweep have in common.
-    """
+    """One experiment of a sweep, with its seed. ``run`` is the folder of its attempts within the sweep's, which equal
+    experiments of two cells share; ``short`` is the cell's name without what all cells have in common."""
 
     cell: Cell
     experiment: Experiment
@@ -52,13 +46,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells times seeds over one base experiment; made with :meth:`load` or :meth:`of`.
-
-    Args:
-        name: the sweep's name.
-        folder: ``<out>/<name>``, where :func:`gossamer.run_sweep` records it.
-        planned: every experiment, cell by cell.
-    """
+    """Cells times seeds over one base experiment, from :meth:`load` or :meth:`of`. ``folder`` is ``<out>/<name>``, where
+    :func:`gossamer.run_sweep` records it; ``planned`` is every experiment, cell by cell."""
 
     name: str
     folder: Path
@@ -127,12 +116,8 @@ class Sweep:
         return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
-        """The experiments of some cells; of all, where none is named.
-
-        Args:
-            only: names of cells: the whole name, that of progress lines, or an entry of ``cells``, which stands for all its
-                cells. A name that no cell has is bad input.
-        """
+        """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, or an entry of
+        ``cells``, which stands for all its cells. A name that no cell has is bad input."""
         names = {
             each.cell.name: {each.cell.name, each.short, str(each.cell.labels.get("cell", each.cell.name))}
             for each in self.planned

@@ -42,13 +42,7 @@ Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
 
 @dataclass(frozen=True)
 class State:
-    """The state of one run.
-
-    Args:
-        status: see :data:`Status`.
-        cause: why it failed, or has not begun, in one line.
-        folder: the attempt that counts, if there is one.
-    """
+    """The state of one run, why it failed or has not begun (in one line), and the attempt that counts, if there is one."""
 
     status: Status = "pending"
     cause: str | None = None
@@ -105,11 +99,10 @@ def results(sweep: Sweep) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        For each cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
-        the nodes at the last complete evaluation (of ages and shares of time, over the whole run), and as
-        ``best_<metric>`` the best of such means; ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real),
-        ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder within the sweep's. What is not
-        recorded is null.
+        The cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over the nodes at the last complete
+        evaluation (of ages and shares of time, over the whole run), and as ``best_<metric>`` the best of such means;
+        ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``,
+        the run's folder within the sweep's. What is not recorded is null.
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}
@@ -149,14 +142,12 @@ def _labels(name: str, values: list[Any]) -> pl.Series:
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done.
+    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done; another column is bad
+    input.
 
     Returns:
-        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
-        ``high``, the ends of the 95 % confidence interval by Student's t (null for less than two runs).
-
-    Raises:
-        BadInput: for a column that does not exist or holds no numbers.
+        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and ``high``,
+        the ends of the 95 % confidence interval by Student's t (null for less than two runs).
     """
     accepted = _numbers(table)
     if metric not in accepted:
@@ -170,9 +161,8 @@ def by_cell(table: pl.DataFrame) -> pl.DataFrame:
     """The columns of numbers of :func:`results` over the seeds of each cell, of runs that are done.
 
     Returns:
-        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
-        runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
-        Student's t (null for less than two runs).
+        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the runs
+        that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of its confidence interval.
     """
     names, done = _numbers(table), pl.col("status") == "done"
     values = [pl.col(name).cast(pl.Float64).filter(done).drop_nulls() for name in names]
