@@ -1,12 +1,4 @@
-"""The errors that gossamer raises on purpose, and how errors are worded.
-
-::
-
-    GossamerError
-    ├── BadInput     the input can't be used: exit code 2, one clear line for each problem
-    └── RunFailed    a run started and could not be finished: exit code 1, recorded rows are kept
-        └── Deadlock     every node waits and no event is left that could wake one
-"""
+"""The errors that gossamer raises on purpose, and how errors are worded."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ SMALL = 0.001
 """Smaller values are written in powers of ten."""
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
-QUIET_S, LONGEST_QUIET_S = 10.0, 300.0
-"""After this many seconds without a line, one says how far the run is. Each such line doubles the time, up to the longest."""
+QUIET_S = 10.0
+"""After this many seconds without a line, one says how far the run is. Each such line doubles the time."""
 
 
 @contextmanager
@@ -162,7 +162,7 @@ class Lines(_Display):
         super().progress(rounds, time_s)
         self._share, now = self._tally.share(rounds, time_s), self._seconds()
         if now - self._said >= self._patience:
-            self._patience = min(2 * self._patience, LONGEST_QUIET_S)
+            self._patience *= 2
             self.say(self._tally.so_far(rounds, time_s, now - self._began))
 
     def evaluated(self, line: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -16,16 +15,7 @@ from pydantic_core import to_jsonable_python
 from gossamer.cli.options import File, Json, Overrides
 from gossamer.errors import BadInput, listed, suggest
 
-if TYPE_CHECKING:
-    from gossamer.config import Experiment
-    from gossamer.topology import TopologySchedule
-
-_WITHOUT_TOPOLOGY = frozenset(
-    ("all-reduce", "centralized", "epidemic-local", "epidemic-oracle", "fedavg", "local")
-)
-"""The algorithms that do not use the experiment's topology."""
-_ROUNDS = 1000
-"""A change of the graph is searched for in this number of rounds."""
+_ROUNDS = 1000  # in which a change of the graph is searched for
 
 
 def listing(
@@ -113,22 +103,12 @@ def topology(
         return
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
-    for note in _notes(experiment, schedule, round_):
-        typer.echo(f"{'note':24} {note}")
+    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
+    if schedule.sampled:
+        typer.echo(
+            f"{'note':24} the figures describe the views that the nodes start with; later views are recorded"
+        )
+    elif any(schedule.graph(r) is not graph for r in range(rounds)):
+        typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
     if png is not None:
         typer.echo(f"{'picture':24} {png}")
-
-
-def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> Iterator[str]:
-    """Limits of the printed figures."""
-    name = experiment.algorithm.name_of()
-    if name in _WITHOUT_TOPOLOGY:
-        yield f"{name} does not use the topology: the figures say nothing about a run of this experiment"
-    if schedule.sampled:
-        yield (
-            "the figures describe the views that the nodes start with; later views depend on the messages of the run, and are"
-            " recorded with it"
-        )
-    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
-    if any(schedule.graph(r) is not graph for r in range(rounds)):
-        yield f"the graph changes during the run: the figures describe round {round_} only"

@@ -1,11 +1,7 @@
-"""The checkpoints of a run, in its folder::
-
-    checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.node.checkpoint)
-    checkpoints/<number>/manifest.json              written last: with it the checkpoint is complete
-
-Every file is written under another name, flushed to disk and renamed, and older checkpoints are removed only when a newer
-one is complete: a kill at any time leaves the newest complete one.
-"""
+"""The checkpoints of a run, in its folder: ``checkpoints/<number>/node-<rank>.safetensors``
+(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Files are written under another name,
+flushed and renamed, and older checkpoints are removed only when a newer one is complete: a kill at any time leaves the
+newest complete one."""
 
 from __future__ import annotations
 

@@ -44,9 +44,6 @@ Table = tuple[str, list[str], list[list[str]]]
 """Title, head, rows."""
 
 
-# --- groups
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs of one experiment, by seed, with all that were repeated. ``label`` sets it apart from the other groups;
@@ -150,9 +147,6 @@ def _seed(run: Run) -> tuple[bool, Any]:
     return (not isinstance(seed, int), seed if isinstance(seed, int) else 0)
 
 
-# --- the baseline
-
-
 class Baseline(NamedTuple):
     """The group that each group is compared with: by label; groups without one are left out."""
 
@@ -185,9 +179,6 @@ def find_baseline(name: str, among: Sequence[Group]) -> Baseline:
         f"--baseline {name}: {f'{len(found)} groups are' if found else 'no group is'} called that"
         f"{'' if found else suggest(name, known)}; accepted: " + "; ".join(known)
     )
-
-
-# --- the time to a level
 
 
 class Level(NamedTuple):
@@ -281,9 +272,6 @@ def _paired(one: Group, other: Group) -> bool:
     """Whether two groups have one sample each of the same seeds."""
     seeds, others = ([run.experiment.get("seed") for run in each.samples] for each in (one, other))
     return seeds == others and len(set(seeds)) == len(seeds)
-
-
-# --- as text
 
 
 _NOTE = (

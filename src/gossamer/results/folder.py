@@ -1,21 +1,5 @@
-"""The folder of one run: ``<out>/<name>/<id>/``.
-
-::
-
-    experiment.yaml      the resolved experiment, as text
-    environment.json     versions, machine, command, start
-    setup.json           nodes, data and graphs at the start (see :meth:`RunFolder.write_setup`)
-    segments/            append-only rows while the run goes on, compacted at its end
-    metrics.parquet      one row per node and evaluation (gossamer.results.recorder)
-    events.parquet       joins, leaves, faults, dropped frames
-    timeline.parquet     when nodes computed and sent, if the experiment asks for it (evaluation.timeline)
-    models.safetensors   "parameters" [nodes, params] float32, and "buffers" [nodes, buffers] if any
-    checkpoints/         checkpoints of the whole run
-    restart/             checkpoints of single nodes
-    status.json          how the run ended; absent while it runs and after a kill
-
-Every file but the segments is written under another name and then renamed, so that a reader finds all of it or none.
-"""
+"""The folder of one run, ``<out>/<name>/<id>/`` (docs/experiments.md lists its files). Every file but the segments is written
+under another name and then renamed, so that a reader finds all of it or none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The data of the report's script: runs as plain lists, thinned to what a page can show.
 
-All series of a run are aligned to its evaluation points; values that are missing or not finite are None. Values of
-single nodes are given for the nodes that are drawn, at the points that a slider can reach.
+All series of a run are aligned to its evaluation points; values that are missing or not finite are None. Values of single
+nodes are given for the nodes that are drawn, at the points that a slider can reach.
 """
 
 from __future__ import annotations

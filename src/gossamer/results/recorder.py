@@ -95,9 +95,6 @@ _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
 
 
-# --- reading
-
-
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
@@ -192,9 +189,6 @@ def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
     return table.select(*first, *sorted(name for name in table.columns if name not in first))
 
 
-# --- compacting and rewinding
-
-
 def compact(folder: RunFolder) -> None:
     """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and perhaps ``timeline.parquet``,
     and graphs into ``setup.json``. A segment is removed only when its rows are on disk elsewhere: a kill at any time loses
@@ -263,9 +257,6 @@ def _remove(paths: Iterable[Path]) -> None:
         path.unlink()
 
 
-# --- closing
-
-
 def close_record(
     folder: RunFolder,
     reason: str,
@@ -302,9 +293,6 @@ def close_after(error: BaseException, folder: RunFolder) -> None:
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
     if (unwritten := close_record(folder, reason, cause(error))) is not None:
         log.warning(unwritten)
-
-
-# --- consensus
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:

@@ -253,9 +253,6 @@ def _swept(folder: Path) -> list[Run]:
     return runs
 
 
-# --- names
-
-
 def part(key: str, value: Any) -> str:
     """A part of a cell's name: an entry of ``cells``, or a value of the grid."""
     return str(value) if key == "cell" else f"{key}={value}"

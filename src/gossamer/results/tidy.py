@@ -33,9 +33,6 @@ _NOT_METRICS = {*METRICS, *TRAFFIC} - {"test_loss", *_LATE, *ASYNCHRONY}
 _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idle")
 
 
-# --- which metrics there are
-
-
 def metric_names(run: Run) -> list[str]:
     """The metrics for which a run has a value: test accuracy, other test metrics, those of further evaluation sets,
     losses, the consensus distance, what the algorithm recorded, and :data:`ASYNCHRONY`."""
@@ -74,9 +71,6 @@ def lower_is_better(metric: str) -> bool:
     """Whether smaller values are better, by the words of the name: losses, errors, distances, ages, idleness."""
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
-
-
-# --- the table
 
 
 def assigned(run: Run) -> pl.DataFrame:
@@ -186,9 +180,6 @@ def finite(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(pl.when(floats.is_finite()).then(floats))
 
 
-# --- the result of a run
-
-
 @dataclass(frozen=True)
 class Best:
     """The best mean over the nodes, and its round."""
@@ -290,9 +281,6 @@ def _over_the_run(run: Run, name: str) -> Final | None:
     mean, std = pl.col("value").mean(), pl.col("value").std(ddof=0)
     over = nodes.select(mean.alias("mean"), std.alias("std"), pl.col("round").mean())
     return Final(**over.row(0, named=True), count=len(nodes), best=None)
-
-
-# --- the mean of a few runs
 
 
 @dataclass(frozen=True)

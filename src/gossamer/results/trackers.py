@@ -1,8 +1,5 @@
-"""Trackers: services to which a run reports while it goes on (TensorBoard, MLflow, Weights & Biases, or the user's).
-
-They run in the process that started the run, under either engine. A tracker never stops a run: one that raises is
-reported in one line and gets nothing more.
-"""
+"""Trackers: services to which a run reports while it goes on, in the process that started it. A tracker never stops a run:
+one that raises is reported in one line and gets nothing more."""
 
 from __future__ import annotations
 
@@ -23,20 +20,14 @@ from gossamer.results.run import Run, flat
 
 
 class Tracker(Component):
-    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of.
-
-    Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``).
-    """
+    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of. Every run gets a copy, which
+    keeps its state in private attributes (``_client: Any = PrivateAttr(None)``)."""
 
     _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
 
     def check(self) -> None:
-        """Called before any work starts.
-
-        Raises:
-            BadInput: where the tracker can't be used, such as for want of a package.
-        """
+        """Called before any work starts; raises BadInput where the tracker can't be used, such as for want of a package."""
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         """The run starts or resumes; it is recorded in this folder."""
@@ -114,11 +105,7 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round.
-
-    Args:
-        folder: where the event files go; None is ``tensorboard`` in the run's folder.
-    """
+    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder."""
 
     package: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
@@ -142,12 +129,8 @@ class TensorBoard(Averaging):
 
 @register("tracker", "mlflow")
 class MLflow(Averaging):
-    """A run of MLflow: the experiment's settings as parameters, metrics by round.
-
-    Args:
-        uri: the tracking server; None is MLflow's own setting.
-        project: MLflow's experiment; None is the experiment's name.
-    """
+    """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
+    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -177,13 +160,8 @@ class MLflow(Averaging):
 
 @register("tracker", "wandb")
 class WandB(Averaging):
-    """A run of Weights & Biases.
-
-    Args:
-        project: its project; None is the experiment's name.
-        entity: a user or team; None is W&B's own setting.
-        mode: whether rows are sent at once, or kept in the run's folder for ``wandb sync``.
-    """
+    """A run of Weights & Biases in a ``project``, by default of the experiment's name, of an ``entity`` (user or team). Rows
+    are sent at once, or kept in the run's folder for ``wandb sync``."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None

@@ -1,12 +1,4 @@
-"""The state of a sweep's runs, derived from their folders, and the results as tables::
-
-<out>/<sweep>/
-  sweep.yaml            the sweep, every cell written out
-  sweep.json            every run: cell, labels, seed, folder, status, cause; for readers
-  <run>/<id>/           one attempt at a run: a folder like every run's
-  results.parquet       one row per cell and seed, also as results.csv
-  summary.parquet       one row per cell, also as summary.csv
-"""
+"""The state of a sweep's runs, derived from their folders, and the results as tables (docs/sweeps.md lists the files)."""
 
 from __future__ import annotations
 
@@ -90,9 +82,6 @@ def write_state(sweep: Sweep, at: Mapping[str, State]) -> None:
 
 def _within(sweep: Sweep, state: State) -> str | None:
     return None if state.folder is None else str(state.folder.relative_to(sweep.folder))
-
-
-# --- tables
 
 
 def results(sweep: Sweep) -> pl.DataFrame:
