@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gossamer import Experiment
-from gossamer.progress import Lines, Tally
+from gossamer.progress import Display, Lines
 from gossamer.runtime.recording import NETWORK
 
 
@@ -17,8 +17,8 @@ def described(stop: dict[str, float]) -> Experiment:
     )
 
 
-def tally(stop: dict[str, float]) -> Tally:
-    said = Tally(described(stop))
+def tally(stop: dict[str, float]) -> Display:
+    said = Display(described(stop))
     said.wall_s = 30.0
     return said
 
@@ -66,7 +66,7 @@ def test_a_line_summarizes_all_nodes_at_one_evaluation_point(moment: str, rounds
 
 def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = [0.0]
-    lines = Lines(described({"rounds": 1000}), clock=lambda: seconds[-1])
+    lines = Lines(described({"rounds": 1000}), seconds=lambda: seconds[-1])
 
     def printed(at: float, rounds: int, time_s: float) -> list[str]:
         capsys.readouterr()

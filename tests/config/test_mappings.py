@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.config.mappings import parse_mapping, read_mapping
+from gossamer.config.experiment import parse_mapping, read_mapping
 from gossamer.errors import BadInput
 
 

@@ -15,8 +15,7 @@ from synthetic_run import synthetic, timed
 from gossamer.errors import BadInput
 from gossamer.results.comparison import Level, find_baseline, groups, time_to
 from gossamer.results.folder import RunFolder
-from gossamer.results.page_data import MOST_NODE_POINTS, page_data
-from gossamer.results.report import embed, render, write_report, write_time_to
+from gossamer.results.report import MOST_NODE_POINTS, embed, page_data, render, write_report, write_time_to
 from gossamer.results.run import Run
 
 pytest.importorskip("plotly")

@@ -12,9 +12,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer import __version__
-from gossamer.cli.describe import listing, topology
+from gossamer.cli.describe import listing, report, topology
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
-from gossamer.cli.report import report
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
 

@@ -29,8 +29,8 @@ from gossamer.cli.options import (
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
+    from gossamer.api import Silent
     from gossamer.config import Experiment
-    from gossamer.progress import Watcher
     from gossamer.results.run import Run
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
@@ -91,7 +91,7 @@ def run(
 
         left = api.unfinished(experiment, out) if resume else None
 
-        def carry_out(watcher: Watcher) -> Run:
+        def carry_out(watcher: Silent) -> Run:
             if left is not None:
                 return api.resume(left, observer=watcher, server=server, listen=where)
             if resume and experiment.has_faults:
@@ -125,7 +125,7 @@ def resume(
 
         experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
 
-        def carry_out(watcher: Watcher) -> Run:
+        def carry_out(watcher: Silent) -> Run:
             return api.resume(folder, overrides or (), observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, False, quiet, as_json)
@@ -247,7 +247,7 @@ def _server(raw: dict[str, Any]) -> Iterator[ForkServer | None]:
 
 def _watch(
     experiment: Experiment,
-    carry_out: Callable[[Watcher], Run],
+    carry_out: Callable[[Silent], Run],
     report: bool,
     profile: bool,
     quiet: bool,
@@ -264,7 +264,7 @@ def _watch(
         said = {"run": done.path, "report": page, **asdict(final_summary(done))}
         typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        _print(_summary(done, page, watcher.round))
+        _print(_summary(done, page))
     if profile and not as_json:
         _print(_profile(done))
     if done.status == "stopped":
@@ -287,8 +287,8 @@ def _write_page(done: Run) -> Path | None:
         return None
 
 
-def _summary(done: Run, page: Path | None, round_: int) -> list[tuple[str, str]]:
-    """The summary of a run; ``round_`` is the last round that the progress display has seen."""
+def _summary(done: Run, page: Path | None) -> list[tuple[str, str]]:
+    """The summary of a run."""
     from gossamer.progress import numerals
     from gossamer.results.checkpoints import newest
     from gossamer.results.formatting import bytes_text
@@ -297,7 +297,7 @@ def _summary(done: Run, page: Path | None, round_: int) -> list[tuple[str, str]]
     summary, lines, stopped = final_summary(done), {}, done.status == "stopped"
     if stopped:
         of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
-        at = f"at round {max(round_, summary.rounds or 0)}{of}"
+        at = f"at round {summary.rounds or 0}{of}"
         lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
     if done.lost:
         lines["status"] = done.outcome

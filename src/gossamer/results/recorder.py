@@ -42,32 +42,19 @@ NETWORK = -1
 
 METRICS: dict[str, Any] = {
     "node": pl.Int32,
-    "round": pl.Int64,
-    "step": pl.Int64,
-    "time_s": pl.Float64,
-    "wall_s": pl.Float64,
+    **dict.fromkeys(("round", "step"), pl.Int64),
+    **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
     "moment": pl.String,
-    "train_loss": pl.Float64,
-    "test_loss": pl.Float64,
+    **dict.fromkeys(("train_loss", "test_loss"), pl.Float64),
 }
 """First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
 
+_MESSAGES = ("sent", "received", "cancelled", "lost", "late", "superseded", "taken")
+_SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
-    "bytes_sent": pl.Int64,
-    "bytes_received": pl.Int64,
-    "messages_sent": pl.Int64,
-    "messages_received": pl.Int64,
-    "messages_cancelled": pl.Int64,
-    "messages_lost": pl.Int64,
-    "messages_late": pl.Int64,
-    "messages_superseded": pl.Int64,
-    "messages_taken": pl.Int64,
-    "staleness_s": pl.Float64,
-    "staleness_max_s": pl.Float64,
-    "idle_share": pl.Float64,
-    "uplink_share": pl.Float64,
-    "downlink_share": pl.Float64,
-    "consensus_distance": pl.Float64,
+    **dict.fromkeys(("bytes_sent", "bytes_received"), pl.Int64),
+    **dict.fromkeys((f"messages_{outcome}" for outcome in _MESSAGES), pl.Int64),
+    **dict.fromkeys(("staleness_s", "staleness_max_s", *_SHARES, "consensus_distance"), pl.Float64),
 }
 
 EVENTS: dict[str, Any] = {

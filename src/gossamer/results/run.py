@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.config.mappings import parse_mapping
+from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput
 from gossamer.results import recorder
 from gossamer.results.formatting import NOTHING
@@ -199,7 +199,14 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Read a run from its folder ``<out>/<name>/<id>``; ``<out>/<name>`` and ``<out>`` stand for the newest run in them (of
     several, the log names it). A path without a run is bad input."""
-    found = _folders(Path(path))
+    path = Path(path)
+    if not (found := _folders(path)):
+        what = (
+            "not a run: neither it nor a folder in it has experiment.yaml"
+            if path.is_dir()
+            else "no such folder"
+        )
+        raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
     newest = max(found, key=lambda folder: folder.name)
     if len(found) > 1:
         log.info("%s holds %d runs; reading the newest, %s", path, len(found), newest)
@@ -213,24 +220,15 @@ def load_runs(path: str | Path) -> list[Run]:
     if (path / "sweep.json").is_file():
         return _swept(path)
     sweeps = sorted(file.parent for file in path.glob("*/sweep.json"))
-    single = [folder for folder in sorted(_folders(path)) if not {*folder.parents} & {*sweeps}]
-    return [Run(folder) for folder in single] + [run for sweep in sweeps for run in _swept(sweep)]
+    runs = [Run(folder) for folder in sorted(_folders(path)) if not {*folder.parents} & {*sweeps}]
+    return runs + [run for sweep in sweeps for run in _swept(sweep)] or [load_run(path)]
 
 
 def _folders(path: Path) -> list[Path]:
     """The folders of runs: this one, or those in it."""
-    if not path.is_dir():
-        raise BadInput(
-            f"{path}: no such folder; accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
-        )
-    patterns = [""] if (path / "experiment.yaml").is_file() else ["*/", "*/*/"]
-    found = [file.parent for pattern in patterns for file in path.glob(f"{pattern}experiment.yaml")]
-    if not found:
-        raise BadInput(
-            f"{path}: not a run: it has no experiment.yaml, and neither has a folder in it;"
-            " accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
-        )
-    return found
+    if (path / "experiment.yaml").is_file():
+        return [path]
+    return [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
 
 
 def _swept(folder: Path) -> list[Run]:

@@ -22,10 +22,9 @@ _FIGURES: dict[str, Any] = {
     "time_s": pl.Float64,
     "wall_s": pl.Float64,
     "bytes_sent": pl.Int64,
-    "messages_received": pl.Int64,
-    "messages_superseded": pl.Int64,
-    "messages_cancelled": pl.Int64,
-    "messages_lost": pl.Int64,
+    **dict.fromkeys(
+        (f"messages_{each}" for each in ("received", "superseded", "cancelled", "lost")), pl.Int64
+    ),
 }
 
 Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
