@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -86,14 +85,6 @@ def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.Capt
     lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
     assert printed(179.9, 21, 2.5) == []  # that was a line
     assert len(printed(180.0, 21, 2.5)) == 1
-
-
-def test_the_first_loss_that_is_no_number_is_said() -> None:
-    said = tally({"rounds": 10})
-    assert said.divergence(row(1, 3, "round", train_loss=0.5)) is None
-    line = said.divergence(row(2, 4, "round", train_loss=math.nan, test_loss=math.inf))
-    assert line == "train loss of node 2 is nan in round 4: training diverges"
-    assert said.divergence(row(3, 4, "round", train_loss=math.nan)) is None
 
 
 def test_a_run_that_ends_by_time_has_no_last_round() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,7 +54,7 @@ def numerals(value: float, *others: float) -> list[str]:
 
 class Display(Silent):
     """An observer that collects rows into evaluations, knows how far the run is, and shows lines: the size of the run at its
-    start, a first loss that diverges, and evaluations."""
+    start, and evaluations."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._nodes = experiment.nodes
@@ -64,14 +63,12 @@ class Display(Silent):
         self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
         self._bytes = dict.fromkeys(range(experiment.nodes), 0)
         self._values: dict[Any, dict[str, list[float]]] = {}
-        self._latest, self._diverged = "", False
+        self._latest = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        if (divergence := self.divergence(row)) is not None:
-            self.say(divergence)
         if (line := self.add(row)) is not None:
             self.evaluated(line)
 
@@ -99,16 +96,6 @@ class Display(Silent):
     def sent(self) -> str:
         """The bytes that all nodes have sent, in words."""
         return bytes_text(sum(self._bytes.values()))
-
-    def divergence(self, row: Mapping[str, Any]) -> str | None:
-        """A line if this row has the run's first loss that is not finite."""
-        for name in ("train_loss", "test_loss"):
-            value = row.get(name)
-            if not self._diverged and value is not None and not math.isfinite(value):
-                self._diverged = True
-                model = "the average model" if row["node"] == NETWORK else f"node {row['node']}"
-                return f"{name.replace('_', ' ')} of {model} is {value} in round {row['round']}: training diverges"
-        return None
 
     def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
         """How far the run is between two evaluations: the rounds that all nodes together have completed, the engine's time,

@@ -133,7 +133,7 @@ def test_a_dry_run_lists_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     [
         ({"cells": {"x": {"optimizer.lr": -1}}}, [], "error: cell x: optimizer.lr: got -1; accepted: "),
         ({}, ["--only", "fsat"], "error: --only fsat: no such cell (did you mean 'fast'?); accepted: "),
-        ({}, ["--set", "nodes=none"], "error: cells slow; fast: nodes: got 'none'; accepted: "),
+        ({}, ["--set", "nodes=none"], "error: cell slow: nodes: got 'none'; accepted: "),
         ({"cells": {"x": {"topology": {"name": "random-regular", "degree": 9}}}}, [], "error: cell x: "),
     ],
 )

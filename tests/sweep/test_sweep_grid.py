@@ -126,7 +126,7 @@ OWN_STEPS = {
         (
             "algorithm.local_steps=8",
             {"cells": OWN_STEPS},
-            "cells swift; small: --set algorithm.local_steps",
+            "cell swift: --set algorithm.local_steps",
         ),
         # Another component starts afresh.
         (
@@ -148,7 +148,7 @@ OWN_STEPS = {
         (
             "batch_size=8",
             {"grid": {"batch_size": [4, 16]}},
-            "cells batch_size=4; batch_size=16: --set batch_size",
+            "cell batch_size=4: --set batch_size",
         ),
         (
             "topology.degree=3",
@@ -374,16 +374,6 @@ def test_what_can_not_be_used_is_named_with_its_cell(
         sweep(tmp_path, **fields)
 
 
-def test_a_problem_of_several_cells_is_said_once(tmp_path: Path) -> None:
-    cells = {f"c{i}": {"optimizer.lr": -1} for i in range(7)} | {"d": {"batch_size": 0}, "fine": {}}
-    with pytest.raises(BadInput) as caught:
-        sweep(tmp_path, seeds=5, cells=cells)
-    assert [text.split(": ")[:2] for text in caught.value.problems] == [
-        ["cells c0; c1; c2 and 4 more", "optimizer.lr"],
-        ["cell d", "batch_size"],
-    ]
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no.yaml: No such file.*accepted: a YAML sweep file"):
         Sweep.load(tmp_path / "no.yaml")
@@ -401,7 +391,7 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
     found = Sweep.of(yaml.safe_load(example), FOLDER / "sweeps")
     for assignment in ("topology.degree=4", "algorithm.local_steps=5"):
         with pytest.raises(
-            BadInput, match=rf"^cells? .*: --set {assignment.partition('=')[0]}: overridden by "
+            BadInput, match=rf"^cell .*: --set {assignment.partition('=')[0]}: overridden by "
         ):
             Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
     assert len(found.planned) == 3 * 3 * 2 * 2

@@ -15,7 +15,7 @@ from gossamer import __version__
 from gossamer.cli.describe import listing, report, topology
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
 from gossamer.cli.run import resume, run, sweep, worker
-from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
+from gossamer.errors import BadInput, GossamerError, RunFailed
 
 # click's class, which some versions of typer contain and others import.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -72,7 +72,7 @@ def main() -> None:
 def _main() -> int:
     """Run the command; gives the exit code."""
     try:
-        # Not standalone, so that an error of the parser is worded like all other bad input.
+        # Not standalone, so that an error of the parser is one line, too.
         return app(prog_name="gossamer", standalone_mode=False) or 0
     except typer.Abort:
         return _say(INTERRUPTED, "interrupted")
@@ -80,7 +80,7 @@ def _main() -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             cast(Any, error).show()
             return 2
-        return _say(2, _usage_problem(error))
+        return _say(2, cast(Any, error).format_message())
     except BadInput as error:
         return _say(2, *error.problems)
     except RunFailed as error:
@@ -99,27 +99,3 @@ def _say(exit_code: int, *problems: str) -> int:
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     return exit_code
-
-
-def _usage_problem(error: Any) -> str:
-    """An error of the parser in one line, worded like all bad input."""
-    match type(error).__name__:
-        case "MissingParameter":
-            return f"{_name(error.param)}: missing; a value is required"
-        case "NoSuchOption":
-            accepted = [name for each in error.ctx.command.params for name in _options(each)]
-            near = suggest(error.option_name, accepted)
-            return f"{error.option_name}: no such option{near}; accepted: {listed(accepted)}"
-        case "BadParameter" if error.param is not None:
-            return f"{_name(error.param)}: {str(error.message).rstrip('.')}"
-    help_ = f"; accepted: see {error.ctx.command_path} --help" if error.ctx is not None else ""
-    return f"{error.format_message().rstrip('.')}{help_}"
-
-
-def _name(parameter: Any) -> str:
-    """An option's long form, or an argument's name in the help."""
-    return max(_options(parameter), key=len, default=parameter.metavar or parameter.name.upper())
-
-
-def _options(parameter: Any) -> list[str]:
-    return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]

@@ -146,8 +146,7 @@ def sweep(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
     workers: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Have an executor do the runs: ray, or module:factory."),
+        str | None, typer.Option(metavar="NAME", help="Have an executor do the runs: ray, or module:factory.")
     ] = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,

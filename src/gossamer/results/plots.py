@@ -313,7 +313,5 @@ def timeline_figure(run: Run, within: Window) -> Any:
 
 def _overlapping(run: Run, within: Window) -> pl.DataFrame:
     return run.timeline.filter(
-        pl.col("node").is_in(within.nodes),
-        pl.col("start_s") < within.to_s,
-        pl.col("end_s") > within.from_s,
+        pl.col("node").is_in(within.nodes), pl.col("start_s") < within.to_s, pl.col("end_s") > within.from_s
     )

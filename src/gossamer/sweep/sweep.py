@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
 """Fields of an experiment that belong to the sweep, and why."""
-_MOST_NAMES = 3
 
 
 def _text_keys(value: Any) -> Any:
@@ -337,7 +336,6 @@ def _planned(
     given: Sequence[str],
 ) -> list[Planned]:
     found: list[Planned] = []
-    problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
     digests: dict[Path, str | None] = {}
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
@@ -348,24 +346,13 @@ def _planned(
             cell.apply(raw, folder, given)
             first = Experiment.of({**raw, "name": slug}, home)
         except BadInput as error:
-            for problem in error.problems:
-                problems.setdefault(problem, []).append(cell.name)
-            continue
+            raise BadInput(*(f"cell {cell.name}: {problem}" for problem in error.problems)) from None
         for seed in [first.seed] if seeds is None else seeds:
             experiment = first.model_copy(update={"seed": seed})
             key = _key(experiment, digests)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run, short))
-    if problems:
-        raise BadInput(*(f"{_named(names)}: {problem}" for problem, names in problems.items()))
     return found
-
-
-def _named(names: Sequence[str]) -> str:
-    """The cells that have a problem."""
-    more = len(names) - _MOST_NAMES
-    said = "; ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"cell{'s' * (len(names) > 1)} {said}"
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
