@@ -133,7 +133,7 @@ def test_the_smallest_file(tmp_path: Path) -> None:
         ({"links": LINKS.replace("1Mbps", "1 Mbps")}, "upload: got '1 Mbps'; accepted: a number above 0"),
         (
             {"links": LINKS.replace("/>", ' drop="1.5"/>')},
-            "drop: got '1.5'; accepted: at least 0, at most 1",
+            "drop: got '1.5'; accepted: less than or equal to 1",
         ),
         ({"links": LINKS.replace("/>", ' mtu="1500"/>')}, "<link> 1.mtu: unknown field; accepted: dest, "),
         (

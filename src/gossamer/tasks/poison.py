@@ -19,8 +19,8 @@ from jaxtyping import Int
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
+from gossamer.config import Section
 from gossamer.config.registry import Component, register
-from gossamer.config.sections import Section
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
 from gossamer.tasks.partition import Parts
