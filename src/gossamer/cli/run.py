@@ -207,7 +207,7 @@ def sweep(
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
     """Where workers join, as the options say."""
     from gossamer.runtime.processes.fork_server import Listen
-    from gossamer.runtime.processes.security.join import check_token, new_token
+    from gossamer.runtime.processes.security import check_token, new_token
 
     if address is None and workers is None:
         return None

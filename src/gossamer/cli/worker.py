@@ -36,8 +36,8 @@ def worker(
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
     log_errors_only(quiet)
-    from gossamer.runtime.processes.security.join import check_token
-    from gossamer.runtime.processes.session import parse_address
+    from gossamer.runtime.processes.channel import parse_address
+    from gossamer.runtime.processes.security import check_token
 
     parse_address(coordinator, "HOST:PORT")
     check_token(token)

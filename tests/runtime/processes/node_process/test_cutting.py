@@ -56,11 +56,9 @@ class Member:
             rank,
             listener,
             addresses,
-            marked=self.cutting.marked,
-            told=self.cutting.told,
-            relinked=self.cutting.relinked,
+            snapshots=self.cutting,
         )
-        self.peer.transport._end.deliver = self._deliver
+        self.peer.transport.deliver = self._deliver
         self.cutting.use(self.peer.transport, {})
 
     def _deliver(self, message: Message) -> None:
@@ -78,7 +76,7 @@ class Member:
 
     def break_connection(self, to: int, members: list[Member]) -> None:
         """What the other has not read by now is lost."""
-        if (contact := members[to].peer.transport._end.peers.get(self.rank)) is not None and contact.incoming:
+        if (contact := members[to].peer.transport.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
@@ -142,7 +140,7 @@ async def all_send(run: Run) -> None:
 
 async def lose_the_mark(run: Run, cut: Any) -> None:
     """Cut all nodes, and break a connection when the mark on it has left, and was not read."""
-    contact = run.members[1].peer.transport._end.peers[0]
+    contact = run.members[1].peer.transport.peers[0]
     assert contact.incoming is not None
     contact.incoming.link.pause_reading()
     for member in run.members:

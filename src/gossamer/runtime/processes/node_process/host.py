@@ -20,7 +20,7 @@ from gossamer.messages import encode
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.transport import Transport
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
 from gossamer.runtime.barrier import Moment
 from gossamer.runtime.events import begins
-from gossamer.runtime.processes.channel import AsyncChannel
+from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
 from gossamer.runtime.processes.node_process.computing import Computing, Stage
 from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost
@@ -58,7 +58,6 @@ from gossamer.runtime.processes.protocol import (
     Unreachable,
 )
 from gossamer.runtime.processes.system.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
-from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Spent, Usage, is_due, node_row
@@ -104,9 +103,9 @@ class NodeProcess:
         self._arrival: Arrival | None = None
         self._crashes = context.crashes
         self._reported = 0.0
-        self._channel: AsyncChannel[ToNode] = AsyncChannel(
-            context.channel, ToNode, self._hear, lambda: os._exit(1)
-        )
+        self._channel: Channel[ToNode] = Channel(context.channel, ToNode)
+        context.channel.setblocking(True)
+        loop.add_reader(context.channel, self._readable)
         self._models = SharedModels(
             context.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
@@ -140,14 +139,15 @@ class NodeProcess:
         # Between machines, only silence tells that a peer is gone; on one, its worker sees it.
         heartbeat_s = None if context.security is None else experiment.failures.detection_s / 5
         self._shaper = Shaper.of(rank, setup.network, experiment.nodes, experiment.seed, loop)
-        endpoint = Endpoint(
+        self._transport = self._host.transport = Transport(
+            context.listener,
             rank,
             list(context.addresses),
             context.token,
             limit=setup.message_limit,
             deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
-            lost=lambda rank, why: self._tell(Unreachable(rank, why)),
-            event=lambda kind, text: self._tell(Event(kind, text)),
+            contact=lambda rank, why: self._tell(Unreachable(rank, why)),
+            refused=lambda text: self._tell(Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
             watch=None if self._timeline is None else partial(self._timeline.sent, rank),
@@ -155,16 +155,19 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell(Unreachable(rank, None)),
-            marked=None if checkpoints is None else checkpoints.marked,
-            told=None if checkpoints is None else checkpoints.told,
-            relinked=None if checkpoints is None else checkpoints.relinked,
+            snapshots=checkpoints,
             incarnation=context.incarnation,
         )
-        self._transport = self._host.transport = Transport(context.listener, endpoint)
 
     def _tell(self, message: FromNode) -> None:
-        self._channel.send(message)
+        """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
+        if not self._channel.send(message):
+            os._exit(1)
+
+    def _readable(self) -> None:
+        if (message := self._channel.receive()) is None:
+            os._exit(1)
+        self._hear(message)
 
     # --- from start to end
 
@@ -332,7 +335,10 @@ class NodeProcess:
         while True:
             await asyncio.sleep(every_s)
             traffic = self._transport.traffic
-            counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
+            counts = (
+                traffic.messages_sent - self._transport.outbox.lost_on_the_way,
+                traffic.messages_received,
+            )
             idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
             if idle and counts == before:
                 self._tell(Idle(*counts, self._node.waiting()))
@@ -376,7 +382,7 @@ class NodeProcess:
             case Drop(number=number) if checkpoints is not None:
                 checkpoints.drop(number)
             case Moved(rank=rank, host=host, port=port):
-                self._transport.move(rank, (host, port))
+                self._transport.addresses[rank] = host, port
             case Leave():
                 self._host.leaving = True
             case Find(rank=rank, restarted=restarted):
@@ -430,7 +436,7 @@ class NodeProcess:
         # The links have carried this much since the process began, which a resumed run does not see.
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
-            "traffic": asdict(self._transport.saved_traffic()),
+            "traffic": asdict(self._transport.outbox.saved_traffic()),
             "computing_s": self._computing.busy.seconds(),
             "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},

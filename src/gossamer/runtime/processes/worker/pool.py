@@ -25,7 +25,7 @@ from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.protocol import Addresses, Fork, FromNode, Said, ToNode
-from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
 from gossamer.runtime.processes.system.process import close_all_but, describe_exit, die_with
 from gossamer.runtime.processes.transport.transport import listen

@@ -1,12 +1,12 @@
 """``gossamer worker``: joins a coordinator on another machine, and runs nodes for it until the run is over.
 
-A worker that loses its coordinator keeps its nodes going. What they say waits in a file, and goes to the coordinator when it
-can be reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and
-itself.
+A worker that loses its coordinator keeps its nodes going. What they say waits, and goes to the coordinator when it can be
+reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and itself.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import secrets
@@ -30,12 +30,17 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import Channel, ChannelError
+from gossamer.runtime.processes.channel import (
+    LARGEST_STRANGER,
+    Channel,
+    ChannelError,
+    Session,
+    keep_alive,
+    parse_address,
+)
 from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
-from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
-from gossamer.runtime.processes.security.trust import context
-from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive, parse_address
+from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.system.process import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
@@ -70,21 +75,17 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         end = tls = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
         channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
         seen, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
-        channel.send(protocol.Hello(__version__, nonce, session))
-        answer = channel.receive()
-        if isinstance(answer, protocol.Challenge):
-            if not proved(answer.proof, proof(token, "coordinator", seen, nonce, answer.nonce)):
-                # It has another token, or is in the middle: it gets no proof from this worker.
-                raise NotAdmitted(f"{address} does not know the token")
-            own = proof(token, "worker", seen, nonce, answer.nonce)
-            channel.send(protocol.Proof(own, slots, received))
-            answer = channel.receive()
-        if isinstance(answer, Welcome):
-            return tls, answer
-        if answer is None:
-            raise ConnectionError("the coordinator closed the connection")
-        why = answer.problems[0] if isinstance(answer, Refused) else f"unexpected {type(answer).__name__}"
-        raise NotAdmitted(f"{address} does not take this worker: {why}")
+        own = proof(token, "worker", seen, nonce)
+        channel.send(protocol.Join(__version__, session, slots, received, nonce, own))
+        match channel.receive():
+            case None:
+                raise ConnectionError("the coordinator closed the connection")
+            case Refused(problems=problems):
+                raise NotAdmitted(f"{address} does not take this worker: {'; '.join(problems)}")
+            case Welcome() as welcome:
+                if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
+                    raise NotAdmitted(f"{address} does not know the token")
+                return tls, welcome
     except ChannelError as error:
         end.close()
         raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
@@ -149,7 +150,7 @@ class Worker:
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._session: Session[protocol.ToWorker]
-        self._session = Session(protocol.ToWorker, folder, self._selector, self._take, self._lose)
+        self._session = Session(protocol.ToWorker, self._selector, self._take, self._lose)
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
