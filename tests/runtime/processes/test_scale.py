@@ -23,10 +23,11 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.malloc import keep_freed_memory, trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
+from gossamer.runtime.processes import memory
+from gossamer.runtime.processes.memory import available_bytes, for_forks, private_bytes, with_data_for_forks
 from gossamer.runtime.processes.node_process import computing
-from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
-from gossamer.runtime.processes.system.process import SPARE_DESCRIPTORS, raise_descriptor_limit
+from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.system import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.setup import Setup, prepare
 
 MIB = 2**20
@@ -249,7 +250,7 @@ def test_data_for_forks_is_the_same_and_a_write_to_it_is_the_writer_s_own() -> N
 def test_only_many_nodes_with_much_data_have_it_laid_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(experiment())
     assert with_data_for_forks(setup) is setup
-    monkeypatch.setattr(computing, "PAGE_TABLES_BYTES", 1)
+    monkeypatch.setattr(memory, "PAGE_TABLES_BYTES", 1)
     anew = with_data_for_forks(setup)
     assert anew.task.train[0].data_ptr() != setup.task.train[0].data_ptr()
     for half in ("train", "test"):

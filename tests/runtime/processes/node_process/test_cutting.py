@@ -25,8 +25,8 @@ from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.node_process import checkpoints
-from gossamer.runtime.processes.node_process.checkpoints import Cutting
-from gossamer.runtime.processes.protocol import Snapshot
+from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
+from gossamer.runtime.processes.protocol import Expect, Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
@@ -51,7 +51,7 @@ class Member:
         self.cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
         tell = partial(run.hear, rank)
         folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
-        self.cutting = Cutting(EXPERIMENT.checkpoint, self.cuts, folder, tell, 0, 1)
+        self.cutting = NodeCheckpoints(EXPERIMENT.checkpoint, self.cuts, folder, tell)
         self.peer = Peer(
             rank,
             listener,
@@ -59,7 +59,7 @@ class Member:
             snapshots=self.cutting,
         )
         self.peer.transport.deliver = self._deliver
-        self.cutting.use(self.peer.transport, {})
+        self.cutting._transport = self.peer.transport
 
     def _deliver(self, message: Message) -> None:
         self.cuts.deliver(message)
@@ -100,8 +100,7 @@ class Run:
         self._later(lambda: call(rank, *structs.astuple(message)))
 
     def _tell(self, rank: int, message: Any) -> None:
-        name = "cut" if isinstance(message, Snapshot) else type(message).__name__.lower()
-        self._later(lambda: getattr(self.members[rank].cutting, name)(*structs.astuple(message)))
+        self._later(lambda: self.members[rank].cutting.hear(message))
 
     async def until_complete(self, number: int) -> None:
         while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:
@@ -176,8 +175,8 @@ async def test_messages_of_a_peer_that_was_taken_for_dead_count_again(tmp_path: 
         cutting = run.members[0].cutting
         cutting.lost(1)
         cutting.found(1)
-        cutting.cut(7)
-        cutting.expect(7, [1])
+        cutting.hear(Snapshot(7))
+        cutting.hear(Expect(7, [1]))
         await settle()
         cutting.marked(1, 7, 5)
         path = run.folder.checkpoints / "7" / "node-0.safetensors"
@@ -289,8 +288,8 @@ def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(checkpoints, "MOST_MARKS", 5)
     cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
-    made = Cutting(
-        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
+    made = NodeCheckpoints(
+        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None
     )
     for number in range(100):
         made.marked(1, number, 0)

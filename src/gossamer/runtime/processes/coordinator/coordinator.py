@@ -44,9 +44,9 @@ from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordin
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Command, Lifecycle
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.process import raise_descriptor_limit
+from gossamer.runtime.processes.memory import FINAL, SharedModels, with_data_for_forks
+from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.setup import Setup, prepare

@@ -26,8 +26,7 @@ from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.protocol import Addresses, Fork, FromNode, Said, ToNode
 from gossamer.runtime.processes.security import Security
-from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
-from gossamer.runtime.processes.system.process import close_all_but, describe_exit, die_with
+from gossamer.runtime.processes.system import close_all_but, describe_exit, die_with, wakeup
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
@@ -40,8 +39,6 @@ RESTART_S = 10.0
 
 @dataclass(eq=False)
 class _Child:
-    """A node's process."""
-
     rank: int
     incarnation: int
     pid: int
@@ -49,18 +46,10 @@ class _Child:
 
 
 class ProcessPool:
-    """Carries out the commands of a coordinator about nodes of this machine, and tells it what becomes of them.
+    """Carries out the commands of a coordinator about nodes of this machine, and tells it (``emit``) what becomes of them.
 
-    Args:
-        setup: what is run.
-        folder: where nodes write files.
-        memory: descriptor of the file that all processes of this machine share.
-        stage: what nodes compute with.
-        cut: the checkpoint from which they go on; None is the start.
-        selector: where their channels are waited for; the data of a key is a function to call with the events.
-        emit: takes what happens.
-        job: says what the nodes of all machines share; None: all nodes are on this machine, and talk without TLS.
-        host: the address at which nodes listen.
+    ``memory`` is the descriptor of the file that all processes of this machine share; ``cut`` is the checkpoint from which
+    nodes go on; ``job`` says what the nodes of all machines share, and is None if all are on this one, and talk without TLS.
     """
 
     def __init__(
@@ -86,7 +75,7 @@ class ProcessPool:
         self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
         self._slots_told = self._slots
         self._wakeup = wakeup()
-        self._stopped_inside: set[_Child] = set()  # while they computed
+        self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
         self._addresses: list[tuple[str, int]] = [("127.0.0.1", 0)] * setup.experiment.nodes
         self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
@@ -96,7 +85,6 @@ class ProcessPool:
 
     @property
     def alive(self) -> Collection[int]:
-        """The ranks that have a process."""
         return self._children.keys()
 
     def do(self, command: protocol.ToPool) -> None:
@@ -196,7 +184,24 @@ class ProcessPool:
             for other in self._listeners.values():
                 other.detach()  # closed in one go, and not once more by a finaliser
             close_all_but({listener.fileno(), channel.fileno(), self._memory, *self._wakeup})
-            code = node_main(fork.rank, self._setup, self._context(fork, listener, channel), self._stage)
+            key = self._keys.get(fork.rank)
+            context = NodeContext(
+                listener=listener,
+                channel=channel,
+                addresses=self._addresses,
+                token=self._token,
+                memory=self._memory,
+                at_once=self._slots,
+                wakeup=self._wakeup,
+                trims=self._stage.trims(),
+                folder=self._folder,
+                security=None if key is None else Security(key, self._certificates, fork.rank),
+                cut=self._cut,
+                checkpoints=self._checkpoints,
+                incarnation=fork.incarnation,
+                crashes=tuple(fork.crashes),
+            )
+            code = node_main(fork.rank, self._setup, context, self._stage)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
             failed = protocol.Failed(f"{type(error).__name__}: {error}", 0, traceback.format_exc())
             Channel[ToNode](channel, ToNode).send(failed)
@@ -207,33 +212,12 @@ class ProcessPool:
             finally:
                 os._exit(code)
 
-    def _context(self, fork: Fork, listener: socket.socket, channel: socket.socket) -> NodeContext:
-        security = None
-        if (key := self._keys.get(fork.rank)) is not None:
-            security = Security(key, self._certificates, fork.rank)
-        return NodeContext(
-            listener=listener,
-            channel=channel,
-            addresses=self._addresses,
-            token=self._token,
-            security=security,
-            memory=self._memory,
-            at_once=self._slots,
-            wakeup=self._wakeup,
-            trims=self._stage.trims(),
-            folder=self._folder,
-            cut=self._cut,
-            checkpoints=self._checkpoints,
-            incarnation=fork.incarnation,
-            crashes=tuple(fork.crashes),
-        )
-
     # --- watching
 
     def _bury(self, rank: int) -> str:
         """A node's process is gone; gives how it ended."""
         child = self._children.pop(rank)
-        self._count_slots(child, stopped=False)
+        self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
         return describe_exit(status)
 
@@ -243,7 +227,7 @@ class ProcessPool:
             for child in list(self._children.values()):
                 if child.pid == seen.si_pid:
                     stopped = seen.si_code == os.CLD_STOPPED
-                    self._count_slots(child, stopped=stopped)
+                    self._count_slots(child.rank, stopped=stopped)
                     self._emit(Said(child.rank, child.incarnation, protocol.Stood(stopped)))
         if self._slots != self._slots_told:
             self._slots_told = self._slots
@@ -254,12 +238,10 @@ class ProcessPool:
             for deadline, fork in retries.values():
                 self._start(fork, deadline)
 
-    def _count_slots(self, child: _Child, *, stopped: bool) -> None:
-        """One more node may compute for each that was stopped while it did."""
-        self._stopped_inside.discard(child)
-        if stopped and holds(self._memory, self._slots, child.pid):
-            self._stopped_inside.add(child)
-        self._slots = self._at_once + len(self._stopped_inside)
+    def _count_slots(self, rank: int, *, stopped: bool) -> None:
+        """One more node may compute for each that was stopped, which may hold a CPU slot."""
+        (self._stopped.add if stopped else self._stopped.discard)(rank)
+        self._slots = self._at_once + len(self._stopped)
 
     def close(self) -> None:
         """Kill all processes, and wait until they are gone."""
@@ -275,8 +257,7 @@ class ProcessPool:
 
 
 def _seen() -> os.waitid_result | None:
-    """A child of this process that was stopped or goes on, and has not been seen before; None also where the system does
-    not say (Linux does)."""
+    """A child that was stopped or goes on, and has not been seen before; None where the system does not say (Linux does)."""
     if not hasattr(os, "waitid"):
         return None
     try:
