@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 from transport_scene import Peer, listen, on_loop, settle
 
 from gossamer import Experiment
@@ -26,7 +25,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.node_process import checkpoints
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
-from gossamer.runtime.processes.protocol import Expect, Snapshot
+from gossamer.runtime.processes.protocol import Expect, Marked, Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
@@ -95,9 +94,7 @@ class Run:
         asyncio.get_running_loop().call_soon(lambda: self._waiting.popleft()())
 
     def hear(self, rank: int, message: Any) -> None:
-        """A message is named as the method that takes it."""
-        call = getattr(self.checkpoints, type(message).__name__.lower())
-        self._later(lambda: call(rank, *structs.astuple(message)))
+        self._later(lambda: self.checkpoints.hear(rank, message))
 
     def _tell(self, rank: int, message: Any) -> None:
         self._later(lambda: self.members[rank].cutting.hear(message))
@@ -225,7 +222,7 @@ def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
-    assembly.marked(0, 1, [])
+    assembly.hear(0, Marked(1, []))
     (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
     for rank in (1, 0):
         assembly.lost(rank)

@@ -7,35 +7,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Saved, Snapshot, ToNode
+from gossamer.runtime.processes.protocol import (
+    Broken,
+    Done,
+    Drop,
+    Expect,
+    Kept,
+    Marked,
+    Saved,
+    Snapshot,
+    ToNode,
+)
 
 
-@dataclass(eq=False)
 class _Open:
     """A checkpoint that is not complete."""
 
-    told: dict[int, set[int]] = field(
-        default_factory=dict
-    )  # by node that took its snapshot: the peers that it told
-    asked: bool = False  # the nodes know which messages to wait for
-    saved: dict[int, Saved] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.told: dict[int, list[int]] = {}  # by node that took its snapshot: the peers that it told
+        self.asked = False  # the nodes know which messages to wait for
+        self.saved: dict[int, Saved] = {}
 
 
 class CheckpointCoordinator:
-    """Puts the checkpoints of a run together.
-
-    Args:
-        experiment: what is run.
-        folder: the run's.
-        cut: the checkpoint from which it goes on, if it does.
-        tell: sends a message to a node.
-        say: told of a checkpoint that can't be written, or is given up.
-    """
+    """Puts the checkpoints of a run together, which goes on from one (``cut``) if it does. ``tell`` sends a message to a
+    node; ``say`` is told of a checkpoint that can't be written, or is given up."""
 
     def __init__(
         self,
@@ -65,9 +65,23 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    # --- what nodes say
+    def hear(self, rank: int, message: Marked | Saved | Broken | Done) -> None:
+        """A node says something about its part of a checkpoint, or that its rounds are over."""
+        match message:
+            case Marked(number=number, ranks=ranks):
+                self._marked(rank, number, ranks)
+            case Saved(number=number) if number in self._open:
+                self._open[number].saved[rank] = message
+                self._look(number)
+            case Done():  # it is part of all later checkpoints in its present state
+                self._done.add(rank)
+                for number, checkpoint in self._open.items():
+                    if rank not in checkpoint.told:
+                        self._tell(rank, Snapshot(number))
+            case Broken(number=number, peer=peer):
+                self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
-    def marked(self, rank: int, number: int, told: Iterable[int]) -> None:
+    def _marked(self, rank: int, number: int, told: list[int]) -> None:
         """A node has taken a snapshot."""
         if number < self._complete:
             return  # a newer one was complete first
@@ -78,25 +92,8 @@ class CheckpointCoordinator:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
             self._tell_all(self._done & self._alive, Snapshot(number))
-        self._open[number].told[rank] = set(told)
+        self._open[number].told[rank] = told
         self._look(number)
-
-    def saved(self, rank: int, number: int, rounds: int, time_s: float) -> None:
-        """A node's file is written."""
-        if number in self._open:
-            self._open[number].saved[rank] = Saved(number, rounds, time_s)
-            self._look(number)
-
-    def done(self, rank: int) -> None:
-        """A node's rounds are over: it is part of all later checkpoints in its present state."""
-        self._done.add(rank)
-        for number, checkpoint in self._open.items():
-            if rank not in checkpoint.told:
-                self._tell(rank, Snapshot(number))
-
-    def broken(self, rank: int, number: int, peer: int) -> None:
-        """A connection of a node broke after its snapshot, and was made again."""
-        self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     # --- nodes that leave and return
 
