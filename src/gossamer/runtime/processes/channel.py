@@ -80,14 +80,12 @@ class Unpacker(Generic[M]):
         return messages
 
     def length(self, head: bytes | bytearray) -> int:
-        """The length of a message that begins so."""
         [length] = _LENGTH.unpack(head)
         if length > self._largest:
             raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")
         return int(length)
 
     def decoded(self, body: bytes | memoryview) -> M:
-        """The message of a body."""
         try:
             message: M = self._decode(body)
         except msgspec.MsgspecError as error:
@@ -195,7 +193,6 @@ class SelectorChannel(Generic[M]):
             self.read()
 
     def read(self) -> None:
-        """Handle what has come, if anything has."""
         try:
             data = self._socket.recv(_READ)
         except _NOT_NOW:
@@ -213,13 +210,11 @@ class SelectorChannel(Generic[M]):
             self._gone(why)
 
     def release(self) -> socket.socket:
-        """Give the socket away."""
         self._open = False
         self._selector.unregister(self._socket)
         return self._socket
 
     def close(self) -> None:
-        """Close this end; a second time does nothing."""
         if self._open:
             self.release().close()
 
@@ -227,11 +222,6 @@ class SelectorChannel(Generic[M]):
 class Session(Generic[M]):
     """One end of a conversation between machines.
 
-    Args:
-        kinds: the union of the messages that may come.
-        selector: where its connections are registered.
-        handle: called with each message.
-        gone: called when a connection is gone, or has brought an invalid message; with what is wrong with that, or None.
 
     Attributes:
         channel: the connection; None while there is none.
@@ -254,10 +244,6 @@ class Session(Generic[M]):
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
         """Go on with a new connection.
 
-        Args:
-            end: the connection.
-            received: how many messages have arrived at the other end, as it says.
-            first: unnumbered messages, to be sent before all others.
 
         Raises:
             ChannelError: for a number that can't be.
@@ -310,7 +296,6 @@ class Session(Generic[M]):
             self.channel = None
 
     def close(self) -> None:
-        """End it."""
         self._detach()
 
 

@@ -75,7 +75,6 @@ class ForkServer:
         self.channel.send(Run(folder, resume))
 
     def how_it_died(self) -> str:
-        """How it ended, in words, once the channel says that it has."""
         code = self._process.wait(KILL_S)
         return describe_exit(code << 8 if code >= 0 else -code)
 

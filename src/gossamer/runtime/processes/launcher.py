@@ -117,7 +117,6 @@ class ProcessesEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the fork server, and with it every node."""
         self._server.close()
 
 

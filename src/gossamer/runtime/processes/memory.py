@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages import raw
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.system import shared_file
-from gossamer.runtime.setup import Setup
 
 SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
 FINAL = SNAPSHOTS
 """The slot of the models at the end."""
-PAGE_TABLES_BYTES = 256 * 2**20
-"""All forks' page tables of the data may take this much before the data is laid out in shared files."""
-_ENTRY_BYTES, _PAGE_BYTES = 8, 4096
-
-
-def with_data_for_forks(setup: Setup) -> Setup:
-    """The same, with data that is cheap to fork, where the number of nodes makes that matter."""
-    task, nodes = setup.task, setup.experiment.nodes
-    tensors = [tensor for pair in (task.train, *task.tests.values()) for tensor in pair]
-    tables = sum(tensor.nbytes for tensor in tensors) * nodes // _PAGE_BYTES * _ENTRY_BYTES
-    if tables < PAGE_TABLES_BYTES or any(tensor.device.type != "cpu" for tensor in tensors):
-        return setup
-    train, *sets = ((for_forks(x), for_forks(y)) for x, y in (task.train, *task.tests.values()))
-    return replace(setup, task=replace(task, train=train, tests=dict(zip(task.tests, sets, strict=True))))
-
-
-def for_forks(tensor: Tensor) -> Tensor:
-    """A copy of a large tensor, of which a fork copies no page tables (a five-hundredth of it: gigabytes, for a thousand
-    forks). A process that writes it gets a copy of the page."""
-    descriptor = shared_file()
-    try:
-        _transfer(os.pwrite, descriptor, tensor.contiguous(), 0)
-        pages = mmap.mmap(descriptor, tensor.nbytes, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(descriptor)
-    # Pages that only one process has looked at would count as its own.
-    np.frombuffer(pages, dtype=np.uint8)[:: mmap.PAGESIZE].max()
-    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
 
 
 class SharedModels:
@@ -58,7 +25,7 @@ class SharedModels:
     It is not mapped: a mapping takes page tables in each process, and a thousand nodes write a few rows each.
 
     Args:
-        descriptor: a file from :func:`shared_file`.
+        descriptor: a file from :func:`~gossamer.runtime.processes.system.shared_file`.
         nodes: number of nodes.
         parameters: P.
         buffers: B.
@@ -72,14 +39,12 @@ class SharedModels:
             os.ftruncate(descriptor, size)
 
     def write(self, slot: int, rank: int, model: Model) -> None:
-        """Put a node's model into a slot."""
         start = self._start(slot, rank)
         for vector in model:
             _transfer(os.pwrite, self._descriptor, vector.contiguous(), start)
             start += vector.nbytes
 
     def read(self, slot: int, rank: int) -> Model:
-        """A copy of a node's model."""
         row = torch.empty(self._width)
         _transfer(_pread, self._descriptor, row, self._start(slot, rank))
         return Model(row[: self._parameters], row[self._parameters :])

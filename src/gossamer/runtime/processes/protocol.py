@@ -42,10 +42,6 @@ class Progress(Message):
     time_s: float
 
 
-class TimeUp(Message):
-    """The node's clock has reached ``stop.time_s``."""
-
-
 class Row(Message):
     """The node was recorded."""
 
@@ -79,15 +75,11 @@ class Marked(Message):
 
 
 class Saved(Message):
-    """The node's file of a checkpoint is written."""
+    """The node's file of a checkpoint is written; None: the one from which it can be restarted."""
 
-    number: int
+    number: int | None
     round: int
     time_s: float
-
-
-class RestartSaved(Message):
-    """The node's own file, from which it can be restarted, is written."""
 
 
 class Broken(Message):
@@ -141,8 +133,21 @@ class Failed(Message):
 
 
 FromNode = (
-    Ready | Progress | TimeUp | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable
-) | (Marked | Saved | RestartSaved | Broken)
+    Ready
+    | Progress
+    | Row
+    | Done
+    | Final
+    | Failed
+    | Crash
+    | Event
+    | At
+    | Idle
+    | Unreachable
+    | Marked
+    | Saved
+    | Broken
+)
 
 
 # --- coordinator -> node
@@ -224,6 +229,12 @@ class Meet(Message):
     first: int | None = None
 
 
+class Addresses(Message):
+    """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
+
+    nodes: list[tuple[int, str, int]]
+
+
 class Slots(Message):
     """This many nodes of the machine may compute at once."""
 
@@ -234,15 +245,9 @@ class Consumed(Message):
     """The oldest snapshot of the node's model was read: its slot is free."""
 
 
-class Moved(Message):
-    """A peer's process listens at another address now."""
-
-    rank: int
-    host: str
-    port: int
-
-
-ToNode = Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Moved
+ToNode = (
+    Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Addresses
+)
 
 
 # --- coordinator -> worker
@@ -254,12 +259,6 @@ class Listen(Message):
 
     ranks: list[int]
     keys: list[bytes] = []
-
-
-class Addresses(Message):
-    """Nodes listen at these addresses: (rank, host, port)."""
-
-    nodes: list[tuple[int, str, int]]
 
 
 class Fork(Message):

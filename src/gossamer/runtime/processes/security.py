@@ -104,7 +104,6 @@ class Security:
             raise ValueError(f"the key is not that of rank {rank}")
 
     def belongs_to(self, certificate: bytes | None, rank: int) -> bool:
-        """Whether a certificate (DER) is the one of a rank."""
         return (
             certificate is not None
             and 0 <= rank < len(self._certificates)

@@ -115,11 +115,6 @@ class CpuSlots:
     A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
     process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
     waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
-
-    Args:
-        descriptor: the shared file.
-        count: how many processes may hold one at once; may be changed at any time.
-        ends: the result of :func:`wakeup`, the same for all.
     """
 
     def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:

@@ -58,7 +58,6 @@ class CheckpointCoordinator:
         self._start = time.monotonic()
 
     def begin(self, alive: Iterable[int], start: float) -> None:
-        """These nodes have started, at this instant."""
         self._alive, self._start = set(alive), start
 
     def last(self) -> int | None:
@@ -82,7 +81,6 @@ class CheckpointCoordinator:
                 self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     def _marked(self, rank: int, number: int, told: list[int]) -> None:
-        """A node has taken a snapshot."""
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
@@ -98,7 +96,6 @@ class CheckpointCoordinator:
     # --- nodes that leave and return
 
     def lost(self, rank: int) -> None:
-        """A node has died."""
         self._alive.discard(rank)
         for number in list(self._open):
             self._look(number)
@@ -109,7 +106,6 @@ class CheckpointCoordinator:
         self._alive.discard(rank)
 
     def back(self, rank: int) -> None:
-        """A node takes part again."""
         self._abandon_all(f"node {rank} came back")
         self._alive.add(rank)
         for number in sorted(self._abandoned):

@@ -42,7 +42,7 @@ from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordin
 from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.memory import FINAL, SharedModels, with_data_for_forks
+from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.processes.system import raise_descriptor_limit
@@ -99,7 +99,6 @@ class Coordinator:
         self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
 
     def run(self) -> protocol.Ended:
-        """From the first process to the last."""
         reason, failure = "failed", None
         try:
             reason = self._run()
@@ -171,7 +170,6 @@ class Coordinator:
                 raise RunFailed(why)
 
     def _take(self, said: protocol.Said) -> None:
-        """A node, or its process, has said something."""
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
         if node is None and isinstance(message, protocol.NotStarted):
             raise RunFailed(f"node {rank} can't be started: {message.why}")
@@ -183,7 +181,6 @@ class Coordinator:
             self._lifecycle.end("target")
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
-        """Take what a node says for the record, and of checkpoints."""
         match message:
             case protocol.Progress(time_s=time_s):
                 self._clock.hear(time_s)
@@ -203,7 +200,6 @@ class Coordinator:
                     self._private.append(private)
 
     def _record(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
-        """Record a node's row at an evaluation point, with its snapshot if it has one."""
         if slot is None and rank in self._setup.outcome_ranks and not self._has_skipped:
             self._has_skipped = True
             text = "not recorded where a node is more than two evaluations ahead of the record"
@@ -258,12 +254,7 @@ class Coordinator:
 
 
 def serve(channel: int, memory: int) -> None:
-    """Prepare the experiment that the launcher names, and run it.
-
-    Args:
-        channel: descriptor of the channel to the launcher.
-        memory: descriptor of the file that all processes of this machine share.
-    """
+    """Prepare the experiment that the launcher names, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
@@ -274,7 +265,7 @@ def serve(channel: int, memory: int) -> None:
         return
     try:
         door = None if asked.listen is None else Door(asked.listen, asked.token)
-        setup = with_data_for_forks(prepare(Experiment.parse(asked.experiment)))
+        setup = prepare(Experiment.parse(asked.experiment))
         raise_descriptor_limit(setup, channels=setup.experiment.nodes)
     except BadInput as error:
         launcher.send(protocol.Refused(list(error.problems)))
@@ -297,7 +288,6 @@ def serve(channel: int, memory: int) -> None:
 
 
 def _failed(error: OSError) -> protocol.Ended:
-    """The end of a run whose coordinator failed."""
     failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
     if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
         failure = {"message": f"the record can't be written: {error}"}

@@ -60,13 +60,6 @@ class Door:
         self._told: set[str] = set()  # hosts of workers with another token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
-        """Let workers in.
-
-        Args:
-            selector: where connections are waited for; the data of a key is a function to call with the events.
-            admit: takes workers that know the token.
-            refused: called with one line, once for each host, about workers with another token.
-        """
         self._selector, self._admit, self._refused = selector, admit, refused
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -115,12 +108,10 @@ class Door:
         stranger.channel.close()
 
     def look(self) -> None:
-        """Refuse strangers that take too long."""
         for stranger in [each for each in self._strangers if time.monotonic() > each.deadline]:
             self._refuse(stranger)
 
     def close(self) -> None:
-        """Admit no more workers."""
         self._selector.unregister(self._listener)
         self._listener.close()
         for stranger in list(self._strangers):

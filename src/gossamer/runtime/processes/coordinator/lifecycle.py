@@ -116,6 +116,7 @@ class Lifecycle:
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
         self._actions = actions
+        self._stop_s = experiment.stop.time_s
         self._size, self._rounds = experiment.nodes, rounds
         self._waits = experiment.algorithm.gathers
         self._lost_peer = experiment.gather.lost_peer
@@ -162,11 +163,9 @@ class Lifecycle:
 
     @property
     def up(self) -> bool:
-        """Whether all nodes that were started are ready."""
         return all(node.ready for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        """All nodes are up: let them go."""
         self._now = self._began = now
         for rank, why in sorted(self.away.items()):
             self._tell_lost(rank, why)
@@ -180,7 +179,6 @@ class Lifecycle:
             self._happens(fault)
 
     def timeout(self, now: float, longest: float) -> float:
-        """Seconds until something is due, but no more than ``longest``."""
         if self._began is None:
             return longest
         due = min([self._began + self._agenda.next_s, *self._noticed.values()])
@@ -218,7 +216,6 @@ class Lifecycle:
         self._due = self._due or reason
 
     def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
-        """A node has said something, or something happened to its process."""
         self._now, node = now, self.nodes[rank]
         match message:
             case protocol.Stood(still=still):
@@ -250,12 +247,12 @@ class Lifecycle:
                 node.ready = True
                 if self._began is not None:
                     self._arrives(node, restarted=True)
-            case protocol.Progress(round=round):
+            case protocol.Progress(round=round, time_s=time_s):
                 node.round = max(node.round, round)
+                if self._stop_s is not None and time_s >= self._stop_s:
+                    self.end("time")
             case protocol.Row(row=row):
                 node.round = max(node.round, row["round"])
-            case protocol.TimeUp():
-                self.end("time")
             case protocol.Done(round=round):
                 node.done, node.round = True, round
                 if node.leaving:
@@ -333,7 +330,6 @@ class Lifecycle:
         ]
 
     def _look_at_the_end(self) -> None:
-        """Whether the run is over, or can't go on."""
         awaited = self.awaited()
         if awaited and all(self.nodes[rank].done for rank in awaited):
             raise Over("rounds")
@@ -353,7 +349,7 @@ class Lifecycle:
     def _look_for_deadlock(self) -> None:
         """All nodes wait for messages, none is on its way, and no end of time is set: they wait forever. (Not while a peer
         may be given up: that may be what they wait for, and is the better reason.)"""
-        timed = self._setup.experiment.stop.time_s is not None
+        timed = self._stop_s is not None
         if self._suspects or timed or self._wiped or len(self.alive) < self._size:
             return
         nodes = [node for _, node in sorted(self.nodes.items())]
@@ -368,7 +364,6 @@ class Lifecycle:
     # --- faults
 
     def _expects(self) -> bool:
-        """Whether a node may still start or return."""
         return bool(self._restarting) or any(map(self._agenda.returns, range(self._size)))
 
     def _happens(self, fault: FaultEvent) -> None:
@@ -476,7 +471,6 @@ class Lifecycle:
             raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
-        """A process is over."""
         self._noticed.pop(node.rank, None)
         node.stopped = False
         self._queue = deque(each for each in self._queue if each[0] is not node)

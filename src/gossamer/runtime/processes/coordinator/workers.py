@@ -93,7 +93,6 @@ class Workers:
         self._closing = False
 
     def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
-        """Have this process fork all nodes."""
         self._pool = pool(lambda event: self._take(worker, event))
         worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, ready=True)
 
@@ -194,7 +193,6 @@ class Workers:
                 self._emit(message)
 
     def _keep(self, file: File) -> None:
-        """A file or a model has come."""
         match file.kind:
             case "model":
                 try:
@@ -276,7 +274,6 @@ class Workers:
         worker.send(protocol.Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
 
     def has_room(self, rank: int) -> bool:
-        """Whether a node can be started now: its worker is there, or another one has a free slot."""
         return self._home(rank) is not None
 
     def _home(self, rank: int) -> _Worker | None:
@@ -289,7 +286,6 @@ class Workers:
         return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
 
     def do(self, command: Fork | protocol.Tell | protocol.Signal) -> None:
-        """Carry out a command about a node."""
         if isinstance(command, Fork):
             self._fork(command)
         elif (worker := self._at[command.rank]) in self._workers.values():

@@ -40,7 +40,6 @@ from gossamer.runtime.processes.protocol import (
     FromNode,
     Kept,
     Marked,
-    RestartSaved,
     Saved,
     Snapshot,
 )
@@ -127,11 +126,9 @@ class NodeCheckpoints:
             self.snapshot(number + self._offset)
 
     def over(self) -> None:
-        """The node's rounds are over."""
         self._cuts.over()
 
     def hear(self, message: Snapshot | Expect | Kept | Drop) -> None:
-        """The coordinator says something about a checkpoint."""
         match message:
             case Snapshot(number=number):
                 self.snapshot(number)
@@ -149,7 +146,6 @@ class NodeCheckpoints:
                 self._settle(number)
 
     def snapshot(self, number: int) -> None:
-        """Take a snapshot where the last round ended."""
         if number not in self._numbers and number not in self._dropped:
             self._numbers.add(number)
             self._cuts.cut(number)
@@ -235,10 +231,9 @@ class RestartFile:
         except OSError as error:  # a full disk is no reason to end; the file before is still there
             self._tell(Event("checkpoint", f"it could not be written: {error}"))
         else:
-            self._tell(RestartSaved())
+            self._tell(Saved(None, self._node.round, self._node.node.now()))
 
     def restore(self) -> Checkpoint | None:
-        """Restore the node as it was saved; gives what was saved, or None where there is no file that can be used."""
         saved = None
         if self._path.exists():
             try:

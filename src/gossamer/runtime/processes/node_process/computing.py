@@ -52,7 +52,6 @@ class Stage:
             self._common = Model(self.rows.store(parameters), buffers)
 
     def initial(self, rank: int) -> Model:
-        """The model that a node starts with."""
         return self._common or self._setup.initial(rank)
 
     def trims(self) -> bool:
@@ -153,7 +152,6 @@ class Computing:
         return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
 
     def forms(self) -> dict[str, dict[str, int]]:
-        """How steps and evaluations were computed: recorded, or eagerly and why."""
         return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
@@ -205,7 +203,6 @@ class Computing:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        """In the node's thread: the result and the seconds that it took."""
         with self.cpu_slots.one(), nullcontext() if self._pace else self.busy:
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)

@@ -90,12 +90,10 @@ class Clock:
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
-        """Real seconds since the run's start."""
         return time.monotonic() - self._wall_start
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing will happen by the clock."""
         return not (self._timers or self._pauses)
 
     @contextmanager

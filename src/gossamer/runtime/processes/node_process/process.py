@@ -135,7 +135,6 @@ class NodeProcess:
     # --- from start to end
 
     async def run(self) -> int:
-        """Run the node to its end; gives the exit code of its process."""
         if self._checkpoints is not None:
             start = self._saved or self._node.checkpoint(**self._state())
             self._checkpoints.begin(self._transport, start, resumed=self._saved is not None)
@@ -207,7 +206,6 @@ class NodeProcess:
         raise await self._node.failure()
 
     async def _end_round(self) -> None:
-        """The node has completed a round."""
         self._report()
         if is_due(self._setup, self._node.round):
             await self._record(self._node.round)
@@ -311,9 +309,8 @@ class NodeProcess:
             before = counts if idle else None
 
     async def _end_at(self, time_s: float) -> None:
-        """The run ends when the first node's clock says so."""
         await self._clock.until(time_s)
-        self._tell(protocol.TimeUp())
+        self._report(always=True)
 
     # --- what it is told
 
@@ -340,8 +337,9 @@ class NodeProcess:
             case protocol.Snapshot() | protocol.Expect() | protocol.Kept() | protocol.Drop():
                 if checkpoints is not None:
                     checkpoints.hear(message)
-            case protocol.Moved(rank=rank, host=host, port=port):
-                self._transport.addresses[rank] = host, port
+            case protocol.Addresses(nodes=nodes):
+                for rank, host, port in nodes:
+                    self._transport.addresses[rank] = host, port
             case protocol.Leave():
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
@@ -391,7 +389,6 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        """The engine's values that are saved with the node."""
         # The links have carried this much since the process began, which a resumed run does not see.
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {

@@ -47,11 +47,9 @@ class Tls:
 
     @property
     def certificate(self) -> bytes | None:
-        """The other end's certificate (DER), after the handshake."""
         return self._end.getpeercert(binary_form=True)
 
     def begin(self) -> bytes:
-        """The first bytes of the side that dialled."""
         list(self.open(b"", memoryview(b"")))
         return self.due()
 
@@ -76,11 +74,9 @@ class Tls:
             raise FrameError(_REASONS.get(reason, f"broke TLS: {reason}")) from None
 
     def due(self) -> bytes:
-        """The bytes that TLS itself has to send."""
         return self._outgoing.read()
 
     def seal(self, frame: bytes) -> bytes:
-        """The bytes to write to the wire for a frame."""
         self._end.write(frame)
         return self._outgoing.read()
 
@@ -141,11 +137,9 @@ class Connection(asyncio.BufferedProtocol):
             self.peer.silent = 0
 
     def handle(self, event: Event) -> None:
-        """Take a frame."""
         raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
-        """Close the connection, and report why."""
         self.close()
         if (peer := self.peer) is None:
             self.refuse_stranger(reason)
@@ -154,7 +148,6 @@ class Connection(asyncio.BufferedProtocol):
             self.node.lose(peer, f"refused: {reason}", ended=True)
 
     def refuse_stranger(self, reason: str) -> None:
-        """Report why an end that has not proved its rank was refused."""
         raise NotImplementedError
 
     def has_key_of(self, rank: int) -> bool:
@@ -173,7 +166,6 @@ class Connection(asyncio.BufferedProtocol):
         self._spoke = False
 
     def say_goodbye(self) -> None:
-        """Tell a peer that nothing more will come."""
         if self.peer is not None and not self.closed:
             self.write(wire.LEAVE)
 
@@ -236,7 +228,6 @@ class Outgoing(Connection):
             self.refuse("answered with another rank's key")
 
     def room(self, nbytes: int) -> bool:
-        """Whether a chunk of this size may be written now."""
         return self.writable and self.unacknowledged + nbytes <= WINDOW
 
     def handle(self, event: Event) -> None:

@@ -37,7 +37,6 @@ class Guard:
             oldest(f"did not say who it is while others came ({count} from there)")
 
     def leave(self, host: str, refuse: Refuse) -> None:
-        """A connection has proved its rank, or is gone."""
         here = self._here.get(network := network_of(host), {})
         here.pop(refuse, None)
         if not here:

@@ -60,7 +60,6 @@ class OwnSending(Sending):
         self.state = State.AGAIN
 
     def unchanged(self) -> bool:
-        """Whether nobody has written what is still to be sent."""
         return all(
             buffer._version == seen for buffer, seen in zip(self.buffers, self._versions, strict=False)
         )
@@ -89,7 +88,6 @@ class Outbox:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is still to be sent."""
         waiting = any(peer.waiting for peer in self._node.peers.values())
         return waiting or bool(self._queue) or self._current is not None
 
@@ -119,7 +117,6 @@ class Outbox:
         )
 
     def close(self) -> None:
-        """Give up all messages."""
         if self._current is not None:
             self._queue[self._current] = None
             self._current = None
@@ -227,7 +224,6 @@ class Outbox:
         sending.accept()
 
     def _call_off(self, link: Outgoing, peer: Peer) -> None:
-        """Have the receiver discard what it has of the message that was begun."""
         if not link.closed:
             frame = abort(peer.number)
             self._node.traffic.bytes_sent += len(frame)
@@ -267,7 +263,6 @@ class Outbox:
         sending.release()
 
     def drop(self, peer: Peer) -> None:
-        """Give up all messages for a peer."""
         self.park(peer)
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)

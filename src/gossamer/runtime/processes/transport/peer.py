@@ -113,7 +113,6 @@ class Peer:
         self.accepting.clear()
 
     def reached(self) -> None:
-        """It is not missing."""
         self.failures = 0
         if self.timer is not None:
             self.timer.cancel()

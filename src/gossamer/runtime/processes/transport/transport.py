@@ -156,7 +156,6 @@ class Transport:
             self.shaper.changed = self.wake
 
     async def start(self) -> None:
-        """Accept connections, and begin to send."""
         self._server = await self.loop.create_server(
             lambda: Incoming(self), sock=self.listener, backlog=AT_ONCE
         )
@@ -166,7 +165,6 @@ class Transport:
             self._spawn(self._beat(self.heartbeat_s / 2, self.detection_s))
 
     def wake(self) -> None:
-        """Wake the tasks that wait for a change."""
         self._changed.set()
 
     async def changed(self) -> None:
@@ -218,7 +216,6 @@ class Transport:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is still to be sent."""
         return self.outbox.busy
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -240,11 +237,7 @@ class Transport:
         """Treat a peer as dead: what is queued for it and sent to it later counts as lost and does not wait.
 
         Its connections are closed; ``contact`` is not called. It is found again when it answers, or by :meth:`mark_found`.
-
-        Args:
-            rank: the peer.
-            why: the cause.
-            incarnation: the incarnation that is known to be over, which is not listened to and not dialled any more.
+        If an incarnation is known to be over, that one is not listened to and not dialled any more.
         """
         peer = self.peers[rank]
         if incarnation is not None:
@@ -310,7 +303,6 @@ class Transport:
         peer.dial = None
 
     async def _try(self, peer: Peer) -> str | None:
-        """Dial a peer once; returns why it failed, or None."""
         host, port = self.addresses[peer.rank]
         peer.dialled += 1
         link = None
@@ -351,7 +343,6 @@ class Transport:
             self.contact(peer.rank, None)
 
     def came(self, peer: Peer) -> None:
-        """A peer has dialled this node."""
         peer.silent = 0
         if peer.used:
             self._dial_on(peer)
@@ -359,7 +350,6 @@ class Transport:
             peer.reached()
 
     def reached(self, peer: Peer, link: Outgoing) -> None:
-        """A peer has answered this node."""
         peer.outgoing, peer.silent = link, 0
         peer.reached()
         self.outbox.resume(peer)
@@ -369,13 +359,11 @@ class Transport:
                 self.snapshots.relinked(peer.rank)
 
     def gone(self, peer: Peer, why: str) -> None:
-        """A connection that a peer had dialled is gone; it will dial again if it can."""
         peer.why = why
         if peer.outgoing is None:
             self._expect(peer)
 
     def broke(self, peer: Peer, why: str) -> None:
-        """A connection to a peer is gone."""
         peer.outgoing, peer.why, peer.broken = None, why, True
         self.outbox.park(peer)
         if peer.lost is None:

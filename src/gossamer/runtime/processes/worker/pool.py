@@ -10,7 +10,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -30,11 +29,6 @@ from gossamer.runtime.processes.system import close_all_but, describe_exit, die_
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
-
-RETRY_S = 0.1
-"""Seconds between two attempts to start a process."""
-RESTART_S = 10.0
-"""Seconds in which a node's port has to be free again, and a process to be had, when it is restarted."""
 
 
 @dataclass(eq=False)
@@ -79,8 +73,6 @@ class ProcessPool:
         self._children: dict[int, _Child] = {}
         self._addresses: list[tuple[str, int]] = [("127.0.0.1", 0)] * setup.experiment.nodes
         self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
-        self._retries: dict[int, tuple[float, Fork]] = {}
-        self._retry_at = 0.0
         self._frozen = False
 
     @property
@@ -88,15 +80,14 @@ class ProcessPool:
         return self._children.keys()
 
     def do(self, command: protocol.ToPool) -> None:
-        """Carry out a command."""
         match command:
             case protocol.Listen(ranks=ranks, keys=keys):
                 self._keys |= zip(ranks, keys, strict=False)
-                self._listen(ranks)
+                self._try(ranks[0], 0, lambda: self._listen(ranks))
             case Addresses(nodes=nodes):
                 self._learn(nodes)
-            case Fork():
-                self._start(command, time.monotonic() + (RESTART_S if command.incarnation else 0.0))
+            case Fork(rank=rank, incarnation=incarnation):
+                self._try(rank, incarnation, lambda: self._fork(command))
             case protocol.Tell(rank=rank, message=message):
                 if (child := self._children.get(rank)) is not None:
                     child.channel.send(message)  # a node that was stopped reads it when it goes on
@@ -106,59 +97,48 @@ class ProcessPool:
 
     # --- starting
 
+    def _try(self, rank: int, incarnation: int, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except OSError as error:  # there is no port, or no process
+            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
+            self._emit(Said(rank, incarnation, protocol.NotStarted(f"{error.strerror}{limit}")))
+
     def _listen(self, ranks: Collection[int]) -> None:
         for rank in ranks:
-            try:
-                self._listeners[rank] = listen(self._host)
-            except OSError as error:
-                self._emit(Said(rank, 0, protocol.NotStarted(f"no port for it: {error.strerror}")))
-                return
+            self._listeners[rank] = listen(self._host)
         opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
         self._learn(opened)
         self._emit(Addresses(opened))
 
-    def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
-        for rank, host, port in nodes:
-            before, self._addresses[rank] = self._addresses[rank], (host, port)
-            if before[1] and before != (host, port):
-                self._tell_all(protocol.Moved(rank, host, port))
+    def _learn(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+        moved = [each for each in nodes if self._addresses[each[0]] != each[1:]]
+        for rank, host, port in moved:
+            self._addresses[rank] = host, port
+        if moved:
+            self._tell_all(Addresses(moved))
 
     def _tell_all(self, message: ToNode) -> None:
         for child in self._children.values():
             child.channel.send(message)
 
-    def _start(self, fork: Fork, deadline: float) -> None:
+    def _fork(self, fork: Fork) -> None:
         if not self._frozen:
             self._frozen = True
             gc.collect()
             gc.freeze()  # so that the collector does not write to, and so copy, what all share
-        try:
-            self._fork(fork)
-        except OSError as error:  # the system may have room again in a while
-            if time.monotonic() < deadline:
-                self._retries[fork.rank] = deadline, fork
-            else:
-                self._emit(Said(fork.rank, fork.incarnation, protocol.NotStarted(str(error.strerror))))
-
-    def _fork(self, fork: Fork) -> None:
-        rank = fork.rank
-        listener = self._listeners.pop(rank, None)
-        if listener is None:
-            host, port = self._addresses[rank]
-            try:
-                listener = listen(host, port)
-            except OSError as error:
-                raise OSError(error.errno, f"its port {port}: {error.strerror}") from None
+        rank, parent = fork.rank, os.getpid()
+        if rank not in self._listeners:
+            self._listen([rank])
+        listener = self._listeners.pop(rank)
         ours, theirs = socket.socketpair()
-        parent = os.getpid()
         try:
             pid = os.fork()
             if pid == 0:
                 self._become_node(fork, listener, theirs, parent)
-        except OSError as error:
+        except OSError:
             ours.close()
-            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
-            raise OSError(error.errno, f"no process for it: {error.strerror}{limit}") from None
+            raise
         finally:
             listener.close()
             theirs.close()
@@ -222,7 +202,7 @@ class ProcessPool:
         return describe_exit(status)
 
     def look(self) -> None:
-        """See which processes were stopped or go on, and try again to start those that could not be started."""
+        """See which processes were stopped or go on."""
         while (seen := _seen()) is not None:
             for child in list(self._children.values()):
                 if child.pid == seen.si_pid:
@@ -232,11 +212,6 @@ class ProcessPool:
         if self._slots != self._slots_told:
             self._slots_told = self._slots
             self._tell_all(protocol.Slots(self._slots))
-        if self._retries and time.monotonic() > self._retry_at:
-            self._retry_at = time.monotonic() + RETRY_S
-            retries, self._retries = self._retries, {}
-            for deadline, fork in retries.values():
-                self._start(fork, deadline)
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
         """One more node may compute for each that was stopped, which may hold a CPU slot."""
@@ -244,7 +219,6 @@ class ProcessPool:
         self._slots = self._at_once + len(self._stopped)
 
     def close(self) -> None:
-        """Kill all processes, and wait until they are gone."""
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
         for child in self._children.values():

@@ -38,7 +38,7 @@ from gossamer.runtime.processes.channel import (
     keep_alive,
     parse_address,
 )
-from gossamer.runtime.processes.memory import FINAL, SharedModels, with_data_for_forks
+from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
@@ -163,7 +163,6 @@ class Worker:
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
-        """Join, and serve until the run is over."""
         self._join_first(time.monotonic() + wait_s)
         while self._over is None:
             for key, events in self._selector.select(0.1):
@@ -179,7 +178,6 @@ class Worker:
         self._say(f"the run is over ({self._over})")
 
     def close(self) -> None:
-        """End all nodes, and the connection."""
         if self._pool is not None:
             self._pool.close()
         self._session.close()
@@ -268,7 +266,6 @@ class Worker:
         path.write_bytes(file.data)
 
     def _prepare(self, job: Job) -> None:
-        """Load the experiment and its data."""
         self._reconnect_s = job.reconnect_s
         (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
         try:
@@ -295,7 +292,7 @@ class Worker:
             raw["data_root"] = str(Path(self._data_root).resolve())
         elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
             raw["data_root"] = None
-        return with_data_for_forks(prepare(Experiment.of(raw, self._path)))
+        return prepare(Experiment.of(raw, self._path))
 
     # --- what nodes say
 
@@ -310,12 +307,12 @@ class Worker:
         match message:
             case protocol.Row(slot=int(slot)):
                 send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
+            case protocol.Saved(number=None):
+                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
             case protocol.Saved(number=number):
                 path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
                 send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
-            case protocol.RestartSaved():
-                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
             case protocol.Final():
                 send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
         timeline = folder.segments / f"timeline-{rank}.jsonl"
