@@ -11,17 +11,7 @@ from collections.abc import Callable, Iterable
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.protocol import (
-    Broken,
-    Done,
-    Drop,
-    Expect,
-    Kept,
-    Marked,
-    Saved,
-    Snapshot,
-    ToNode,
-)
+from gossamer.runtime.processes import protocol
 
 
 class _Open:
@@ -30,7 +20,7 @@ class _Open:
     def __init__(self) -> None:
         self.told: dict[int, list[int]] = {}  # by node that took its snapshot: the peers that it told
         self.asked = False  # the nodes know which messages to wait for
-        self.saved: dict[int, Saved] = {}
+        self.saved: dict[int, protocol.Saved] = {}
 
 
 class CheckpointCoordinator:
@@ -42,7 +32,7 @@ class CheckpointCoordinator:
         experiment: Experiment,
         folder: RunFolder,
         cut: Cut | None,
-        tell: Callable[[int, ToNode], None],
+        tell: Callable[[int, protocol.ToNode], None],
         say: Callable[[str], None],
     ) -> None:
         self._on = experiment.checkpoint.on
@@ -64,32 +54,34 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    def hear(self, rank: int, message: Marked | Saved | Broken | Done) -> None:
+    def hear(
+        self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Broken | protocol.Done
+    ) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
         match message:
-            case Marked(number=number, ranks=ranks):
+            case protocol.Marked(number=number, ranks=ranks):
                 self._marked(rank, number, ranks)
-            case Saved(number=number) if number in self._open:
+            case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
-            case Done():  # it is part of all later checkpoints in its present state
+            case protocol.Done():  # it is part of all later checkpoints in its present state
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
                     if rank not in checkpoint.told:
-                        self._tell(rank, Snapshot(number))
-            case Broken(number=number, peer=peer):
+                        self._tell(rank, protocol.Snapshot(number))
+            case protocol.Broken(number=number, peer=peer):
                 self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     def _marked(self, rank: int, number: int, told: list[int]) -> None:
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
-            self._tell(rank, Drop(number))
+            self._tell(rank, protocol.Drop(number))
             return
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
-            self._tell_all(self._done & self._alive, Snapshot(number))
+            self._tell_all(self._done & self._alive, protocol.Snapshot(number))
         self._open[number].told[rank] = told
         self._look(number)
 
@@ -109,7 +101,7 @@ class CheckpointCoordinator:
         self._abandon_all(f"node {rank} came back")
         self._alive.add(rank)
         for number in sorted(self._abandoned):
-            self._tell(rank, Drop(number))
+            self._tell(rank, protocol.Drop(number))
 
     def _abandon_all(self, why: str) -> None:
         for number in sorted(self._open):
@@ -122,7 +114,7 @@ class CheckpointCoordinator:
         self._highest = max(self._highest, number)
         self._open.pop(number, None)
         self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
-        self._tell_all(self._alive, Drop(number))
+        self._tell_all(self._alive, protocol.Drop(number))
 
     # --- completing
 
@@ -134,11 +126,11 @@ class CheckpointCoordinator:
             checkpoint.asked = True
             for rank in sorted(alive):
                 senders = [other for other in sorted(alive) if rank in checkpoint.told[other]]
-                self._tell(rank, Expect(number, senders))
+                self._tell(rank, protocol.Expect(number, senders))
         if checkpoint.asked and alive <= checkpoint.saved.keys():
             self._finish(number, {rank: checkpoint.saved[rank] for rank in sorted(alive)})
 
-    def _finish(self, number: int, saved: dict[int, Saved]) -> None:
+    def _finish(self, number: int, saved: dict[int, protocol.Saved]) -> None:
         rounds = {rank: each.round for rank, each in saved.items()}
         times_s = {rank: each.time_s for rank, each in saved.items()}
         wall_s = self._wall_before_s + time.monotonic() - self._start
@@ -149,8 +141,8 @@ class CheckpointCoordinator:
         self._complete = number
         self._open = {other: each for other, each in self._open.items() if other > number}
         self._abandoned = {other for other in self._abandoned if other > number}
-        self._tell_all(saved, Kept(number))
+        self._tell_all(saved, protocol.Kept(number))
 
-    def _tell_all(self, ranks: Iterable[int], message: ToNode) -> None:
+    def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in sorted(ranks):
             self._tell(rank, message)

@@ -31,18 +31,8 @@ from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.results.folder import RunFolder, atomic
+from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
-from gossamer.runtime.processes.protocol import (
-    Broken,
-    Drop,
-    Event,
-    Expect,
-    FromNode,
-    Kept,
-    Marked,
-    Saved,
-    Snapshot,
-)
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
@@ -58,7 +48,7 @@ class NodeCheckpoints:
         asked: Checkpoints,
         cuts: NodeSnapshots,
         folder: CheckpointFolder,
-        tell: Callable[[FromNode], None],
+        tell: Callable[[protocol.FromNode], None],
         made: int = 0,
         first: int = 1,
     ) -> None:
@@ -82,7 +72,7 @@ class NodeCheckpoints:
         experiment: Experiment,
         context: NodeContext,
         now: Callable[[], float],
-        tell: Callable[[FromNode], None],
+        tell: Callable[[protocol.FromNode], None],
     ) -> NodeCheckpoints:
         """Those of a node of a run, perhaps one that goes on from a checkpoint."""
         path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
@@ -128,19 +118,19 @@ class NodeCheckpoints:
     def over(self) -> None:
         self._cuts.over()
 
-    def hear(self, message: Snapshot | Expect | Kept | Drop) -> None:
+    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Kept | protocol.Drop) -> None:
         match message:
-            case Snapshot(number=number):
+            case protocol.Snapshot(number=number):
                 self.snapshot(number)
-            case Expect(number=number, ranks=ranks) if number not in self._dropped:
+            case protocol.Expect(number=number, ranks=ranks) if number not in self._dropped:
                 self._expected[number] = set(ranks)
                 self._look(number)
-            case Kept(number=number):  # those before it that are not complete won't be
+            case protocol.Kept(number=number):  # those before it that are not complete won't be
                 for older in [each for each in self._numbers if each < number]:
                     self._forget(older)
                 self._dropped = {each for each in self._dropped if each > number}
                 self._settle(number)
-            case Drop(number=number):
+            case protocol.Drop(number=number):
                 self._dropped.add(number)
                 self._forget(number)
                 self._settle(number)
@@ -152,7 +142,7 @@ class NodeCheckpoints:
             self._transport.cut(number)
 
     def told(self, number: int, ranks: list[int]) -> None:
-        self._tell(Marked(number, ranks))
+        self._tell(protocol.Marked(number, ranks))
 
     def marked(self, rank: int, number: int, message: int) -> None:
         if number not in self._dropped and (number in self._sent or len(self._sent) < MOST_MARKS):
@@ -161,7 +151,7 @@ class NodeCheckpoints:
 
     def relinked(self, rank: int) -> None:
         for number in sorted(self._numbers):
-            self._tell(Broken(number, rank))
+            self._tell(protocol.Broken(number, rank))
 
     def lost(self, rank: int) -> None:
         """A peer is dead: nothing more comes from it."""
@@ -186,9 +176,9 @@ class NodeCheckpoints:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            self._tell(Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
+            self._tell(protocol.Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
         else:
-            self._tell(Saved(number, saved.round, saved.time_s))
+            self._tell(protocol.Saved(number, saved.round, saved.time_s))
 
     async def last(self, number: int, timeout_s: float) -> None:
         """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""
@@ -212,7 +202,11 @@ class RestartFile:
     """What a node saves of itself, for a restart in the same run."""
 
     def __init__(
-        self, folder: RunFolder, node: NodeRuntime, asked: Checkpoints, tell: Callable[[FromNode], None]
+        self,
+        folder: RunFolder,
+        node: NodeRuntime,
+        asked: Checkpoints,
+        tell: Callable[[protocol.FromNode], None],
     ) -> None:
         self._path = folder.restart(node.rank)
         self._node, self._asked, self._tell = node, asked, tell
@@ -229,9 +223,9 @@ class RestartFile:
             with atomic(self._path) as temporary:
                 checkpoint.write(self._node.checkpoint(), temporary, "")
         except OSError as error:  # a full disk is no reason to end; the file before is still there
-            self._tell(Event("checkpoint", f"it could not be written: {error}"))
+            self._tell(protocol.Event("checkpoint", f"it could not be written: {error}"))
         else:
-            self._tell(Saved(None, self._node.round, self._node.node.now()))
+            self._tell(protocol.Saved(None, self._node.round, self._node.node.now()))
 
     def restore(self) -> Checkpoint | None:
         saved = None
@@ -241,6 +235,6 @@ class RestartFile:
                 self._node.restore(saved)
             except BadInput as error:
                 saved = None
-                self._tell(Event("checkpoint", f"it is of no use: {error}"))
+                self._tell(protocol.Event("checkpoint", f"it is of no use: {error}"))
         self._made = self._asked.due(self._node.round, self._node.node.now())
         return saved

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -13,17 +12,13 @@ from typing import TYPE_CHECKING, Any
 from gossamer.errors import GossamerError
 from gossamer.messages import Encoded, framed_bytes
 from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Mark, Peer
+from gossamer.runtime.processes.transport.peer import Mark, Peer, State
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
 from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Outgoing
     from gossamer.runtime.processes.transport.transport import Transport
-
-
-State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
-"""How far a message has come. AGAIN: it had left, but its connection broke before the peer had acknowledged it."""
 
 
 class OwnSending(Sending):
@@ -55,9 +50,6 @@ class OwnSending(Sending):
 
     def cancel(self) -> bool:
         return self._take_back(self)
-
-    def send_again(self) -> None:
-        self.state = State.AGAIN
 
     def unchanged(self) -> bool:
         return all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,10 @@ from gossamer.runtime.processes.transport.wire import NUMBERS
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Incoming, Outgoing
     from gossamer.runtime.processes.transport.outbox import OwnSending
+
+
+State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
+"""How far a message has come. AGAIN: it had left, but its connection broke before the peer had acknowledged it."""
 
 
 @dataclass(eq=False)
@@ -89,7 +94,7 @@ class Peer:
             if sending is not None and index < got:
                 sending.release()
             elif sending is not None:
-                sending.send_again()
+                sending.state = State.AGAIN
                 again.append(sending)
         self.unacknowledged.clear()
         self.number = expected

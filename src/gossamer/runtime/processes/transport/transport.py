@@ -33,8 +33,8 @@ from gossamer.messages.tags import Message, Payload, Sending, Tag, Traffic
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
 from gossamer.runtime.processes.transport.guard import Guard, network_of
-from gossamer.runtime.processes.transport.outbox import Outbox, OwnSending, State
-from gossamer.runtime.processes.transport.peer import Peer, Peers
+from gossamer.runtime.processes.transport.outbox import Outbox, OwnSending
+from gossamer.runtime.processes.transport.peer import Peer, Peers, State
 from gossamer.runtime.processes.transport.shaper import Shaper
 
 RECEIVE_BYTES = 64 * 1024
@@ -82,56 +82,35 @@ class Snapshots(Protocol):
 class Transport:
     """One node's messages to its peers; belongs to the event loop in which it is created, and is called from there only.
 
-    Args:
-        listener: a listening socket (:func:`listen`); closed by :meth:`close`.
-        rank: this node.
-        addresses: (host, port) of every rank.
-        token: 16 bytes that only this run's nodes know; a peer without them is refused.
-        limit: bytes (head and buffers, without chunk headers) of the largest message that is sent and accepted.
-        deliver: called with each message, in the order in which its sender sent it.
-        contact: called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when a
-            lost peer is there again, or one was restarted.
-        refused: called with a line about a stranger, or a peer that breaks the protocol.
-        now: this node's clock in seconds, for ``Message.sent_at``.
-        failed: called with an error of this node (it modified what it had sent).
-        watch: called when a message has left, or was taken back on its way: receiver, when its first and its last chunk
-            were written (seconds of this node's clock), bytes.
-        snapshots: told about snapshots.
-        shaper: what the network does to messages; None is nothing.
-        security: keys for TLS; None is for loopback only.
-        incarnation: how often this node was started before.
-        heartbeat_s: seconds of silence on a connection after which a heartbeat is sent; None sends none.
-        detection_s: seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is
-            noticed within ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled.
-
-    Attributes:
-        traffic: what was sent and received by now; assigned counters continue from there.
-        rounds: rounds that this node has ended: what is sent belongs to the next one.
-
-    Raises:
-        BadInput: for an address that is not loopback without ``security``.
+    Without ``security``, it accepts addresses on loopback only (:class:`~gossamer.errors.BadInput`).
     """
 
-    listener: socket.socket
+    listener: socket.socket  # from :func:`listen`; closed by :meth:`close`
     rank: int
-    addresses: list[tuple[str, int]]
-    token: bytes
-    limit: int
-    deliver: Callable[[Message], None]
+    addresses: list[tuple[str, int]]  # of every rank
+    token: bytes  # 16 bytes that only this run's nodes know; a peer without them is refused
+    limit: int  # bytes (head and buffers, without chunk headers) of the largest message, sent or accepted
+    deliver: Callable[[Message], None]  # called with messages, each sender's in the order of sending
     contact: Callable[[int, str | None], None]
-    refused: Callable[[str], None]
-    now: Callable[[], float]
-    failed: Callable[[Exception], None]
+    """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when a lost peer is
+    there again, or one was restarted."""
+    refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
+    now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
+    failed: Callable[[Exception], None]  # called with an error of this node (it modified what it had sent)
     watch: Callable[[int, float, float, int], None] | None = None
+    """Called when a message has left, or was taken back on its way: receiver, when its first and its last chunk were written
+    (seconds of this node's clock), bytes."""
     snapshots: Snapshots | None = None
-    shaper: Shaper | None = None
+    shaper: Shaper | None = None  # what the network does to messages; None is nothing
     security: Security | None = None
-    incarnation: int = 0
-    heartbeat_s: float | None = None
+    incarnation: int = 0  # how often this node was started before
+    heartbeat_s: float | None = None  # of silence on a connection, after which a heartbeat is sent
     detection_s: float = 10.0
+    """Seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is noticed within
+    ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled."""
 
     traffic: Traffic = field(default_factory=Traffic, init=False)
-    rounds: int = field(default=0, init=False)
+    rounds: int = field(default=0, init=False)  # that have ended: what is sent belongs to the next one
     connections: set[Connection] = field(default_factory=set, init=False)
     peers: Peers = field(default_factory=Peers, init=False)
     closing: bool = field(default=False, init=False)

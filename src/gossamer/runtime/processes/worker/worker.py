@@ -44,7 +44,7 @@ from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.setup import Setup, prepare
+from gossamer.runtime.setup import prepare
 
 log = logging.getLogger("gossamer")
 
@@ -53,9 +53,7 @@ CONNECT_S, HANDSHAKE_S = 1.0, 10.0
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
-"""Seconds without an answer after which a connection is given up, before the coordinator has said how many."""
-END_S = 10.0
-"""Seconds that nodes have to end in order when the coordinator is lost."""
+"""Seconds without an answer after which a connection is given up."""
 
 
 class NotAdmitted(GossamerError):
@@ -157,24 +155,21 @@ class Worker:
         self._folder: RunFolder
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        self._lost_at: float | None = None
-        self._retry_at = 0.0
-        self._stopping: float | None = None  # until when nodes have time to end
+        # While there is no connection: when to try again, until when, and how the run fails then.
+        self._retry_at = self._deadline = 0.0
+        self._failure = ""
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
-        self._join_first(time.monotonic() + wait_s)
+        self._deadline = time.monotonic() + wait_s
+        self._failure = f"no coordinator at {self._coordinator}"
         while self._over is None:
+            if self._session.channel is None and time.monotonic() > self._retry_at:
+                self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
             if self._pool is not None:
                 self._pool.look()
-            if self._lost_at is not None:
-                self._do_without(time.monotonic(), self._lost_at)
-        if self._over == "lost":
-            raise RunFailed(
-                f"the coordinator was out of reach for {self._reconnect_s:g} s: this worker's nodes have ended"
-            )
         self._say(f"the run is over ({self._over})")
 
     def close(self) -> None:
@@ -186,51 +181,31 @@ class Worker:
 
     # --- the coordinator
 
-    def _join_first(self, deadline: float) -> None:
-        told = False
-        while self._session.channel is None:
-            try:
-                self._join()
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise RunFailed(f"no coordinator at {self._coordinator}: {error}") from None
-                if not told:
-                    told = True
-                    self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
-                time.sleep(RETRY_S)
-        self._say(f"has joined {self._coordinator}")
-
     def _join(self) -> None:
+        """Try to reach the coordinator."""
         received = self._session.received
-        end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
+        try:
+            end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
+        except OSError as error:
+            if time.monotonic() > self._deadline:
+                raise RunFailed(self._failure) from error
+            if self._retry_at == 0.0:
+                self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
+            self._retry_at = time.monotonic() + RETRY_S
+            return
+        self._say(f"has joined {self._coordinator}")
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
-        self._lost_at = None
         self._session.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
         if error is not None:  # it would come again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
-        self._lost_at = time.monotonic()
+        self._deadline = time.monotonic() + self._reconnect_s
+        lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
+        self._failure = f"{lost}: this worker's nodes have ended"
         self._say("the coordinator is out of reach; nodes go on")
-
-    def _do_without(self, now: float, lost_at: float) -> None:
-        """Try to reach the coordinator again; in the end, end the nodes in order."""
-        alive = [] if self._pool is None else list(self._pool.alive)
-        if self._stopping is not None:
-            if not alive or now > self._stopping:
-                self._over = "lost"
-        elif now > lost_at + self._reconnect_s:
-            self._stopping = now + END_S
-            for rank in alive:
-                self._do(Tell(rank, Finish("stopped")))
-        elif now > self._retry_at:
-            try:
-                self._join()
-                self._say("has reached the coordinator again")
-            except OSError:
-                self._retry_at = time.monotonic() + RETRY_S
 
     # --- what it is told
 
@@ -268,8 +243,13 @@ class Worker:
     def _prepare(self, job: Job) -> None:
         self._reconnect_s = job.reconnect_s
         (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
+        raw = yaml.safe_load(job.experiment)
+        if self._data_root is not None:
+            raw["data_root"] = str(Path(self._data_root).resolve())
+        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
+            raw["data_root"] = None
         try:
-            setup = self._setup(job)
+            setup = prepare(Experiment.of(raw, self._path))
             raise_descriptor_limit(setup, channels=min(self._slots, setup.experiment.nodes))
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
@@ -286,14 +266,6 @@ class Worker:
         )
         self._session.send(protocol.Ready())
 
-    def _setup(self, job: Job) -> Setup:
-        raw = yaml.safe_load(job.experiment)
-        if self._data_root is not None:
-            raw["data_root"] = str(Path(self._data_root).resolve())
-        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
-            raw["data_root"] = None
-        return prepare(Experiment.of(raw, self._path))
-
     # --- what nodes say
 
     def _relay(self, event: protocol.FromPool) -> None:
@@ -309,7 +281,7 @@ class Worker:
                 send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
             case protocol.Saved(number=None):
                 send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
-            case protocol.Saved(number=number):
+            case protocol.Saved(number=int(number)):
                 path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
                 send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
