@@ -253,7 +253,7 @@ class Outgoing(Connection):
             self.refuse(f"answered {stale}")
         else:
             self.node.meet(peer, said.incarnation)
-            peer.resume(said.expected)
+            self.node.outbox.resume(peer, said.expected)
             self.peer = peer
             self.greeted.set_result(None)
             self.node.reached(peer, self)

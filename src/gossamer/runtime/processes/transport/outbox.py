@@ -80,26 +80,22 @@ class Outbox:
 
     @property
     def busy(self) -> bool:
-        waiting = any(peer.waiting for peer in self._node.peers.values())
-        return waiting or bool(self._queue) or self._current is not None
+        return bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> bool:
-        """Queue a message, or let it wait for its connection; returns False if it is lost with its receiver."""
-        peer = self._node.peers[sending.to]
-        if peer.lost is not None:
+        """Queue a message; returns False if it is lost with its receiver."""
+        if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
             return False
-        queue = self._queue if peer.outgoing is not None else peer.waiting
-        queue[sending] = None
+        self._queue[sending] = None
         self._node.wake()
         return True
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all that was sent had left."""
         traffic = self._node.traffic
-        waiting = [sending for peer in self._node.peers.values() for sending in peer.waiting]
         current = [] if self._current is None or self._current.over else [self._current]
-        every = dict.fromkeys((*self._queue, *waiting, *current))  # one whose connection broke is there twice
+        every = dict.fromkeys((*self._queue, *current))  # one whose connection broke is there twice
         new = [each for each in every if each.state is not State.AGAIN]
         gone = traffic.bytes_sent - self._sent_before if current else 0
         return replace(
@@ -109,26 +105,21 @@ class Outbox:
         )
 
     def close(self) -> None:
-        if self._current is not None:
-            self._queue[self._current] = None
-            self._current = None
-        for sending in self._queue:
-            self._give_up(sending)
-        self._queue.clear()
         for peer in self._node.peers.values():
-            self.forget(peer)
+            self.drop(peer)
 
     # --- sending
 
     async def send_all(self) -> None:
-        """Send what is queued, forever."""
+        """Send what is queued for connected peers, forever."""
+        peers = self._node.peers
         while True:
             self.tell()
-            while not self._queue:
+            while (sending := next((each for each in self._queue if peers[each.to].outgoing), None)) is None:
                 await self._node.changed()
                 self.tell()
-            sending, _ = self._queue.popitem(last=False)
-            peer = self._node.peers[sending.to]
+            del self._queue[sending]
+            peer = peers[sending.to]
             assert peer.outgoing is not None
             self._current = sending
             await self._transmit(sending, peer, peer.outgoing)
@@ -241,7 +232,6 @@ class Outbox:
         sending.state = State.CANCELLED
         self._node.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
-        self._node.peers[sending.to].waiting.pop(sending, None)
         sending.release()
         self._node.wake()
         return True
@@ -255,32 +245,30 @@ class Outbox:
         sending.release()
 
     def drop(self, peer: Peer) -> None:
-        self.park(peer)
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
         self.forget(peer)
 
     def forget(self, peer: Peer, state: State | None = None) -> None:
-        """Give up the messages that wait for a peer (in one state), and release those that it hasn't acknowledged."""
-        for sending in [each for each in peer.waiting if state is None or each.state is state]:
-            del peer.waiting[sending]
+        """Give up the messages for a peer that are queued (in one state), and release those that it hasn't acknowledged."""
+        for sending in [each for each in self._queue if each.to == peer.rank and state in (None, each.state)]:
+            del self._queue[sending]
             self._give_up(sending)
         peer.forget()
 
     def park(self, peer: Peer) -> None:
-        """A peer is not connected any more: the messages for it wait, in their order, and hold up nobody else."""
-        parked = [sending for sending in self._queue if sending.to == peer.rank]
+        """A peer is not connected any more: the message for it that was about to leave waits."""
         if (current := self._current) is not None and current.to == peer.rank and not current.over:
-            parked.insert(0, current)
-        for sending in parked:
-            self._queue.pop(sending, None)
-            peer.waiting[sending] = None
+            self._put_first(current)
 
-    def resume(self, peer: Peer) -> None:
-        """A peer is connected: the messages that waited for it go first."""
-        self._queue = OrderedDict.fromkeys((*peer.waiting, *self._queue))
-        peer.waiting.clear()
-        self._node.wake()
+    def resume(self, peer: Peer, expected: int) -> None:
+        """A peer is connected again, and expects this message: later ones that had left are sent again."""
+        for sending in reversed(peer.resume(expected)):
+            self._put_first(sending)
+
+    def _put_first(self, sending: OwnSending) -> None:
+        self._queue[sending] = None
+        self._queue.move_to_end(sending, last=False)
 
     # --- snapshots
 
@@ -297,13 +285,13 @@ class Outbox:
         """Tell peers of snapshots before which nothing is left to send."""
         if not self._telling:
             return
-        # (Not in order of rounds: what waited for a connection goes first.)
-        current = () if self._current is None else (self._current,)
-        oldest = min((each.round for each in (*current, *self._queue)), default=math.inf)
+        oldest: dict[int, int] = {}  # round, by receiver
+        for each in (*self._queue, *([] if self._current is None else [self._current])):
+            oldest[each.to] = min(each.round, oldest.get(each.to, each.round))
         for peer in self._node.peers.values():
             while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
                 owed = peer.marks[0]
-                if oldest < owed.round or any(each.round < owed.round for each in peer.waiting):
+                if oldest.get(peer.rank, owed.round) < owed.round:
                     break
                 link.write(mark(owed.snapshot, peer.number if owed.message is None else owed.message))
                 peer.marks.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,6 @@ class Peer:
         # By message number: bytes of chunks on the connection up to its end; the message, unless it was taken back.
         self.unacknowledged: deque[tuple[int, OwnSending | None]] = deque()
         self.accepting: set[OwnSending] = set()  # sent; the acknowledgement takes its simulated time
-        self.waiting: OrderedDict[OwnSending, None] = OrderedDict()  # until it is connected
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
         self.marks: deque[Mark] = deque()  # snapshots to tell it of
         # From it.
@@ -79,8 +78,8 @@ class Peer:
             if sending is not None:
                 sending.buffers = ()
 
-    def resume(self, expected: int) -> None:
-        """Continue on a new connection with the message that the peer expects; later ones are sent again.
+    def resume(self, expected: int) -> list[OwnSending]:
+        """Continue on a new connection with the message that the peer expects; gives those to send again from there on.
 
         Raises:
             FrameError: if it can't expect that one.
@@ -98,7 +97,7 @@ class Peer:
                 again.append(sending)
         self.unacknowledged.clear()
         self.number = expected
-        self.waiting = OrderedDict.fromkeys((*again, *self.waiting))
+        return again
 
     def restarted(self, incarnation: int) -> None:
         """Numbers start again, and what the last incarnation may have received isn't sent again."""

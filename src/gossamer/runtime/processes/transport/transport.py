@@ -331,7 +331,7 @@ class Transport:
     def reached(self, peer: Peer, link: Outgoing) -> None:
         peer.outgoing, peer.silent = link, 0
         peer.reached()
-        self.outbox.resume(peer)
+        self.wake()
         if peer.broken:
             peer.broken = False
             if self.snapshots is not None:
