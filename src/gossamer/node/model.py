@@ -15,8 +15,7 @@ from gossamer.learning.computation import Computation, ComputationKind, Evaluate
 from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
-from gossamer.node.host import Host
-from gossamer.node.setup import NodeSetup
+from gossamer.node.setup import Host, NodeSetup
 from gossamer.randomness import torch_seed
 
 

@@ -1,15 +1,22 @@
-"""How a run ended."""
+"""What an engine is, how a user ends its run, and what it hands back."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.errors import RunFailed, cause
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.recording import Observer
 
 _MOST_NAMED = 16
 """Ranks that are named of those that wait for the same."""
@@ -50,13 +57,57 @@ class Outcome:
     execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+@runtime_checkable
+class Engine(Protocol):
+    """Carries an experiment out. Its construction loads and checks everything, so that bad input is found before work
+    starts."""
+
+    description: dict[str, Any]
+    """What the record keeps of the start; see ``Setup.description``."""
+
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+        """Run to the end, recording into a folder; from a checkpoint on, to which its record is rewound, if one is given."""
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(self, *_: object) -> None:
+        """End all that works for it; a second time does nothing."""
+
+
+@contextmanager
+def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: object) -> None:
+        restore()
+        stop()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
+
+
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
     """What each of some ranks waits for, in one line, and which protocols have returned (rank -> rounds)."""
     alike: dict[str, list[int]] = {}  # what is waited for -> the ranks that wait for it
     for rank, each in sorted(waits.items()):
         if each:
             alike.setdefault("; ".join(each), []).append(rank)
-    waiting = [f"{_nodes(ranks)} for {text}" for text, ranks in alike.items()]
+    waiting = [
+        f"node{'s' if len(ranks) > 1 else ''} {_first(_MOST_NAMED, map(str, ranks), ', ')} for {text}"
+        for text, ranks in alike.items()
+    ]
     gone = [
         f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())
     ]
@@ -64,15 +115,10 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] |
     return f"{said}; {_first(5, gone)}" if gone else said
 
 
-def _nodes(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"node{'s' if len(ranks) > 1 else ''} {named}{more}"
-
-
-def _first(most: int, texts: list[str]) -> str:
-    more = f" (and {len(texts) - most} more)" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+def _first(most: int, texts: Iterable[str], between: str = "; ") -> str:
+    texts = list(texts)
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:

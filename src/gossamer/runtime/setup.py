@@ -24,7 +24,6 @@ from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Network
 from gossamer.node import NodeSetup, Setting
 from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.runtime.rejoin import Hospitality
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import Graph, TopologySchedule
 
@@ -84,7 +83,7 @@ class Setup:
             test_samples={name: len(inputs[:samples]) for name, (inputs, _) in self.task.tests.items()},
             # The simulator computes weighted means of many nodes together.
             aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
-            companion=Hospitality if self.faults.asks_neighbors else None,
+            hospitable=self.faults.asks_neighbors,
         )
 
     def description(self) -> dict[str, Any]:
@@ -117,9 +116,7 @@ def prepare(experiment: Experiment) -> Setup:
     """
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(
-        experiment.engine, Simulate
-    )  # otherwise a frozen process stands still of its own accord
+    virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
@@ -171,10 +168,7 @@ def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
 
 
 def _check_algorithm(algorithm: Any) -> None:
-    """(Engines don't import the base of algorithms.)"""
-    if not hasattr(algorithm, "gathers"):
-        found = "no subclass of gossamer.Algorithm"
-    elif not inspect.iscoroutinefunction(algorithm.run):
+    if not inspect.iscoroutinefunction(algorithm.run):
         found = "run() is not async, or has a yield"
     elif (refused := not_called_with(algorithm.run, "node")) is not None:
         found = f"run() can't be called with a node ({refused})"
@@ -249,7 +243,7 @@ def _able(attribute: str) -> str:
 
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
-    aggregator, algorithm = experiment.aggregator, experiment.algorithm
+    aggregator, algorithm, codec = experiment.aggregator, experiment.algorithm, experiment.codec
     name = aggregator.name_of()
     if type(aggregator) is Mean:
         return
@@ -258,7 +252,6 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
             f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
             f" mean, or another algorithm ({_able('mixes_models')})"
         )
-    codec = experiment.codec
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
             f"aggregator: {name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean,"
@@ -266,10 +259,8 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
-    graph = topology.graph(0)
-    models = [1 + len(graph.neighbors(rank, "in")) for rank in range(graph.nodes)]
-    fewest = min(models)
-    if fewest < aggregator.least:
+    models = [1 + len(topology.neighbors(rank, 0, "in")) for rank in range(experiment.nodes)]
+    if (fewest := min(models)) < aggregator.least:
         raise BadInput(
             f"aggregator: {name} takes at least {aggregator.least} models, and node {models.index(fewest)} has"
             f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
@@ -323,10 +314,8 @@ def _evaluated(experiment: Experiment, outcomes: tuple[int, ...]) -> tuple[int, 
     if chosen == "average":
         return ()
     if isinstance(chosen, int):
-        drawn = generator(experiment.seed, "evaluated").choice(
-            outcomes, min(chosen, len(outcomes)), replace=False
-        )
-        return tuple(sorted(int(rank) for rank in drawn))
+        rng = generator(experiment.seed, "evaluated")
+        return tuple(sorted(rng.choice(outcomes, min(chosen, len(outcomes)), replace=False).tolist()))
     ranks = tuple(sorted(set(chosen) & set(outcomes)))
     if not ranks:
         raise BadInput(

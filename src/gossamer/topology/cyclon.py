@@ -127,7 +127,7 @@ class Sampler:
         seed: the experiment's seed.
         contacts: the ranks that the node knows at first.
         node: the node: its ``rank``, ``size`` and ``state``.
-        host: the node's :class:`~gossamer.node.host.Host`: its ``lost``, ``send`` and ``timer``.
+        host: the node's :class:`~gossamer.node.setup.Host`: its ``lost``, ``send`` and ``timer``.
     """
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:

@@ -31,7 +31,7 @@ from gossamer.learning.trainer import (
 )
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
 
@@ -71,7 +71,7 @@ class Compute:
         self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
         # Not computed yet.
-        self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
+        self._under_way: defaultdict[ComputationKind, dict[int, _Queued]] = defaultdict(dict)
 
     async def submit(self, computation: Computation) -> Any:
         """Queue a computation at its node; gives what ``commit`` returns, at the due instant."""
@@ -149,7 +149,7 @@ class Compute:
     def _flush(self, kind: ComputationKind) -> None:
         """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
         order in which they began, because their vectors lie in this order in the store."""
-        under_way, self._under_way[kind] = self._under_way[kind], {}
+        under_way = self._under_way.pop(kind)
         self._settle()
         prepared, jobs = [], []
         for entry in under_way.values():

@@ -16,8 +16,7 @@ from typing import Any
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import Links
-from gossamer.runtime.simulate.transfer import Transfer, duration_ns
+from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
 
 
 @dataclass(eq=False, slots=True)

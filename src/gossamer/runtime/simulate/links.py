@@ -1,4 +1,4 @@
-"""Links in virtual time: everything that does not depend on how links are shared.
+"""Links in virtual time: messages on their way, and all that does not depend on how links are shared.
 
 A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave depends on the
 sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them.
@@ -6,31 +6,140 @@ sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format w
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from gossamer.messages import encode, framed_bytes, wire_bytes
+from gossamer.errors import RunFailed
+from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
-from gossamer.runtime.simulate.clock import NS, Clock, Order, to_ns
-from gossamer.runtime.simulate.transfer import Sent, Transfer, check_unchanged, own_copy
+from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order, to_ns
 
 if TYPE_CHECKING:
-    from gossamer.runtime.simulate.checkpoints import InFlight
+    from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1
 """The rank of the network's own events, which come before those of nodes."""
-MAX_KNOWN_SIZES = 1000
+FOREVER_NS = 10**18
+"""How long a transfer takes over a link without bandwidth, unless the network changes: 31 years."""
+NEVER_NS = 2**62
+"""An instant that never comes."""
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
+
+
+@dataclass(eq=False, slots=True)
+class Transfer(Sending):
+    """A message on its way to one node.
+
+    Args:
+        links: carry it.
+        message: the message.
+        to: its receiver.
+        size: bytes on the wire.
+        carried: bytes that leave: all of them, or those that had left when it was cancelled.
+        start_ns: when its first bit left.
+        end_ns: when its last bit has left or, as things stand, will have left.
+        latency_ns: from then until it arrives.
+        lost: whether the network loses it.
+        cancelled: whether its sender took it back.
+        accepted_ns: when at most one window of it is unacknowledged; None while unknown.
+    """
+
+    links: Links
+    message: Message
+    to: int
+    size: int
+    carried: int
+    start_ns: int = NEVER_NS
+    end_ns: int = NEVER_NS
+    latency_ns: int = 0
+    lost: bool = False
+    cancelled: bool = False
+    accepted_ns: int | None = None
+    waiters: list[asyncio.Future[None]] | None = None
+    wake: ClockEvent | None = None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until the message is accepted: at most one window is unacknowledged, or it was cancelled. A message that
+        the network loses is accepted when it has left."""
+        if self.done():
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters = [*(self.waiters or ()), future]
+        if self.accepted_ns is not None:
+            self.accept_at(self.accepted_ns)
+        yield from future
+
+    def done(self) -> bool:
+        return self.cancelled or (
+            self.accepted_ns is not None and self.accepted_ns <= self.links.clock.now_ns
+        )
+
+    def cancel(self) -> bool:
+        return self.links.cancel(self)
+
+    def accept_at(self, time_ns: int) -> None:
+        """Plan the instant of acceptance, instead of an earlier plan."""
+        self.accepted_ns = time_ns
+        if self.wake is not None:
+            self.wake.cancel()
+            self.wake = None
+        if self.waiters:
+            self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
+
+    def accept(self) -> None:
+        """Wake the tasks that wait for acceptance."""
+        for future in self.waiters or ():
+            _resolve(future)
+        self.waiters = None
+
+
+class Sent(Sending):
+    """Messages that left at the instant when they were sent, so that none can be taken back."""
+
+    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
+        self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self.done():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
+            yield from future
+
+    def done(self) -> bool:
+        return self._accepted_ns <= self._clock.now_ns
+
+    def cancel(self) -> bool:
+        return False
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def duration_ns(size: float, bytes_per_second: float) -> int:
+    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
+    duration = size / bytes_per_second * NS if bytes_per_second > 0 else FOREVER_NS
+    return round(duration) if duration < FOREVER_NS else FOREVER_NS
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _vector_bytes(tag: tuple[str | int, ...], is_model: bool, dtype: torch.dtype, shape: torch.Size) -> int:
+    """Bytes on the wire of a tensor, or of a model without buffers, by far the most frequent payloads."""
+    tensor = torch.empty(shape, dtype=dtype)
+    return wire_bytes(tag, Model(tensor) if is_model else tensor)
 
 
 class Links(ABC):
@@ -60,11 +169,10 @@ class Links(ABC):
         watch: Watch | None = None,
     ) -> None:
         self.clock = clock
-        self.flights: InFlight | None = None
+        self.flights: SimCheckpoints | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
         self._deliver, self._watch = deliver, watch
         self._largest = framed_bytes(limit)
-        self._known_sizes: dict[Hashable, int] = {}
         self._traffic = [Traffic() for _ in range(nodes)]
         # Of each uplink and downlink: how long it was in use, and the bytes that this time includes.
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
@@ -96,7 +204,7 @@ class Links(ABC):
         Raises:
             ValueError: for a message above the limit.
         """
-        size, versions = self._measure(payload, tag)
+        size, versions = _measure(payload, tag)
         if size > self._largest:
             raise ValueError(
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
@@ -110,24 +218,7 @@ class Links(ABC):
             return [self._send_at_once(message, to, size, self._only_latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
 
-    def _measure(
-        self, payload: Payload, tag: tuple[str | int, ...]
-    ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-        """Bytes on the wire, and the tensors with their versions, which must not change any more."""
-        # A model without buffers takes as many bytes as its vector.
-        vector = payload.parameters if type(payload) is Model and not payload.buffers.shape[0] else payload
-        if type(vector) is not Tensor or not vector.is_contiguous():
-            encoded = encode(payload)
-            return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
-        kind = (tag, vector.dtype, vector.shape)
-        size = self._known_sizes.get(kind)
-        if size is None:
-            if len(self._known_sizes) > MAX_KNOWN_SIZES:
-                self._known_sizes.clear()
-            size = self._known_sizes[kind] = wire_bytes(tag, encode(payload))
-        return size, ((vector, vector._version),)
-
-    def _send_numbered(self, flights: InFlight, message: Message, to: int, size: int) -> Sending:
+    def _send_numbered(self, flights: SimCheckpoints, message: Message, to: int, size: int) -> Sending:
         message = flights.numbered(message, to)
         if self._only_latency_ns is None:
             transfer = self._queue(message, to, size)
@@ -149,16 +240,26 @@ class Links(ABC):
         return Sent(self.clock, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
-        check_unchanged(message)
+        if not message.unchanged():
+            raise RunFailed(
+                f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; vectors"
+                " in messages and in the store are immutable: compute a new vector",
+                node=message.source,
+            )
         shared = not isinstance(message.payload, dict | list)
         counters, deliver, absences = self._traffic, self._deliver, self._absences
         for rank in to:
-            if rank in absences and self._misses(rank, message):
+            if rank in absences and message.sent_at < absences[rank]:
+                counters[message.source].messages_lost += 1
                 continue
             traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            deliver[rank](message if shared else own_copy(message))
+            # Containers are copied for each receiver; tensors are shared, and must not be written.
+            own = (
+                message if shared else replace(message, payload=freeze(message.payload, lambda tensor: True))
+            )
+            deliver[rank](own)
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
@@ -176,9 +277,8 @@ class Links(ABC):
     def _withdraw(self, transfer: Transfer) -> bool:
         """Stop a message from leaving, and call :meth:`_interrupt` if a part of it has left; False if all of it has."""
 
-    @abstractmethod
-    def _settle(self, rank: int) -> None:
-        """Count the messages that have left a node by now."""
+    def _settle(self, rank: int) -> None:  # noqa: B027 - most need not
+        """Count the messages that have left a node by now, if that is not done as they leave."""
 
     @abstractmethod
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
@@ -240,7 +340,7 @@ class Links(ABC):
         to, message = transfer.to, transfer.message
         if not transfer.cancelled:
             self._arrived(message, (to,), transfer.size)
-        elif to not in self._absences or message.sent_at >= self._absences[to]:
+        elif message.sent_at >= self._absences.get(to, 0.0):
             self._traffic[to].bytes_received += transfer.carried
 
     def _landed(self, message: Message, to: Sequence[int]) -> None:
@@ -298,12 +398,6 @@ class Links(ABC):
             self._settle(source)
             if not self._on_the_way[source]:
                 self._farewells.pop(source)()
-
-    def _misses(self, rank: int, message: Message) -> bool:
-        """Count an arriving message as lost if its receiver is away, or was away when the message was queued."""
-        missed = message.sent_at < self._absences[rank]
-        self._traffic[message.source].messages_lost += missed
-        return missed
 
     # --- changes of the network
 
@@ -399,3 +493,13 @@ class Links(ABC):
         """Take a message from a node's counters that it had received before the run was resumed."""
         self._traffic[rank].messages_received -= 1
         self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
+
+
+def _measure(payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
+    """Bytes on the wire, and the tensors with their versions, which must not change any more."""
+    bare = type(payload) is Model and not payload.buffers.shape[0]
+    vector = payload.parameters if bare else payload
+    if type(vector) is Tensor and vector.is_contiguous():
+        return _vector_bytes(tag, bare, vector.dtype, vector.shape), ((vector, vector._version),)
+    encoded = encode(payload)
+    return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)

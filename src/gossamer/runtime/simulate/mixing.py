@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.learning.mixing import Mix, Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
 LEAST_TERMS = 24

@@ -21,8 +21,9 @@ from torch import Tensor
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
-from gossamer.runtime.barrier import Moment
-from gossamer.runtime.events import begins
+from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.processes.channel import AsyncChannel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
 from gossamer.runtime.processes.node_process.computing import Computing, Stage
@@ -61,11 +62,8 @@ from gossamer.runtime.processes.system.memory import FINAL, SNAPSHOTS, SharedMod
 from gossamer.runtime.processes.transport.peer import Endpoint
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.recording import Spent, Usage, is_due, node_row
-from gossamer.runtime.rejoin import newcomer
+from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.timeline import timeline_log
-from gossamer.runtime.unawaited import unawaited_calls_fail
 
 PROGRESS_S = 0.2
 """Seconds between two reports of a node's progress."""
