@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.mailbox import Inbox, Mailbox
-from gossamer.node.setup import Host, NodeSetup
+from gossamer.node.setup import Host, Setup
 
 Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
 Messages = st.lists(st.tuples(st.integers(0, 3), Tags), max_size=12)
@@ -25,9 +25,9 @@ def message(source: int, *tag: str | int) -> Message:
 
 def mailbox(*messages: Message) -> Mailbox:
     gather = SimpleNamespace(lost_peer="skip")
-    setup = mock.Mock(spec=NodeSetup, rank=9, experiment=SimpleNamespace(gather=gather))
+    setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
     host = mock.Mock(spec=Host, lost=set(), counters=Traffic(), now=lambda: 1.0)
-    box = Mailbox(setup, host, lambda: 0)
+    box = Mailbox(setup, 9, host, lambda: 0)
     for each in messages:
         box.deliver(each)
     return box

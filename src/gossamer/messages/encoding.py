@@ -29,16 +29,10 @@ MAX_TENSORS = 4_096
 MAX_DIMENSIONS = 32
 
 CHUNK_BYTES = 16 * 1024
-"""Bytes of a message that travel in one chunk.
-
-A quarter of the window (:data:`gossamer.messages.tags.WINDOW`): while the credit for one chunk comes back, three
-more are under way, so the link does not run dry. Larger chunks would make a sender stop and wait, and take
-longer to cancel; smaller ones cost more headers and system calls.
-"""
-BEGIN_BYTES = 19
-"""Header of a message's first chunk (:data:`gossamer.runtime.processes.transport.wire.BEGIN`)."""
-DATA_BYTES = 7
-"""Header of every later chunk (:data:`gossamer.runtime.processes.transport.wire.DATA`)."""
+"""Bytes of a message that travel in one chunk: a quarter of the window (:data:`gossamer.messages.tags.WINDOW`), so that three
+more are under way while the credit for one comes back."""
+BEGIN_BYTES, DATA_BYTES = 19, 7
+"""Headers of a message's first chunk and of every later one (:mod:`gossamer.runtime.processes.transport.wire`)."""
 
 _INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES: tuple[torch.dtype, ...] = (
@@ -87,13 +81,8 @@ class BufferSpec(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A payload as it travels.
-
-    Args:
-        structure: everything but the tensors' contents (msgpack).
-        buffers: the tensors in the structure's order, contiguous, on the CPU; they may share memory with the
-            payload's.
-    """
+    """A payload as it travels: everything but the tensors' contents (msgpack), and the tensors in the structure's order,
+    contiguous, on the CPU; they may share memory with the payload's."""
 
     structure: bytes
     buffers: tuple[Tensor, ...]
@@ -113,7 +102,7 @@ def encode(payload: Payload) -> Encoded:
     Raises:
         TypeError: for an object that can't travel.
         ValueError: for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or a payload
-            beyond the limits on depth, values and tensors.
+            beyond the limits.
     """
     bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
     alone = payload.parameters if bare else payload
@@ -128,13 +117,8 @@ def encode(payload: Payload) -> Encoded:
 
 
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
-    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned.
-
-    The clones are contiguous and on their tensor's device. Limits are left to :func:`encode`.
-
-    Args:
-        payload: what is sent.
-        keep: whether a tensor can't change any more and may be handed over as it is.
+    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned. A tensor
+    that can't change any more may be kept as it is. Limits are left to :func:`encode`.
 
     Raises:
         TypeError: for an object that can't travel.
@@ -248,13 +232,9 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def wire_bytes(tag: Tag, payload: Payload | Encoded) -> int:
-    """Bytes that a message takes on the wire: head, buffers and chunk headers; not credit, not handshakes.
-
-    They depend on the tag and the payload, not on ranks, times, sequence numbers or what the tensors contain.
-
-    Raises:
-        TypeError, ValueError: as for :func:`encode` and :func:`pack_head`.
-    """
+    """Bytes that a message takes on the wire: head, buffers and chunk headers; not credit, not handshakes. They depend on the
+    tag and the payload, not on ranks, times, sequence numbers or what the tensors contain. Errors are those of
+    :func:`encode` and :func:`pack_head`."""
     encoded = payload if isinstance(payload, Encoded) else encode(payload)
     return framed_bytes(_head_bytes(as_tag(tag)) + encoded.nbytes)
 
@@ -311,11 +291,8 @@ def raw(buffer: Tensor) -> memoryview:
 
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
-    """The payload of a structure and its buffers; its tensors are the buffers themselves.
-
-    Args:
-        structure: as in :class:`Encoded`.
-        buffers: tensors of the dtypes and shapes that :func:`describe` gives.
+    """The payload of a structure and its buffers, which have the dtypes and shapes that :func:`describe` gives; its tensors
+    are the buffers themselves.
 
     Raises:
         FrameError: for anything that :func:`encode` would not have written, and for other buffers.

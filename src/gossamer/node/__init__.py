@@ -3,6 +3,6 @@
 from gossamer.node.mailbox import PeerLost
 from gossamer.node.node import Node
 from gossamer.node.runtime import NodeRuntime
-from gossamer.node.setup import NodeSetup, NodeWrapper, Setting
+from gossamer.node.setup import NodeWrapper, Setting, Setup
 
-__all__ = ["Node", "NodeRuntime", "NodeSetup", "NodeWrapper", "PeerLost", "Setting"]
+__all__ = ["Node", "NodeRuntime", "NodeWrapper", "PeerLost", "Setting", "Setup"]

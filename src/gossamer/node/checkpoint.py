@@ -55,31 +55,18 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """One node at the end of a round. Immutable: models are shared with the node, not copied.
-
-    Args:
-        rank: which node.
-        round: rounds completed.
-        time_s: its clock, seconds.
-        model: parameters and buffers.
-        optimizer: the optimizer's state; None before the first step.
-        state: ``node.state``.
-        node: the node's other values, as :meth:`NodeRuntime.restore` takes them.
-        unread: the messages in its mailbox, oldest first.
-        arriving: the messages on their way, sent before their senders were saved.
-        engine: what the engine keeps about the node.
-    """
+    """One node at the end of a round. Immutable: models are shared with the node, not copied."""
 
     rank: int
-    round: int
-    time_s: float
+    round: int  # rounds completed
+    time_s: float  # the node's clock, seconds
     model: Model
-    optimizer: Mapping[str, Tensor] | None
-    state: Mapping[str, Payload]
-    node: Mapping[str, Payload]
-    unread: Sequence[Message] = ()
-    arriving: Sequence[Arrival] = ()
-    engine: Mapping[str, Payload] = field(default_factory=dict)
+    optimizer: Mapping[str, Tensor] | None  # its state; None before the first step
+    state: Mapping[str, Payload]  # node.state
+    node: Mapping[str, Payload]  # the node's other values, as NodeRuntime.restore takes them
+    unread: Sequence[Message] = ()  # in its mailbox, oldest first
+    arriving: Sequence[Arrival] = ()  # messages on their way, sent before their senders were saved
+    engine: Mapping[str, Payload] = field(default_factory=dict)  # what the engine keeps about the node
 
     def sections(self) -> dict[str, Payload]:
         """The checkpoint as payloads, by the names that a file has for them."""

@@ -15,7 +15,7 @@ from typing import Any
 from gossamer.codecs.codec import Coder
 from gossamer.errors import GossamerError
 from gossamer.messages.tags import Message, matches
-from gossamer.node.setup import Host, NodeSetup, Timer
+from gossamer.node.setup import Host, Setup, Timer
 
 Prefix = tuple[str | int, ...]
 
@@ -84,7 +84,6 @@ class _Waiter:
             self._timer.cancel()
 
     def fits(self, message: Message) -> bool:
-        """Whether it waits for a message."""
         sources = self.sources
         return (sources is None or message.source in sources) and message.tag[: self.length] == self.prefix
 
@@ -93,7 +92,6 @@ class _Waiter:
         self.seen = {message.source for message in self._mailbox.messages if self.fits(message)}
 
     def wake(self) -> None:
-        """Let the waiting task look again."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -102,7 +100,6 @@ class _Waiter:
         self.wake()
 
     async def wait(self) -> None:
-        """Until woken."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
@@ -122,8 +119,8 @@ class Mailbox:
         coder: decodes the models in messages, if the experiment has a codec.
     """
 
-    def __init__(self, setup: NodeSetup, host: Host, round: Callable[[], int]) -> None:
-        self._rank, self._lost_peer = setup.rank, setup.experiment.gather.lost_peer
+    def __init__(self, setup: Setup, rank: int, host: Host, round: Callable[[], int]) -> None:
+        self._rank, self._lost_peer = rank, setup.experiment.gather.lost_peer
         self._round, self.host = round, host
         self.messages: list[Message] = []
         self.waiters: list[_Waiter] = []
@@ -162,7 +159,6 @@ class Mailbox:
         return self._retired
 
     def late(self, count: int) -> None:
-        """Count messages that came too late, and that no task takes."""
         self.host.counters.messages_late += count
 
     def retire(self) -> None:
@@ -176,7 +172,6 @@ class Mailbox:
         self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
 
     def wake_all(self) -> None:
-        """Let every waiting task look again (a peer was lost)."""
         for waiter in self.waiters:
             waiter.wake()
 
@@ -282,11 +277,7 @@ class Mailbox:
         return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
 
     def _opened(self, message: Message) -> Message:
-        """A message whose models are decoded.
-
-        Raises:
-            RuntimeError: if a vector in it was modified in place.
-        """
+        """A message whose models are decoded; RuntimeError if a vector in it was modified in place."""
         if not message.unchanged():
             raise RuntimeError(
                 f"message {message.tag} from node {message.source} was modified in place by another of its"

@@ -50,9 +50,9 @@ class Node:
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
-        self.rank, self.size = setup.rank, setup.experiment.nodes
-        self.samples = len(setup.samples)
-        self.label_counts = setup.label_counts
+        self.rank, self.size = runtime.rank, setup.experiment.nodes
+        self.samples = len(setup.parts[self.rank])
+        self.label_counts = None if setup.labels is None else setup.labels[self.rank]
         self.layout: tuple[Field, ...] = setup.layout.parameters
         self.lr = setup.experiment.optimizer.lr_at(0)
         self.state: dict[str, Payload] = {}

@@ -19,7 +19,7 @@ from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import Hospitality
-from gossamer.node.setup import Host, NodeSetup, NodeWrapper
+from gossamer.node.setup import Host, NodeWrapper, Setup
 from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
@@ -29,6 +29,7 @@ class NodeRuntime:
     """One node with everything that its engine calls; its algorithm gets only :attr:`node`.
 
     Attributes:
+        rank: the node's number.
         node: the node as its algorithm sees it.
         own: its model, and what it computes.
         mailbox: the messages that no task has taken.
@@ -37,18 +38,18 @@ class NodeRuntime:
         deliver: called with each message that has arrived. An exception in a wrapper is the node's failure.
     """
 
-    def __init__(self, setup: NodeSetup, host: Host) -> None:
-        self.setup, self.host = setup, host
+    def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
+        self.setup, self.rank, self.host = setup, rank, host
         self.columns: dict[str, Any] = {}
-        self.own = OwnModel(setup, host)
-        self.mailbox = Mailbox(setup, host, lambda: self.node.round)
+        self.own = OwnModel(setup, rank, initial, host)
+        self.mailbox = Mailbox(setup, rank, host, lambda: self.node.round)
         self.outgoing = self._wrappers("outgoing")
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
         self.coder = None if setup.experiment.codec is None else Coder(setup.experiment.codec, self.node)
         self.mailbox.coder = self.coder
-        self.hospitality = Hospitality(self) if setup.hospitable else None
+        self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
         self._receive_own = self._deliver_wrapped if self._incoming else self.mailbox.deliver
         plain = self._sampler is None and self.hospitality is None
@@ -61,18 +62,11 @@ class NodeRuntime:
         self._over = False  # whether the protocol has returned
 
     def _wrappers(self, method: str) -> list[NodeWrapper]:
-        """The wrappers that define a method."""
         base = getattr(NodeWrapper, method)
         return [each for each in self.setup.experiment.wrappers if getattr(type(each), method) is not base]
 
     @property
-    def rank(self) -> int:
-        """The node's number."""
-        return self.setup.rank
-
-    @property
     def round(self) -> int:
-        """Rounds completed."""
         return self.node.round
 
     @property
@@ -113,19 +107,13 @@ class NodeRuntime:
     # --- nodes that are away
 
     def peer_lost(self) -> None:
-        """``host.lost`` has grown."""
         self.mailbox.wake_all()
         if self.hospitality is not None:
             self.hospitality.peer_lost()
 
     def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
-        """A peer that was away is back; ``host.lost`` no longer has it.
-
-        Args:
-            rank: the peer.
-            first: the first round in which it takes part; in earlier ones nobody waits for it.
-            restarted: whether it was restarted, so that the messages that are still expected of it won't come.
-        """
+        """A peer that was away is back, and takes part from a round on; nobody waits for it in earlier ones. If it was
+        restarted, messages that are still expected of it won't come."""
         if restarted:
             self.mailbox.forget_late(rank)
         self.mailbox.first[rank] = first
@@ -148,7 +136,6 @@ class NodeRuntime:
     # --- tasks
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task of this node."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -161,7 +148,6 @@ class NodeRuntime:
             self.fail(error)
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task is one of this node's."""
         return task in self._tasks
 
     def fail(self, error: BaseException) -> None:
@@ -218,10 +204,7 @@ class NodeRuntime:
     def checkpoint(self, **engine: Payload) -> Checkpoint:
         """Everything that this node needs to continue from here, at a round's end, and what the engine keeps of it. Its
         vectors are shared, not copied, except tensors in ``state`` that are not in the store, which the algorithm may write.
-
-        Raises:
-            TypeError, ValueError: for something in ``state`` that is no payload.
-        """
+        TypeError or ValueError for something in ``state`` that is no payload."""
         node, state = self.node, {}
         for name, value in self.node.state.items():
             try:
@@ -249,12 +232,8 @@ class NodeRuntime:
         )
 
     def restore(self, saved: Checkpoint) -> None:
-        """Become the node that was saved, before :meth:`live`. Messages that were on their way to it are the engine's to
-        deliver.
-
-        Raises:
-            BadInput: for the checkpoint of another node, or of another model.
-        """
+        """Become the node that was saved, before :meth:`live`; BadInput for the checkpoint of another node or model. Messages
+        that were on their way to it are the engine's to deliver."""
         node, layout = self.node, self.setup.layout
         shapes = [tuple(vector.shape) for vector in saved.model]
         if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:

@@ -1,8 +1,8 @@
-"""What a node is made of: its data, its side of an engine, and the wrappers of its messages."""
+"""What nodes are made of: the run's setup, a node's side of an engine, and the wrappers of its messages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -13,13 +13,18 @@ from torch import Tensor
 from gossamer.codecs.codec import Codec
 from gossamer.config import Experiment
 from gossamer.config.registry import Component
+from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.optimizer import Optimizer
-from gossamer.learning.parameters import Layout
+from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
+from gossamer.network import ComputeProfile, Network
+from gossamer.randomness import SHARED, torch_seed
+from gossamer.tasks import Task
 from gossamer.topology import TopologySchedule
 
 if TYPE_CHECKING:
+    from gossamer.faults import FaultSchedule
     from gossamer.learning.computation import Computation
     from gossamer.learning.mixing import Mix
     from gossamer.node.node import Node
@@ -43,32 +48,52 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class NodeSetup:
-    """Everything that a node is made of, except its engine.
+class Setup:
+    """What all nodes of a run are made of."""
 
-    Args:
-        rank: which node, from 0.
-        experiment: what is run.
-        topology: which nodes may talk to each other.
-        layout: the shapes behind the flat vectors.
-        initial: the model it starts with.
-        samples: indices of the node's training samples [n].
-        label_counts: samples of each class [classes], or None where there are no classes.
-        test_samples: samples that a recorded or asked-for evaluation uses, by evaluation set.
-        aggregator: what :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean.
-        hospitable: whether nodes that join may ask it for its model.
-    """
-
-    rank: int
     experiment: Experiment
+    task: Task
+    parts: list[Int[np.ndarray, " _"]]  # indices of each node's training samples
+    labels: (
+        Int[np.ndarray, "nodes classes"] | None
+    )  # samples of each class at each node, if there are classes
     topology: TopologySchedule
-    layout: Layout
-    initial: Model
-    samples: Int[np.ndarray, " n"]
-    label_counts: Int[np.ndarray, " classes"] | None
-    test_samples: Mapping[str, int]
-    aggregator: Aggregator | None = None
-    hospitable: bool = False
+    faults: FaultSchedule
+    network: Network  # what links do to a message, faults included
+    compute: ComputeProfile  # how long local steps take, settled for these nodes, faults included
+    layout: Layout  # the shapes behind the flat vectors
+    outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
+    evaluated: frozenset[int]  # ranks whose own model is evaluated
+    message_limit: int  # the largest message that a node accepts, bytes
+    poisoned: Sequence[Sequence[int]] = ()  # the ranks that each of the experiment's poisons reaches
+
+    def initial(self, rank: int) -> Model:
+        """The model that a node starts with: the same everywhere, or drawn for each node."""
+        shared = self.experiment.initial == "common"
+        seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
+        return initial_model(self.task.model, seed)
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        """What :meth:`gossamer.node.Node.mix` does with models; None is the weighted mean, which engines may batch."""
+        aggregator = self.experiment.aggregator
+        return None if type(aggregator) is Mean else aggregator
+
+    def description(self) -> dict[str, Any]:
+        """What the record keeps of the start: nodes, label counts, the first graph."""
+        graph = self.topology.graph(0)
+        return {
+            "nodes": self.experiment.nodes,
+            "directed": graph.directed,
+            "parameters": self.layout.size,
+            "samples": [len(part) for part in self.parts],
+            "labels": None if self.labels is None else self.labels.tolist(),
+            "classes": None if self.task.classes is None else list(self.task.classes),
+            "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluation_sets": list(self.task.tests),
+            "poisoned": [list(ranks) for ranks in self.poisoned],
+            "graphs": {"0": [list(edge) for edge in graph.edges()]},
+        }
 
 
 @runtime_checkable

@@ -23,11 +23,8 @@ def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
 
 
 class HeardClock:
-    """Estimates the nodes' clock from the time stamps in their reports: the last one, and what has passed since.
-
-    Args:
-        clock: real seconds. (The nodes' clock may stand still where this one goes on.)
-    """
+    """Estimates the nodes' clock from the time stamps in their reports: the last one, and what has passed since by a clock of
+    real seconds. (The nodes' clock may stand still where this one goes on.)"""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -40,7 +37,6 @@ class HeardClock:
             self._heard = time_s, self._clock() if runs else None
 
     def now(self) -> float:
-        """Seconds; never less than before."""
         time_s, since = self._heard
         self._said = max(self._said, time_s + (0.0 if since is None else self._clock() - since))
         return self._said
@@ -54,13 +50,8 @@ class EventLog:
         self._away: dict[int, float] = {}
 
     def append(self, node: int | None, event: str, detail: str) -> None:
-        """Something happens now.
-
-        Args:
-            node: the node; None where it is not about one node.
-            event: its kind; "lost", "left" and "returned" tell which nodes are away.
-            detail: one line.
-        """
+        """Something happens now, to a node or (None) to none in particular; the kinds "lost", "left" and "returned" tell
+        which nodes are away."""
         time_s = self._now()
         self._segment.append(
             {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
@@ -88,7 +79,6 @@ class TimelineLog:
         self.close = segment.close
 
     def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
-        """A node's computation is over."""
         if end_s > start_s:  # an optimizer's step with a gradient that is there already takes no virtual time
             self._append(rank, "evaluate" if kind is ComputationKind.EVALUATE else "train", start_s, end_s)
 

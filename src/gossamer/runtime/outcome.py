@@ -24,36 +24,24 @@ _MOST_NAMED = 16
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an engine hands back.
+    """What an engine hands back."""
 
-    Args:
-        reason: "rounds", "time", "target", "stopped" (by the user) or "failed".
-        time_s: the engine's clock at the end, seconds.
-        wall_s: real seconds.
-        parameters: every node's parameters [nodes, P]; None after a failure.
-        buffers: every node's buffers [nodes, B], if there are any.
-        failure: why, for "failed".
-        trainer: which trainer computed.
-        profile: real seconds by part ("train", "mix", "evaluate", "record"); the rest of ``wall_s`` are events.
-        peak_vectors: the most parameter vectors that were alive at once; None if they are not counted.
-        private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
-        link_shares: how much of the shared links was used, "mean" and "max" over those that carried anything.
-        execution: of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through
-            Python ("eager: ..."), see :meth:`~gossamer.learning.capture.Captured.forms`; of "mix", how many sums were
-            computed together and one at a time.
-    """
-
-    reason: str
-    time_s: float
-    wall_s: float
-    parameters: Float[Tensor, "nodes params"] | None
-    buffers: Float[Tensor, "nodes buffers"] | None
-    failure: RunFailed | None
-    trainer: str
+    reason: str  # "rounds", "time", "target", "stopped" (by the user) or "failed"
+    time_s: float  # the engine's clock at the end, seconds
+    wall_s: float  # real seconds
+    parameters: Float[Tensor, "nodes params"] | None  # of every node; None after a failure
+    buffers: Float[Tensor, "nodes buffers"] | None  # of every node, if there are any
+    failure: RunFailed | None  # why, for "failed"
+    trainer: str  # which trainer computed
+    # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s are events.
     profile: Mapping[str, float] = field(default_factory=dict)
-    peak_vectors: int | None = None
+    peak_vectors: int | None = None  # the most parameter vectors that existed at once, if they are counted
+    # Memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
+    # How much of the shared links was used, "mean" and "max" over those that carried anything.
     link_shares: Mapping[str, float] | None = None
+    # Of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through Python ("eager:
+    # ...", see gossamer.learning.capture.Captured.forms); of "mix", how many sums were computed together and one at a time.
     execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
-from gossamer.runtime.setup import Setup, edges
+from gossamer.runtime.setup import Setup
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
@@ -102,14 +102,9 @@ def is_due(setup: Setup, rounds: int) -> bool:
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
-    """Whether all present nodes are recorded once more as a run ends in order: if it ended by time or target, or because
-    protocols returned, before all evaluated nodes had completed their rounds.
-
-    Args:
-        setup: what is run.
-        reason: why it ends, see :class:`~gossamer.runtime.outcome.Outcome`.
-        rounds: completed by each present node.
-    """
+    """Whether all present nodes are recorded once more as a run ends in order, for this reason and after these rounds of each
+    present node: if it ended by time or target, or because protocols returned, before all evaluated nodes had completed their
+    rounds."""
     if reason not in ("rounds", "time", "target"):
         return False
     return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
@@ -140,14 +135,8 @@ def _behind(setup: Setup, rounds: Mapping[int, int]) -> dict[int, int]:
 
 
 class Spent(NamedTuple):
-    """What a node has done since the start, in seconds.
-
-    Args:
-        computing_s: for how long one of its computations ran.
-        sending_s: for how long what left it would have kept its uplink busy (bytes by its rate when they left); None
-            where that is unlimited.
-        receiving_s: the same of its downlink, and what came in.
-    """
+    """What a node has done since the start, in seconds. Of links: for how long what was carried would have kept them busy
+    (bytes by their rate at that time); None where they are unlimited."""
 
     computing_s: float
     sending_s: float | None
@@ -231,13 +220,8 @@ def node_row(
 
 
 class Barrier(Generic[T]):
-    """Gathers a value of every node for each evaluation point, while nodes leave and return. A node reports its evaluation
-    points in ascending order.
-
-    Args:
-        ranks: the nodes; others are ignored.
-        most: evaluation points that are open at most; before another one is opened, the oldest is given up.
-    """
+    """Gathers a value of every node among ``ranks`` for each evaluation point, while nodes leave and return. A node reports
+    its evaluation points in ascending order. If more than ``most`` points are open, the oldest is given up."""
 
     def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
         self._ranks, self._most = frozenset(ranks), most
@@ -316,12 +300,8 @@ def _number(moment: int | tuple[str, int]) -> int:
 
 
 class TargetWatch(Barrier[float | None]):
-    """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation.
-
-    Args:
-        target: metric and level; a metric of which less is better must fall to it, any other rise.
-        reporters: the nodes that are recorded with the metric at an evaluation; a None of theirs does not count.
-    """
+    """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation. ``reporters`` are
+    the nodes that are recorded with the metric at an evaluation; a None of theirs does not count."""
 
     def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
         super().__init__(reporters)
@@ -399,7 +379,7 @@ class RunRecord:
         graph = self._setup.topology.graph(rounds - 1)
         if graph is not self._graph:
             self._graph = graph
-            self._graphs.append({"round": rounds, "edges": edges(graph)})
+            self._graphs.append({"round": rounds, "edges": [list(edge) for edge in graph.edges()]})
 
     def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
         """A node that has completed this many rounds is recorded, with these ranks in its view. When all present nodes are,

@@ -110,7 +110,6 @@ class SimCheckpoints:
     # --- messages in flight
 
     def numbered(self, message: Message, to: int) -> Message:
-        """The message with its number among those of its pair."""
         number = self._sent[message.source].get(to, 0)
         self._sent[message.source][to] = number + 1
         return replace(message, number=number)
@@ -120,7 +119,6 @@ class SimCheckpoints:
         self._flying[message.source][to, message.number] = message, due
 
     def land(self, message: Message, to: int) -> None:
-        """A message has arrived, or never will."""
         self._flying[message.source].pop((to, message.number), None)
         key = message.source, to, message.number
         for number, checkpoint in list(self._incomplete.items()):
@@ -230,6 +228,5 @@ class SimCheckpoints:
             self._context.observer.say(f"a checkpoint could not be written: {error}")
 
     def close(self) -> None:
-        """Wait until everything is written."""
         self._writer.shutdown()
         self._report()

@@ -50,7 +50,6 @@ class ClockEvent:
         self._clock = clock
 
     def cancel(self) -> None:
-        """Do not make the call."""
         if self.call is not None:
             self.call = None
             self._clock.forget(self)
@@ -76,7 +75,6 @@ class Clock:
         self._stopped = False
 
     def now(self) -> float:
-        """Seconds since the start."""
         return self.now_ns / NS
 
     def at(
@@ -113,11 +111,7 @@ class Clock:
 
     def advance(self) -> None:
         """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next instant's events.
-
-        Raises:
-            Deadlock: if nothing is left that could wake a node while some node still waits.
-            RunFailed: if time stands still, or was stopped.
-        """
+        Deadlock, if nothing is left that could wake a node; RunFailed, if time stands still or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
         first = self._heap[0] if self._heap else None
@@ -156,7 +150,6 @@ class Clock:
         return calls[-1][0]
 
     def count_turn(self) -> None:
-        """Count a turn of the event loop; their number at one instant is limited."""
         self._turns += 1
         if self._turns > MAX_PASSES:
             raise self._spinning("a task keeps running without letting time pass")

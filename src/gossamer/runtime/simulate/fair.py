@@ -51,25 +51,22 @@ _Bound = Callable[[_Levels], float]
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """A flow that takes a share of some links: their numbers, its weight, its highest and its present rate (bytes a second),
-    and what picks the levels of its links from those of all links."""
+    """A flow that takes a share of some links."""
 
     links: tuple[int, ...] = ()
     weight: float = 1.0
-    limit: float = math.inf
-    rate: float = 0.0
-    shares: Callable[[_Levels], tuple[float, ...]] = tuple
+    limit: float = math.inf  # its highest rate, bytes a second
+    rate: float = 0.0  # its present one
+    shares: Callable[[_Levels], tuple[float, ...]] = (
+        tuple  # picks the levels of its links from those of all links
+    )
 
 
 F = TypeVar("F", bound=Flow)
 
 
 class MaxMin(Generic[F]):
-    """The shares of all flows over some links.
-
-    Args:
-        rates: rates of the links, bytes a second.
-    """
+    """The shares of all flows over links with some rates, bytes a second."""
 
     def __init__(self, rates: Sequence[float]) -> None:
         self._rates = list(rates)
@@ -90,7 +87,6 @@ class MaxMin(Generic[F]):
         self._weighted = self._weighted or flow.weight != 1
 
     def remove(self, flow: F) -> None:
-        """Leave a flow's share to others; its rate is 0."""
         for link in flow.links:
             del self._flows[link][flow]
             self._moved[link] = None
@@ -98,7 +94,6 @@ class MaxMin(Generic[F]):
         flow.rate = 0.0
 
     def change(self, rates: Sequence[float]) -> None:
-        """Change the rates of the links."""
         for link, (before, rate) in enumerate(zip(self._rates, rates, strict=True)):
             if before != rate:
                 self._rates[link] = rate
@@ -163,33 +158,23 @@ def _bound(flow: Flow, link: int) -> _Bound:
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """The queued messages of a node to another one, or to all others; the first one is leaving.
-
-    Args:
-        source: the node.
-        key: identifies the connection among the node's connections.
-        rest: bytes of the first message that had not left at ``since_ns``.
-        pause: the rest at which the next step is due: the last window, or 0.
-        due_ns: when that is, at the present rate.
-    """
+    """The queued messages of a node to another one, or to all others; the first one is leaving."""
 
     source: int = 0
-    key: int = 0
+    key: int = 0  # among the node's connections
     messages: deque[Transfer] = field(default_factory=deque)
-    rest: float = 0.0
+    rest: float = 0.0  # bytes of the first message that had not left at since_ns
     since_ns: int = 0
-    pause: int = 0
-    due_ns: int = NEVER_NS
+    pause: int = 0  # the rest at which the next step is due: the last window, or 0
+    due_ns: int = NEVER_NS  # when that is, at the present rate
 
     def rest_at(self, time_ns: int) -> float:
-        """Bytes of the first message that have not left by an instant."""
         if time_ns == self.since_ns:
             return self.rest
         rest = self.rest - self.rate * ((time_ns - self.since_ns) / NS)
         return rest if rest > self.pause else self.pause
 
     def advance(self, time_ns: int) -> None:
-        """Go on from an instant, at which the rate changes."""
         self.rest, self.since_ns = self.rest_at(time_ns), time_ns
 
     def gone_by(self, time_ns: int) -> int:
@@ -230,7 +215,6 @@ class FairLinks(Links):
         return transfer
 
     def _begin(self, connection: _Connection) -> None:
-        """The first message of a connection begins to leave."""
         transfer = connection.messages[0]
         connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
@@ -254,7 +238,6 @@ class FairLinks(Links):
             self._update_at(self.clock.now_ns)
 
     def _end(self, connection: _Connection) -> None:
-        """The first message of a connection has left or was cancelled: the next one begins, if any."""
         carried = connection.messages.popleft().carried
         for link in connection.links[1:-1]:
             self._carried[link] += carried
@@ -363,7 +346,6 @@ class FairLinks(Links):
     # --- counting
 
     def _add_capacity(self, rates: list[float]) -> None:
-        """Add what the links could have carried until now, at these rates."""
         now = self.clock.now_ns
         if now > self._capacity_ns:
             self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)

@@ -60,7 +60,6 @@ class FaultRunner:
         self._last_gone = ""
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
-        """A host for a new incarnation of a node."""
         host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self._lost)
         return host
 
@@ -71,7 +70,6 @@ class FaultRunner:
     # --- the schedule
 
     def begin(self) -> None:
-        """Carry out the events at the start, before any node begins."""
         self._carry_out_due(0.0)
         self._check_anybody()
 
@@ -129,7 +127,6 @@ class FaultRunner:
                     self._log.append(rank, event.what, event.detail)
 
     def round_ended(self, rank: int) -> None:
-        """A node has completed a round; it may crash now."""
         self._idle = 0
         completed = self._nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
@@ -140,14 +137,12 @@ class FaultRunner:
                 self._carry_out_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
-        """Save a node that has completed a round, if that is due."""
         due = self._experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
             self._made[node.rank] = due
             self._saved[node.rank] = node.checkpoint()
 
     def returned(self, rank: int) -> None:
-        """A node's protocol has returned."""
         if self._hosts[rank].leaving:
             self._tasks.running.discard(rank)
             self._depart(rank)
@@ -238,7 +233,6 @@ class FaultRunner:
             self._detections.pop(rank).cancel()
 
     def _lose(self, rank: int) -> None:
-        """All nodes take a node for dead."""
         self._detections.pop(rank, None)
         self._lost.add(rank)
         if rank in self.up:  # it is frozen

@@ -206,7 +206,6 @@ class NodeTasks:
         self._endings: set[asyncio.Task[None]] = set()
 
     def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a node's protocol when the events of this instant are done."""
         self.running.add(node.rank)
         task = self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
         task.add_done_callback(self._done)
@@ -225,25 +224,21 @@ class NodeTasks:
             self.fail(error)
 
     def cancel(self, rank: int) -> None:
-        """Cancel all tasks of a node."""
         if rank in self._tasks:
             self._tasks.pop(rank).cancel()
             self._endings.add(ending := self._loop.create_task(self._nodes[rank].end()))
             ending.add_done_callback(self._endings.discard)
 
     def ended(self, rank: int) -> None:
-        """Stop waiting for a node. The run ends when it waits for none."""
         self.running.discard(rank)
         if not self.running:
             self.finish("rounds")
 
     def finish(self, reason: str) -> None:
-        """End the run in order, unless it has ended."""
         if not self.end.done():
             self.end.set_result(reason)
 
     def fail(self, error: BaseException) -> None:
-        """End the run by a failure, unless it has ended."""
         if not self.end.done():
             self.end.set_exception(error)
 

@@ -40,39 +40,24 @@ Watch = Callable[[int, int, float, float, int], None]
 
 @dataclass(eq=False, slots=True)
 class Transfer(Sending):
-    """A message on its way to one node.
-
-    Args:
-        links: carry it.
-        message: the message.
-        to: its receiver.
-        size: bytes on the wire.
-        carried: bytes that leave: all of them, or those that had left when it was cancelled.
-        start_ns: when its first bit left.
-        end_ns: when its last bit has left or, as things stand, will have left.
-        latency_ns: from then until it arrives.
-        lost: whether the network loses it.
-        cancelled: whether its sender took it back.
-        accepted_ns: when at most one window of it is unacknowledged; None while unknown.
-    """
+    """A message on its way to one node."""
 
     links: Links
     message: Message
     to: int
-    size: int
-    carried: int
-    start_ns: int = NEVER_NS
-    end_ns: int = NEVER_NS
-    latency_ns: int = 0
-    lost: bool = False
-    cancelled: bool = False
-    accepted_ns: int | None = None
+    size: int  # bytes on the wire
+    carried: int  # bytes that leave: all of them, or those that had left when it was cancelled
+    start_ns: int = NEVER_NS  # when its first bit left
+    end_ns: int = NEVER_NS  # when its last bit has left or, as things stand, will have left
+    latency_ns: int = 0  # from then until it arrives
+    lost: bool = False  # by the network
+    cancelled: bool = False  # by its sender
+    accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
     waiters: list[asyncio.Future[None]] | None = None
     wake: ClockEvent | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait until the message is accepted: at most one window is unacknowledged, or it was cancelled. A message that
-        the network loses is accepted when it has left."""
+        # A message that the network loses is accepted when it has left.
         if self.done():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,7 +84,6 @@ class Transfer(Sending):
             self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
 
     def accept(self) -> None:
-        """Wake the tasks that wait for acceptance."""
         for future in self.waiters or ():
             _resolve(future)
         self.waiters = None
@@ -146,10 +130,6 @@ class Links(ABC):
     """All links of a network, and the messages on them.
 
     Args:
-        clock: the virtual clock.
-        network: describes the links.
-        nodes: number of nodes.
-        seed: the experiment's seed.
         limit: size of the largest message that receivers accept, bytes.
         deliver: by rank, the function that puts a message into the node's mailbox.
         watch: called for each transfer after it has left its sender or was cancelled, possibly at a later instant.
@@ -199,11 +179,7 @@ class Links(ABC):
     def send(
         self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
     ) -> list[Sending]:
-        """Queue a frozen payload for some nodes, in this order.
-
-        Raises:
-            ValueError: for a message above the limit.
-        """
+        """Queue a frozen payload for some nodes, in this order; ValueError for a message above the limit."""
         size, versions = _measure(payload, tag)
         if size > self._largest:
             raise ValueError(
@@ -263,7 +239,6 @@ class Links(ABC):
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
-        """Count a message of a node to a peer that counts as dead as lost."""
         self._traffic[rank].messages_lost += 1
         return Sent(self.clock, rank, 0)
 
@@ -317,7 +292,6 @@ class Links(ABC):
         return path
 
     def _left(self, transfer: Transfer) -> None:
-        """Count a message whose last bit has left."""
         source = transfer.message.source
         traffic = self._traffic[source]
         traffic.bytes_sent += transfer.size
@@ -330,7 +304,6 @@ class Links(ABC):
         self._report(transfer)
 
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
-        """Count a message that is cancelled after some of its bytes have left."""
         transfer.end_ns, transfer.carried = self.clock.now_ns, gone
         self._traffic[transfer.message.source].bytes_sent += gone
         self._report(transfer)
@@ -344,7 +317,6 @@ class Links(ABC):
             self._traffic[to].bytes_received += transfer.carried
 
     def _landed(self, message: Message, to: Sequence[int]) -> None:
-        """Messages have arrived, or never will."""
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
             self.flights.land(message, to[0])  # numbered messages go one by one
@@ -450,7 +422,6 @@ class Links(ABC):
         return []
 
     def close(self) -> None:
-        """Report the transfers that are under way as the run ends."""
         if self._watch is not None:
             now_ns = self.clock.now_ns
             for rank in range(self._nodes):
@@ -475,7 +446,6 @@ class Links(ABC):
         }
 
     def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
-        """Go on counting from what was saved."""
         traffic = self._traffic[rank] = Traffic(**saved["traffic"])
         self._included[rank :: self._nodes] = traffic.bytes_sent, traffic.bytes_received
         self._busy_s[rank :: self._nodes] = map(float, saved["busy_s"])
@@ -490,7 +460,6 @@ class Links(ABC):
         self.clock.at(due_ns, Order.DELIVERY, message.source, arrived)
 
     def uncount(self, rank: int, message: Message) -> None:
-        """Take a message from a node's counters that it had received before the run was resumed."""
         self._traffic[rank].messages_received -= 1
         self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
 

@@ -58,7 +58,6 @@ class SimRecorder:
     # --- when
 
     def begin(self) -> None:
-        """Record the start."""
         evaluation = self._setup.experiment.evaluation
         if evaluation.every_s is not None:
             self._tick(0, evaluation.every_s)
@@ -75,7 +74,6 @@ class SimRecorder:
             self._schedule_tick(math.ceil(self._context.clock.now() / every_s), every_s)
 
     def round_ended(self, node: NodeRuntime) -> None:
-        """Record a node that has completed a round, if that is due."""
         if is_due(self._setup, node.round):
             self._record(node, node.round)
 
@@ -99,7 +97,6 @@ class SimRecorder:
             self._reached()
 
     def come(self, rank: int, round: int) -> None:
-        """A node is present, and is recorded from a round on."""
         self.flush()
         self._rows.back(rank, round, self._next_tick)
 

@@ -81,9 +81,8 @@ class SimulateEngine:
 
 @contextmanager
 def _tuned(threads: int, nodes: int) -> Iterator[None]:
-    """Set torch's threads for a run, and restore them and torch's random generator afterwards. Meanwhile Python's cyclic
-    garbage collector looks at new objects only, and rarely: nodes exist as long as the run, and walking over them again and
-    again can take longer than all events."""
+    """Set torch's threads for a run, and restore them and torch's random generator afterwards. Meanwhile Python's garbage
+    collector looks at new objects only, and rarely: walking over all nodes again and again may outlast all events."""
     threads_before, threshold_before = torch.get_num_threads(), gc.get_threshold()
     torch.set_num_threads(threads)
     gc.freeze()
@@ -98,18 +97,8 @@ def _tuned(threads: int, nodes: int) -> Iterator[None]:
 
 
 class Simulation:
-    """One run of all nodes of a setup in virtual time.
-
-    Args:
-        setup: the run's setup.
-        metrics: receives the rows of nodes.
-        graphs: receives graphs that change.
-        observer: watches the run.
-        timeline: receives the times at which nodes compute and send, if any.
-        folder: receives checkpoints, and holds the record up to a checkpoint.
-        cut: the checkpoint from which the run is resumed, if any.
-        events: receives what happens to nodes; required if there are faults.
-    """
+    """One run of all nodes of a setup in virtual time, from a checkpoint (``cut``) or from its start. The folder receives
+    checkpoints, and holds the record up to a checkpoint; ``events`` are required if there are faults."""
 
     def __init__(
         self,
@@ -165,11 +154,7 @@ class Simulation:
     # --- the run
 
     def run(self) -> Outcome:
-        """Run to the end.
-
-        Raises:
-            BadInput: for a checkpoint that can't be read.
-        """
+        """Run to the end; BadInput for a checkpoint that can't be read."""
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
@@ -252,7 +237,6 @@ class Simulation:
         return await self._tasks.end
 
     def _end(self, reason: str) -> None:
-        """Complete the record of a run that has not failed."""
         self._recorder.end(reason)
         if self._checkpoints is not None:
             self._checkpoints.end()
@@ -273,7 +257,6 @@ class Simulation:
     # --- nodes
 
     def _new_node(self, rank: int) -> NodeRuntime:
-        """A node at its start."""
         initial = self._common or self._setup.initial(rank)
         if self._common is None:
             if self._device != "cpu":
@@ -287,7 +270,7 @@ class Simulation:
         if rank in self._hosts:  # an earlier incarnation
             host.secrets = self._hosts[rank].secrets
         self._hosts[rank] = host
-        return NodeRuntime(self._setup.node(rank, initial), host)
+        return NodeRuntime(self._setup, rank, initial, host)
 
     def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
         """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model."""
@@ -300,7 +283,6 @@ class Simulation:
         return node
 
     def _present(self) -> list[NodeRuntime]:
-        """The nodes that take part at present."""
         return self.nodes if self._faults is None else [self.nodes[rank] for rank in sorted(self._faults.up)]
 
     def _last_model(self, node: NodeRuntime) -> Model:
@@ -316,7 +298,6 @@ class Simulation:
         return tensor.to(self._device)
 
     def _seconds(self, computation: Computation) -> float:
-        """The duration of a computation that starts now."""
         if computation.kind is ComputationKind.APPLY:
             return 0.0
         seed, now = self._setup.experiment.seed, self._clock.now()
@@ -325,7 +306,6 @@ class Simulation:
         )
 
     def _round_ended(self, rank: int) -> None:
-        """A node has completed a round."""
         node = self.nodes[rank]
         self._rounds += 1
         if self._rounds % max(len(self.nodes) // 16, 1) == 0:
@@ -342,7 +322,6 @@ class Simulation:
             self._checkpoints.round_ended(node)
 
     def _returned(self, rank: int) -> None:
-        """A node's protocol has returned."""
         if self._checkpoints is not None:
             self._checkpoints.over(rank)
         if self._faults is not None:

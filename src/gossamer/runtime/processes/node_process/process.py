@@ -121,7 +121,7 @@ class NodeProcess:
         self._host = NodeHost(
             stage.rows, self._clock, self._computing, experiment.stop.rounds, self._end_round
         )
-        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
+        self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
