@@ -15,6 +15,7 @@ from hypothesis import settings
 from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 
+import forked
 import gossamer  # noqa: F401 - before torch, so that the matrix kernels have the mode that bits are promised for
 from command_line import Cli
 
@@ -34,9 +35,26 @@ settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _processes_start_at_once() -> Iterator[None]:
+    """Coordinators of real runs are forked from a process that has imported everything."""
+    forked.use(forked.FORKER.popen)
+    yield
+    forked.FORKER.close()
+
+
+@pytest.fixture
+def fresh_interpreters() -> Iterator[None]:
+    """Coordinators are started as programs, as they are outside the tests."""
+    forked.use(subprocess.Popen)
+    yield
+    forked.use(forked.FORKER.popen)
+
+
 @pytest.fixture
 def no_process_is_left() -> Iterator[None]:
     """All processes that the test has started, and theirs, are over when it is."""
+    forked.FORKER.start()
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before

