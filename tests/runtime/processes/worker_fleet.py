@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from forked import FORKER, Child
@@ -12,9 +14,11 @@ TOKEN = "a token for the tests"
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of loopback that nobody listens at, and that the system gives to nobody who asks for any."""
+    for port in range(10_000 + os.getpid() % 20_000, 32_768):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no free port")
 
 
 class Fleet:
