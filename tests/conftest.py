@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -33,6 +35,32 @@ install_import_hook(
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
+
+
+QUICK = {"algorithms", "cli", "codecs", "faults", "network", "node", "results", "sweep", "tasks", "topology"}
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_not_recorded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where runs take a few steps, which recording takes longer than; that it changes no bit is tested in the other folders."""
+
+    from gossamer.learning.capture import Captured
+
+    def plain(captured: Captured, *arguments: Any) -> Any:
+        return captured._function()(*arguments)
+
+    if QUICK.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
+        yield
+    else:
+        with mock.patch.object(Captured, "__call__", plain):
+            yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_are_not_flushed_to_disk() -> Iterator[None]:
+    """A run waits for the disk a dozen times."""
+    with mock.patch("os.fsync"):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -49,6 +49,7 @@ def serve(descriptor: int) -> None:
     import gossamer.tasks  # noqa: F401
 
     gc.enable()
+    os.fsync = lambda descriptor: None  # type: ignore[assignment]  # a run waits for the disk a dozen times
     torch.set_num_threads(1)  # as coordinators and workers do first of all
     orders = socket.socket(fileno=descriptor)
     ended, wakeup = socket.socketpair()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -70,13 +69,6 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 PROCESSES = {"name": "processes"}
 REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s", "staleness_max_s")
 """Columns that a clock fills, which in a simulation is the experiment's."""
-
-
-@pytest.fixture(autouse=True)
-def quick_disk() -> Iterator[None]:
-    """What is flushed to disk, and when, is tested elsewhere; here it only takes time, as does clearing the heap."""
-    with mock.patch("gossamer.results.folder.sync"), mock.patch("gc.collect"):
-        yield
 
 
 def settings(name: str) -> dict[str, Any]:
