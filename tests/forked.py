@@ -26,8 +26,8 @@ from typing import Any
 
 from gossamer.runtime.processes.system.process import close_all_but
 
-IGNORED = {"PYTEST_CURRENT_TEST", "PYTHONPATH"}
-"""Variables that no import looks at. (The import path is set in the child.)"""
+IMPORTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH")
+"""How variables begin that an interpreter or a library reads when it starts."""
 LARGEST_ORDER = 1 << 18
 
 
@@ -301,7 +301,9 @@ def _path() -> str:
 
 
 def _compared(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in IGNORED}
+    """What a fork can't change any more. (The import path is set in the child.)"""
+    found = {name: value for name, value in environment.items() if name.startswith(IMPORTED)}
+    return {name: value for name, value in found.items() if name != "PYTHONPATH"}
 
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ class NoWorkers(ThreadPoolExecutor):
 
 
 def test_a_run_fails_if_its_executor_can_not_start_workers(tmp_path: Path) -> None:
-    listen = Listen("127.0.0.1:0", TOKEN, 2, "test_remote_workers:NoWorkers")
+    listen = Listen("127.0.0.1:0", TOKEN, 1, "test_remote_workers:NoWorkers")
     said = r"^worker \d of test_remote_workers:NoWorkers ended before the run started: ZeroDivisionError.*$"
     with pytest.raises(RunFailed, match=said):
         gossamer.run(experiment(), tmp_path, listen=listen)
@@ -319,7 +319,7 @@ def test_an_error_here_ends_the_workers_of_an_executor(tmp_path: Path) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    listen = Listen("127.0.0.1:0", TOKEN, 2, "concurrent.futures:ThreadPoolExecutor")
+    listen = Listen("127.0.0.1:0", TOKEN, 1, "concurrent.futures:ThreadPoolExecutor")
     with pytest.raises(ZeroDivisionError):
         gossamer.run(
             experiment(**SLOW | {"stop": {"rounds": 10**6}}), tmp_path, observer=At(2, fail), listen=listen
