@@ -258,7 +258,7 @@ class NodeProcess:
         the network's rows are all there is, and for the last of them; otherwise it goes on without."""
         waits = last or self._setup.experiment.evaluation.nodes == "average"
         while self._given - self._consumed >= SNAPSHOTS:
-            if not waits or self._finish.done():
+            if not waits:
                 return None
             self._freed.clear()
             await self._freed.wait()
@@ -325,7 +325,6 @@ class NodeProcess:
             case protocol.Finish():
                 if not self._finish.done():
                     self._finish.set_result(message)
-                    self._freed.set()
             case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
