@@ -2,6 +2,9 @@
 
 from gossamer.algorithms.ad_psgd import ADPSGD as ADPSGD
 from gossamer.algorithms.algorithm import Algorithm as Algorithm
+from gossamer.algorithms.compressed import BEER as BEER
+from gossamer.algorithms.compressed import ChocoSGD as ChocoSGD
+from gossamer.algorithms.compressed import DeepSqueeze as DeepSqueeze
 from gossamer.algorithms.corrected import D2 as D2
 from gossamer.algorithms.corrected import GradientTracking as GradientTracking
 from gossamer.algorithms.corrected import QuasiGlobalMomentum as QuasiGlobalMomentum

@@ -87,8 +87,9 @@ class Gather(Section):
         timeout_s: after this many seconds, go on without the missing peers; null waits without a limit.
         lost_peer: "fail" ends the run when a peer is dead; "skip" goes on without the peer; "wait" waits for it to come
             back, at most ``timeout_s``.
-        missing: which weight replaces that of a missing model, where an algorithm mixes with given weights: "own" adds it
-            to the node's own model, "renormalize" divides by the weight that is present.
+        missing: which weight replaces that of a missing model, or of a coordinate that a sparse codec did not send, where an
+            algorithm mixes with given weights: "own" adds it to the node's own model, "renormalize" divides by the weight
+            that is present.
     """
 
     timeout_s: float | None = Field(default=None, gt=0)

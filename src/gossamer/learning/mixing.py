@@ -98,8 +98,7 @@ def combine(
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
-            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent`` for
-            ranks that sent nothing, and ``"own"`` for the coordinates that a part lacks.
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent``.
         absent: see ``missing``.
         fresh: creates the result's vector.
 
@@ -119,9 +118,9 @@ def combine(
         return _ring_sum(own, inbox, weights, _self_weight(inbox, weights, self_weight))
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
-    if missing is None and absent == "renormalize" and len(inbox) < len(weights):
-        inbox = {rank: _filled(payload, own) for rank, payload in inbox.items()}
-        missing = "renormalize"
+    if missing is None:
+        whole = len(inbox) == len(weights) and not any(isinstance(each, Part) for each in inbox.values())
+        missing = "own" if whole else absent
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
@@ -194,13 +193,6 @@ def half(payload: Any, which: int) -> Any:
             f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model"
         )
     return payload[which]
-
-
-def _filled(payload: Any, own: Float[Tensor, " n"]) -> Any:
-    """A part with the own values where it has none; anything else as it came."""
-    if not isinstance(payload, Part):
-        return payload
-    return own.scatter(0, _region(payload, own), payload.values)
 
 
 def _add_at(

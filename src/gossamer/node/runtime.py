@@ -47,7 +47,8 @@ class NodeRuntime:
             wrapper for wrapper in reversed(setup.experiment.wrappers) if _overrides(wrapper, "incoming")
         ]
         self.node = Node(self)
-        self.coder = None if setup.experiment.codec is None else Coder(setup.experiment.codec, self.node)
+        codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
+        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
         self.reception.coder = self.coder
         self._sampler = self.node._sampler
         self._receive_own = self._deliver_wrapped if self._incoming else self.reception.mailbox.deliver
