@@ -60,5 +60,5 @@ class Entropy(Codec):
             octets = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint8)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None
-        ordered = np.ascontiguousarray(octets.reshape(dtype.itemsize, -1).T).reshape(-1)
+        ordered = np.array(octets.reshape(dtype.itemsize, -1).T, order="C").reshape(-1)
         return torch.from_numpy(ordered).view(dtype)
