@@ -19,6 +19,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Message, Model, Node, NodeWrapper, Run, RunFailed
 from gossamer.codecs import Chain, Codec, Float16, Identity, Quantize, RandomK, TopK, indices
 from gossamer.codecs.quantize import _packed, _unpacked
+from gossamer.config.registry import names
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
@@ -395,9 +396,16 @@ def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> N
     play(tmp_path, script, 2, codec="float16")
 
 
-ALGORITHMS: list[dict[str, Any]] = [
+DIFFERENCES: dict[str, Any] = {
+    "sign": "sign",
+    "stc": {"name": "stc", "fraction": 0.4},
+    "low-rank": "low-rank",
+}
+"""Codecs that only algorithms with differences take. (What ``low-rank`` sends of a vector is the vector.)"""
+TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "d-psgd", "overlap": True},
     {"name": "epidemic-local", "degree": 2},
+    {"name": "epidemic-oracle", "degree": 3},
     {"name": "gradient-tracking"},
     {"name": "d2"},
     {"name": "qg-momentum"},
@@ -410,19 +418,60 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"name": "divshare", "fraction": 1.0, "recipients": 2},
     {"name": "gossip-learning"},
 ]
+TAKES_DIFFERENCES: list[dict[str, Any]] = [{"name": "choco-sgd"}, {"name": "deepsqueeze"}, {"name": "beer"}]
+TAKES_NONE: list[dict[str, Any]] = [
+    {"name": "local"},
+    {"name": "centralized"},
+    {"name": "all-reduce"},
+    {"name": "relay-sum", "tree": "spanning"},
+    {"name": "divshare", "fraction": 0.2},
+]
+EIGHT: dict[str, Any] = {"nodes": 8, "topology": "complete"}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=[str(each["name"]) for each in ALGORITHMS])
+def test_every_algorithm_is_in_one_of_these_lists() -> None:
+    listed = {each["name"] for each in (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_NONE)}
+    assert listed == set(names("algorithm"))
+
+
+def test_every_codec_is_in_one_of_these_lists() -> None:
+    listed = {part.name_of() for codec in CODECS.values() for part in described(codec).codec.parts()}
+    assert listed | DIFFERENCES.keys() | {"chain"} == set(names("codec"))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("processes", marks=pytest.mark.slow), {"name": "simulate", "trainer": "sequential"}],
+)
+@pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda each: str(each["name"]))
 def test_it_composes_with_every_algorithm_that_sends_models(
-    algorithm: dict[str, Any], tmp_path: Path
+    algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
-    more = {"algorithm": algorithm, "topology": "complete", "checkpoint": {"every_rounds": 2}}
-    plain = gossamer.run(described(None, 6, **more), tmp_path / "plain")
-    for name in ("top-k", "chain"):
-        run = gossamer.run(described(CODECS[name], 6, **more), tmp_path / name.replace(" ", ""))
+    engines: dict[str, Any] = {"simulate": {"name": "simulate", "trainer": "sequential"}}
+    more = {**EIGHT, "algorithm": algorithm, "engine": engines.get(engine, engine)}
+    plain = gossamer.run(described(None, 2, **more), tmp_path / "plain")
+    for number, name in enumerate(chosen):
+        codec = {**CODECS, **DIFFERENCES}[name]
+        if name in DIFFERENCES and algorithm not in TAKES_DIFFERENCES:
+            with pytest.raises(BadInput, match=f"codec: {name}, which is for differences"):
+                gossamer.run(described(codec, 2, **more), tmp_path)
+            continue
+        run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
         assert run.status == "done"
-        assert total(run, "bytes_sent") != total(plain, "bytes_sent")
         assert bits(run).isfinite().all()
+        same = total(run, "bytes_sent") == total(plain, "bytes_sent")
+        assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+
+
+@pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
+@pytest.mark.parametrize("codec", ["top-k", "quantize"])
+def test_algorithms_that_send_no_whole_models_refuse_every_codec(
+    algorithm: dict[str, Any], codec: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        BadInput, match=f"codec: {codec} for {algorithm['name']}, which sends no whole models"
+    ):
+        gossamer.run(described(CODECS[codec], **EIGHT, algorithm=algorithm), tmp_path)
 
 
 # --- what is refused

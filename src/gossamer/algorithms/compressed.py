@@ -11,9 +11,7 @@ Communication", ICML 2019, Algorithm 2. Every node has a replica x̂_j of what i
     q_i = C(x_i - x̂_i), which is sent;   x̂_j <- x̂_j + q_j for j = i and all neighbours
     x_i <- x_i + gamma sum_j W_ij (x̂_j - x̂_i)
 
-The paper's Algorithm 2 mixes before it sends; this is the order of the authors' code (epfml/ChocoSGD) and of
-DecentralizePy. Where the graph changes, a node sends its x̂ itself, not encoded, to those that were not its neighbours in
-the round before.
+Where the graph changes, a node sends its x̂ itself, not encoded, to those that were not its neighbours in the round before.
 
 DeepSqueeze: Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, as in the
 code of epfml/powergossip. Nodes keep their own error e and no replicas:
@@ -28,7 +26,8 @@ H = G = 0:
     X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
     V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)
 
-The formulas of DeepSqueeze and BEER are those of the authors' code (liboyue/beer); the papers' texts were not at hand.
+The formulas are those of the authors' code (epfml/ChocoSGD, epfml/powergossip, liboyue/beer); the papers' texts were not at
+hand.
 """
 
 from __future__ import annotations
