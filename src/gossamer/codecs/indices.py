@@ -1,11 +1,12 @@
 """Sorted indices in as few bits as their number allows.
 
-Of P coordinates k are sent, each of them as likely as the next one. Then the gap to the next index is geometric with a = k / P,
-and an ideal code for all of them takes P H(a) bits, where H is the binary entropy: 4.7 bits an index where a = 0.1. That holds
-for any indices, since the length depends on k and P alone. Asymmetric numeral systems (Duda, 2013; the library constriction)
-reach it to within some bytes.
+Of P coordinates k are sent, each of them as likely as the next one. Then the gap to the next index is geometric with a = k
+/ P, and an ideal code for all of them takes P H(a) bits, where H is the binary entropy: 4.7 bits an index where a = 0.1.
+That holds for any indices, since the length depends on k and P alone. Asymmetric numeral systems (Duda, 2013; the library
+constriction) reach it to within some bytes.
 
-A gap is coded as its lowest b bits, all equally likely, and the number above them: as many escapes as it holds 1024, and the rest.
+A gap is coded as its lowest b bits, all equally likely, and the number above them: as many escapes as it holds 1024, and
+the rest.
 """
 
 from __future__ import annotations
