@@ -264,7 +264,7 @@ def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
     run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
-    payload = Model(Coded([torch.zeros(3), torch.zeros(4, dtype=torch.uint8)]))  # type: ignore[arg-type]
+    payload = Model(Coded([torch.zeros(3), torch.zeros(8, dtype=torch.uint8)]))  # type: ignore[arg-type]
     assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
 
 
