@@ -439,10 +439,18 @@ def test_every_codec_is_in_one_of_these_lists() -> None:
     assert listed | DIFFERENCES.keys() | {"chain"} == set(names("codec"))
 
 
+SOME = ("top-k", "jwins", "entropy", "sign")
+
+
 @pytest.mark.parametrize(
-    "engine",
-    [pytest.param("processes", marks=pytest.mark.slow), {"name": "simulate", "trainer": "sequential"}],
+    ("engine", "chosen"),
+    [
+        pytest.param("processes", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="processes"),
+        pytest.param("simulate", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="all-simulated"),
+        pytest.param("simulate", SOME, id="some-simulated"),
+    ],
 )
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda each: str(each["name"]))
 def test_it_composes_with_every_algorithm_that_sends_models(
     algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path

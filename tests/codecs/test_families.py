@@ -156,7 +156,6 @@ def test_top_k_sends_all_from_a_share_on() -> None:
 
 @given(vectors, st.floats(0, 2), st.booleans())
 def test_threshold_sends_what_changed_by_more(x: np.ndarray, threshold: float, relative: bool) -> None:
-    x = np.clip(x, -1e9, 1e9)  # squares of larger numbers are no float32
     codec = Threshold(threshold=threshold, relative=relative)
     sender, receiver = pair(codec, torch.zeros(len(x)))
     part = codec.decode(

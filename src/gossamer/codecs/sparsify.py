@@ -163,7 +163,7 @@ class Threshold(ChangeSparsifier):
     relative: bool = False
 
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
-        scale = float(change.square().mean().sqrt()) if self.relative else 1.0
+        scale = float(change.double().square().mean().sqrt()) if self.relative else 1.0
         return torch.nonzero(change.abs() > self.threshold * scale).flatten()
 
 
