@@ -467,8 +467,9 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
         assert run.status == "done"
         assert bits(run).isfinite().all()
-        same = total(run, "bytes_sent") == total(plain, "bytes_sent")
-        assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+        if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
+            same = total(run, "bytes_sent") == total(plain, "bytes_sent")
+            assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
 
 
 @pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
