@@ -119,7 +119,9 @@ class SGD(Optimizer):
     def _nesterov_needs_momentum(self) -> SGD:
         if self.nesterov and (self.dampening or not self.momentum):
             found = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
-            raise BadInput(f"optimizer.nesterov: got {found}; accepted: a momentum above 0 and dampening 0")
+            raise BadInput(
+                f"optimizer.nesterov: got {found}; accepted: True with a momentum above 0 and dampening 0"
+            )
         return self
 
     def init(self, parameters: Tensor) -> State:
