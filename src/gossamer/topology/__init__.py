@@ -2,9 +2,12 @@
 
 from gossamer.topology.cyclon import Cyclon, Sampler
 from gossamer.topology.families import (
+    Adjacency,
     Complete,
+    EdgeList,
     ErdosRenyi,
     Exponential,
+    Given,
     Hypercube,
     OnePeerExponential,
     RandomRegular,
@@ -14,7 +17,6 @@ from gossamer.topology.families import (
     Torus,
     random_regular,
 )
-from gossamer.topology.files import Adjacency, EdgeList, Given
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.topology import Layers, RandomTopology, Topology, TopologySchedule
 from gossamer.topology.weights import CCS, DataSize, MetropolisHastings, Uniform, Weights
