@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, register
-from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested
-from gossamer.network.tables import read_records
+from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_records
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
