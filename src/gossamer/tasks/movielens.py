@@ -71,8 +71,7 @@ class MovieLens(TaskSource):
 
     - ``rmse``: square root of the mean squared error, outputs clipped to the scale of the ratings;
     - ``mae``: mean absolute error, outputs clipped;
-    - ``rmse_unclipped``: square root of the loss. decentralizepy and the DivShare artifact report it as
-      "loss" (theirs is the root of a mean over batches, where a smaller last batch counts as a whole one);
+    - ``rmse_unclipped``: square root of the loss, which decentralizepy and the DivShare artifact report as "loss";
     - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, equals.
 
     Each user's ratings are split into training and test ratings by a draw that is the same for every seed. All nodes are
