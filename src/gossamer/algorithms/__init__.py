@@ -2,6 +2,7 @@
 
 from gossamer.algorithms.ad_psgd import ADPSGD
 from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.compressed import BEER, ChocoSGD, DeepSqueeze
 from gossamer.algorithms.corrected import D2, GradientTracking, QuasiGlobalMomentum
 from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.algorithms.divshare import ADPSGDArtifact, DivShare, SwiftArtifact
@@ -12,7 +13,7 @@ from gossamer.algorithms.relay_sum import RelaySum
 from gossamer.algorithms.sgp import SGP
 from gossamer.algorithms.swift import Swift
 
-__all__ = ["ADPSGD", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
-__all__ += ["DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg", "GossipLearning"]
-__all__ += ["SGP", "GradientTracking", "Local", "QuasiGlobalMomentum", "RelaySum", "Swift"]
-__all__ += ["SwiftArtifact"]
+__all__ = ["ADPSGD", "BEER", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
+__all__ += ["ChocoSGD", "DeepSqueeze", "DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg"]
+__all__ += ["SGP", "GossipLearning", "GradientTracking", "Local", "QuasiGlobalMomentum", "RelaySum"]
+__all__ += ["Swift", "SwiftArtifact"]

@@ -90,8 +90,7 @@ def combine(
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
-            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent`` for
-            ranks that sent nothing, and ``"own"`` for the coordinates that a part lacks.
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent``.
         absent: see ``missing``.
         fresh: creates the result's vector.
 
@@ -110,10 +109,9 @@ def combine(
         return _ring_sum(own, inbox, weights, _self_weight(inbox, weights, self_weight))
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
-    if missing is None and absent == "renormalize" and len(inbox) < len(weights):
-        parts = {rank: part for rank, part in inbox.items() if isinstance(part, Part)}
-        filled = {rank: own.scatter(0, _region(part, own), part.values) for rank, part in parts.items()}
-        inbox, missing = {**inbox, **filled}, "renormalize"
+    if missing is None:
+        whole = len(inbox) == len(weights) and not any(isinstance(each, Part) for each in inbox.values())
+        missing = "own" if whole else absent
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)

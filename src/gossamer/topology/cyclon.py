@@ -107,7 +107,7 @@ class Cyclon(Topology):
 class Sampler:
     """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. It uses the
     ``rank``, ``size`` and ``state`` of the node, and ``lost``, ``send`` and ``timer`` of its
-    :class:`~gossamer.node.host.Host`. Messages and exchanges that are due wait in a queue for :meth:`run`."""
+    :class:`~gossamer.node.setup.Host`. Messages and exchanges that are due wait in a queue for :meth:`run`."""
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
