@@ -46,7 +46,7 @@ class Optimizer(Component):
     elementwise: ClassVar[bool] = False
     """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
-    lr: float = Field(gt=0)  # learning rate
+    lr: float = Field(gt=0)
     # Multiplies the learning rate, round by round; None keeps it.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)

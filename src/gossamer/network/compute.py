@@ -49,7 +49,7 @@ class ComputeProfile(Component):
 class Constant(ComputeProfile):
     """Every step takes the same time on every node."""
 
-    seconds_per_step: NonNegativeFloat = 0.01  # that time
+    seconds_per_step: NonNegativeFloat = 0.01
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.seconds_per_step

@@ -28,7 +28,7 @@ class SomeNodes(Component):
     count: NonNegativeInt | None = None  # number of nodes
     # Fraction of the nodes, rounded to the nearest number.
     fraction: float | None = Field(default=None, ge=0, le=1)
-    ranks: tuple[NonNegativeInt, ...] | None = None  # these nodes
+    ranks: tuple[NonNegativeInt, ...] | None = None
     # With count or fraction: "drawn" by the experiment's seed, or the "first" ranks; refused with ranks.
     which: Literal["drawn", "first"] = "drawn"
 

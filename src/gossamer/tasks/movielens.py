@@ -82,7 +82,7 @@ class MovieLens(TaskSource):
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
     the terms."""
 
-    # Latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
+    # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
     dimensions: PositiveInt = 20  # length of the factors of users and films

@@ -206,7 +206,7 @@ class EdgeList(Topology):
     """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes that no line names have no
     neighbours."""
 
-    path: FilePath  # the file
+    path: FilePath
     directed: bool = False  # whether "i j" lets only i send to j, or also j to i
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
