@@ -174,7 +174,7 @@ class SlowNodes(ModifiedProfile, SomeNodes):
     factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        slow = self.chosen(nodes, seed, "compute")
+        slow = set(self.chosen(nodes, seed, "compute"))
         factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
         with nested("compute"):
             return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
