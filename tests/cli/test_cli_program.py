@@ -75,9 +75,7 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
         (("--verbose",), "No such option: --verbose (Possible options: --version)"),
     ],
 )
-def test_what_the_parser_refuses_is_one_line(
-    cli: Cli, arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_the_parser_refuses_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()
