@@ -16,8 +16,7 @@ from gossamer.results.folder import RunFolder, environment, write_json, write_te
 from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
-from gossamer.runtime.engine import Engine
-from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.outcome import Engine, Outcome
 from gossamer.runtime.recording import Observer
 
 if TYPE_CHECKING:
@@ -233,7 +232,7 @@ def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | 
     if _simulated(experiment):
         if listen is not None:
             raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
-        from gossamer.runtime.simulate.engine import SimulateEngine
+        from gossamer.runtime.simulate.simulation import SimulateEngine
 
         return SimulateEngine(experiment)
     from gossamer.runtime.processes.launcher import ProcessesEngine

@@ -171,7 +171,7 @@ def test_failures_are_named_at_the_end_and_are_exit_code_1(cli: Cli, tmp_path: P
     )
     (tmp_path / "bad").unlink()
     assert cli("sweep", "sweep.yaml", "--quiet")[0] == 1
-    assert cli("sweep", "sweep.yaml", "--quiet", "--retry-failed")[0] == 0
+    assert cli("sweep", "sweep.yaml", *HERE, "--quiet", "--retry-failed")[0] == 0
 
 
 def test_set_changes_the_base_of_all_cells_and_hence_their_runs(cli: Cli, tmp_path: Path) -> None:

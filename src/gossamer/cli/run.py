@@ -177,8 +177,8 @@ def worker(
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""
     log_errors_only(quiet)
-    from gossamer.runtime.processes.security.join import check_token
-    from gossamer.runtime.processes.session import parse_address
+    from gossamer.runtime.processes.channel import parse_address
+    from gossamer.runtime.processes.security import check_token
 
     parse_address(coordinator, "HOST:PORT")
     check_token(token)
@@ -200,7 +200,7 @@ def worker(
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
     """Where workers join, as the options say."""
     from gossamer.runtime.processes.fork_server import Listen
-    from gossamer.runtime.processes.security.join import check_token, new_token
+    from gossamer.runtime.processes.security import check_token, new_token
 
     if address is None and workers is None:
         return None

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -203,6 +204,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@cache
 def _versions() -> dict[str, str]:
     required = metadata.requires("gossamer") or []
     names = {match.group() for line in required if (match := re.match(r"[A-Za-z0-9._-]+", line))}

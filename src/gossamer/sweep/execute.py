@@ -17,9 +17,9 @@ from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 from gossamer.results.folder import RunFolder, locked, write_text, writing
+from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.setup import prepare
-from gossamer.runtime.signals import ending_signals
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import State, state_of, states, write_results, write_state

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from gossamer.errors import GossamerError
-from gossamer.runtime.processes.system.process import describe_exit
+from gossamer.runtime.processes.system import describe_exit
 
 _KILL_S = 10.0
 """Seconds that an idle worker has to end after its channel is closed."""
