@@ -191,7 +191,7 @@ class Coordinator:
                 self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
                 self._events.append(rank, kind, text)
-            case protocol.Done() | protocol.Marked() | protocol.Saved() | protocol.Broken():
+            case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
             case protocol.Final(private=private, forms=parts):
                 for part, forms in parts.items():

@@ -118,7 +118,6 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            snapshots=self._checkpoints,
             incarnation=context.incarnation,
         )
 
