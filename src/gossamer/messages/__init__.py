@@ -19,16 +19,20 @@ Both engines use this module: ``processes`` sends what :func:`encode` gives; ``s
 :func:`freeze` gives and charges :func:`wire_bytes` for it.
 """
 
-from gossamer.messages.reading import BufferSpec, FrameError, decode, describe, raw
-from gossamer.messages.writing import (
+from gossamer.messages.encoding import (
     BEGIN_BYTES,
     CHUNK_BYTES,
     DATA_BYTES,
+    BufferSpec,
     Encoded,
+    FrameError,
+    decode,
+    describe,
     encode,
     framed_bytes,
     freeze,
     pack_head,
+    raw,
     unpack_head,
     wire_bytes,
 )

@@ -21,7 +21,7 @@ import msgspec
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
 Moment = int | tuple[str, int] | str
-"""As :data:`gossamer.runtime.barrier.Moment`."""
+"""As :data:`gossamer.runtime.recording.Moment`."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):

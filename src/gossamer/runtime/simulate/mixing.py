@@ -1,8 +1,8 @@
 """Mixing steps of all nodes, once everything else of an instant is done.
 
 The sum of whole vectors is *owed*: the node gets its row at once, but the row is written only when somebody is about to read
-parameters: an algorithm, a computation or a record. Until then the sums of many nodes gather, at one instant or at many, and
-are computed together. No node can tell, because what is mixed is immutable.
+parameters. Until then the sums of many nodes gather, at one instant or at many, and are computed together. No node can tell,
+because what is mixed is immutable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.learning.mixing import Mix, Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
 LEAST_TERMS = 24
@@ -57,7 +57,6 @@ class Mixing:
         return future
 
     def settle_for(self, vector: Any) -> None:
-        """Compute all owed sums if a vector is one of them."""
         if id(vector) in self._unwritten:
             self.settle()
 

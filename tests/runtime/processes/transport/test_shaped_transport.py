@@ -23,7 +23,7 @@ from given_network import Given
 from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Network, Path, Uniform, delivery
-from gossamer.network.access import Access
+from gossamer.network.network import Access
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
 

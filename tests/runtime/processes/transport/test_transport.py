@@ -11,7 +11,7 @@ import torch
 from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
 from gossamer.messages import CHUNK_BYTES, encode, raw, wire_bytes
-from gossamer.messages.reading import DTYPES
+from gossamer.messages.encoding import DTYPES
 from gossamer.messages.tags import WINDOW, Model, Part, Sending
 from gossamer.runtime.processes.transport import connection as module
 from gossamer.runtime.processes.transport.wire import (

@@ -34,7 +34,6 @@ from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.results.segment import RecordError
-from gossamer.runtime.barrier import Moment
 from gossamer.runtime.events import EventLog, HeardClock
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
@@ -47,7 +46,7 @@ from gossamer.runtime.processes.node_process.computing import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.recording import RunRecord
+from gossamer.runtime.recording import Moment, RunRecord
 from gossamer.runtime.setup import Setup, prepare
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))

@@ -22,11 +22,11 @@ from typing import Protocol
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
+from gossamer.node.rejoin import meeting
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
 from gossamer.runtime.recording import end_is_due, returned_early
-from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
 
 UNREACHABLE_S = 5.0

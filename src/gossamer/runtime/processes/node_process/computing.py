@@ -27,11 +27,11 @@ from gossamer.learning.malloc import trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages.tags import Model
+from gossamer.runtime.events import TimelineLog
 from gossamer.runtime.processes.memory import available_bytes, private_bytes
 from gossamer.runtime.processes.node_process.host import Clock, NodeContext
 from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.timeline import TimelineLog
 
 log = logging.getLogger("gossamer")
 
@@ -165,7 +165,7 @@ class Computing:
         return values
 
     async def compute(self, computation: Computation) -> Any:
-        """Carry a computation out; see :class:`~gossamer.node.host.Host`."""
+        """Carry a computation out; see :class:`~gossamer.node.setup.Host`."""
         self.under_way += 1
         try:
             async with self._turn:

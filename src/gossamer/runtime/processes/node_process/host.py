@@ -1,5 +1,5 @@
 """The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, and its
-:class:`~gossamer.node.host.Host`."""
+:class:`~gossamer.node.setup.Host`."""
 
 from __future__ import annotations
 

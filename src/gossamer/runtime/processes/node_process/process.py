@@ -21,8 +21,9 @@ from torch import Tensor
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
-from gossamer.runtime.barrier import Moment
-from gossamer.runtime.events import begins
+from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.runtime.events import begins, timeline_log
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
@@ -31,11 +32,8 @@ from gossamer.runtime.processes.node_process.computing import Computing, Stage
 from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.recording import Spent, Usage, is_due, node_row
-from gossamer.runtime.rejoin import newcomer
+from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.timeline import timeline_log
-from gossamer.runtime.unawaited import unawaited_calls_fail
 
 PROGRESS_S = 0.2  # between two reports of a node's progress
 ALIVE_S = 1.0  # between two reports of a node that waits, or evaluates its last model
@@ -85,7 +83,7 @@ class NodeProcess:
         self._host = NodeHost(
             stage.rows, self._clock, self._computing, experiment.stop.rounds, self._end_round
         )
-        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
+        self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
@@ -259,7 +257,7 @@ class NodeProcess:
         the network's rows are all there is, and for the last of them; otherwise it goes on without."""
         waits = last or self._setup.experiment.evaluation.nodes == "average"
         while self._given - self._consumed >= SNAPSHOTS:
-            if not waits or self._finish.done():
+            if not waits:
                 return None
             self._freed.clear()
             await self._freed.wait()
@@ -326,7 +324,6 @@ class NodeProcess:
             case protocol.Finish():
                 if not self._finish.done():
                     self._finish.set_result(message)
-                    self._freed.set()
             case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)

@@ -10,34 +10,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from statistics import median_high
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending
-from gossamer.node import Node, NodeRuntime
-from gossamer.node.host import Host
+
+if TYPE_CHECKING:
+    from gossamer.node.node import Node
+    from gossamer.node.runtime import NodeRuntime
 
 _TAG = "gossamer/newcomer"
 
 
 class Hospitality:
-    """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer.
+    """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer."""
 
-    Attributes:
-        asks: the peer that the node asks for its first model, and since when; None where it asks nobody.
-    """
-
-    def __init__(self, node: NodeRuntime, host: Host) -> None:
-        self._node, self._host = node, host
-        self.asks: tuple[int, float] | None = None
+    def __init__(self, node: NodeRuntime) -> None:
+        self._node, self._host = node, node.host
+        self._asked: int | None = None  # the peer that owes an answer
         self._number = 0  # of the last question
         self._answer: asyncio.Future[Any] | None = None  # to the open question
         self._given: dict[int, Sending] = {}  # the last model sent to each rank
 
     def takes(self, message: Message) -> bool:
-        """Take in a message, unless it is the algorithm's."""
+        """Take in a message, unless it is the algorithm's; says whether it did."""
         if message.tag[:1] != (_TAG,):
             return False
         source = message.source
@@ -48,7 +46,7 @@ class Hospitality:
                     before.cancel()
                 self._given[source] = self._send(source, self._node.model, "give", number)
             case "give", int(number):
-                if self.asks is not None and (self.asks[0], self._number) == (source, number):
+                if (self._asked, self._number) == (source, number):
                     self._close(message.payload)
                 else:
                     self._host.counters.messages_late += 1
@@ -59,8 +57,7 @@ class Hospitality:
     async def ask(self, peer: int, timeout_s: float) -> Any:
         """What a peer gives as its model; None if nothing came in time, or the peer is dead."""
         self._number += 1
-        self._answer = asyncio.get_running_loop().create_future()
-        self.asks = peer, self._host.now()
+        self._answer, self._asked = asyncio.get_running_loop().create_future(), peer
         self._send(peer, None, "ask", self._number)
         self.peer_lost()
         timer = self._host.timer(timeout_s, self._close)
@@ -68,11 +65,11 @@ class Hospitality:
             return await self._answer
         finally:
             timer.cancel()
-            self.asks = None
+            self._asked = None
 
     def peer_lost(self) -> None:
-        """The node has lost a peer, which answers nothing."""
-        if self.asks is not None and self.asks[0] in self._host.lost:
+        """``host.lost`` has grown: these peers answer nothing."""
+        if self._asked in self._host.lost:
             self._close()
 
     def _close(self, answer: Any = None) -> None:
@@ -98,13 +95,12 @@ def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]
 async def newcomer(
     run: Callable[[Node], Coroutine[Any, Any, None]], node: NodeRuntime, timeout_s: float | None
 ) -> None:
-    """The protocol of a node that joins later: it takes over the model of the first neighbour that gives one that fits, and
-    keeps its own without one.
-    """
+    """The protocol of a node that joins later: with a timeout, it takes over the model of the first neighbour that gives one
+    that fits; it keeps its own without one."""
     if timeout_s is not None:
-        assert isinstance(node.companion, Hospitality), "the setup is not hospitable"
+        assert node.hospitality is not None, "the setup is not hospitable"
         for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
-            given = await node.companion.ask(peer, timeout_s)
+            given = await node.hospitality.ask(peer, timeout_s)
             if _fits(given, node.model):
                 node.node.model = given
                 break
