@@ -97,13 +97,9 @@ class Encoded:
 
 
 def encode(payload: Payload) -> Encoded:
-    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied.
-
-    Raises:
-        TypeError: for an object that can't travel.
-        ValueError: for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or a payload
-            beyond the limits.
-    """
+    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied. TypeError for an object that
+    can't travel; ValueError for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or
+    a payload beyond the limits."""
     bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
     alone = payload.parameters if bare else payload
     if _is_plain(alone):
@@ -118,12 +114,8 @@ def encode(payload: Payload) -> Encoded:
 
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned. A tensor
-    that can't change any more may be kept as it is. Limits are left to :func:`encode`.
-
-    Raises:
-        TypeError: for an object that can't travel.
-        ValueError: for containers nested too deep.
-    """
+    that can't change any more may be kept as it is. TypeError for an object that can't travel; other limits are left to
+    :func:`encode`."""
 
     def frozen(item: Any, depth: int) -> Any:
         if type(item) in _SCALARS:
@@ -251,12 +243,8 @@ def framed_bytes(nbytes: int) -> int:
 
 
 def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
-    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure.
-
-    Raises:
-        TypeError: for a tag that is not str, int or a tuple of these.
-        ValueError: for a tag with an int beyond 64 bits or text that is not Unicode.
-    """
+    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure. TypeError or ValueError for
+    a tag that is not str, int (64 bits) or a tuple of these."""
     parts = as_tag(tag)
     try:
         packed: bytes = msgpack.packb(parts)
@@ -266,11 +254,8 @@ def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
-    """(tag, sent_at, structure) of a head; the structure is not looked at.
-
-    Raises:
-        FrameError: for a head that :func:`pack_head` would not have written.
-    """
+    """(tag, sent_at, structure) of a head; FrameError for one that :func:`pack_head` would not have written. The structure is
+    not looked at."""
     if head[:1] != _HEAD:
         raise FrameError("the head is not an array of 3")
     reader = Reader(head[1:], None)
@@ -292,11 +277,7 @@ def raw(buffer: Tensor) -> memoryview:
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
     """The payload of a structure and its buffers, which have the dtypes and shapes that :func:`describe` gives; its tensors
-    are the buffers themselves.
-
-    Raises:
-        FrameError: for anything that :func:`encode` would not have written, and for other buffers.
-    """
+    are the buffers themselves. FrameError for anything that :func:`encode` would not have written, and for other buffers."""
     reader = Reader(structure, buffers)
     payload = reader.whole()
     if len(buffers) != len(reader.specs):
@@ -305,11 +286,8 @@ def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
 
 
 def describe(structure: bytes) -> list[BufferSpec]:
-    """The (dtype, shape) of every buffer that follows a structure, without allocating any.
-
-    Raises:
-        FrameError: for anything that :func:`encode` would not have written.
-    """
+    """The (dtype, shape) of every buffer that follows a structure, without allocating any; FrameError as for
+    :func:`decode`."""
     reader = Reader(structure, None)
     reader.whole()
     return reader.specs
@@ -322,13 +300,9 @@ _REFUSED = {0xC1, 0xCA}  # nothing, and float32
 
 
 class Reader:
-    """Reads values one after the other. msgpack would allocate an array as large as announced before it reads the first
-    element, on each of its hundreds of levels, so it reads only scalars and the headers of containers here.
-
-    Args:
-        data: the bytes.
-        buffers: of the tensors; without them tensors become :class:`BufferSpec`.
-    """
+    """Reads values one after the other; without buffers, tensors become :class:`BufferSpec`. msgpack would allocate an array
+    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars and
+    the headers of containers here."""
 
     def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
         self._data, self._buffers = data, buffers

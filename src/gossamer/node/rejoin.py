@@ -82,12 +82,8 @@ class Hospitality:
 
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
-    them are in. For each of the others, also the round from which the two wait for each other, which neither has begun.
-
-    Args:
-        rounds: which round each of the others is in.
-        least: no earlier round than this one.
-    """
+    them are in, or the ``least`` one. For each of the others, also the round from which the two wait for each other, which
+    neither has begun."""
     first = max(median_high(rounds.values()), least) if rounds else least
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 

@@ -116,11 +116,9 @@ def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
     last = setup.experiment.stop.rounds
     if not (behind := _behind(setup, rounds)):
         return None
-    count, least, most = len(behind), min(behind.values()), max(behind.values())
-    if count == 1:
-        who = f"node {next(iter(behind))}"
-    else:
-        who = "all nodes" if count == len(setup.outcome_ranks & rounds.keys()) else f"{count} nodes"
+    ranks, least, most = list(behind), min(behind.values()), max(behind.values())
+    everyone = len(ranks) == len(setup.outcome_ranks & rounds.keys())
+    who = f"node {ranks[0]}" if len(ranks) == 1 else "all nodes" if everyone else f"{len(ranks)} nodes"
     after = f"{least}" if least == most else f"{least} to {most}"
     return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
 

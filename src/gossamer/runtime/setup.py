@@ -28,11 +28,8 @@ from gossamer.topology import TopologySchedule
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts.
-
-    Raises:
-        BadInput: for anything that can't be used; names the field.
-    """
+    """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
+    used, which names the field."""
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
