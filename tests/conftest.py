@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import settings
 from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 
+import forked
 import gossamer  # noqa: F401 - before torch, so that the matrix kernels have the mode that bits are promised for
 from command_line import Cli
 
@@ -24,7 +27,7 @@ install_import_hook(
     [
         *("gossamer.algorithms", "gossamer.faults", "gossamer.learning", "gossamer.network", "gossamer.node"),
         *("gossamer.results", "gossamer.tasks", "gossamer.topology"),
-        *("gossamer.runtime.outcome", "gossamer.runtime.setup", "gossamer.runtime.processes.system.memory"),
+        *("gossamer.runtime.outcome", "gossamer.runtime.setup", "gossamer.runtime.processes.memory"),
     ],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
@@ -34,9 +37,52 @@ settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
 
 
+QUICK = {"algorithms", "cli", "codecs", "faults", "network", "node", "results", "sweep", "tasks", "topology"}
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_not_recorded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where runs take a few steps, which recording takes longer than; that it changes no bit is tested in the other folders."""
+
+    from gossamer.learning.capture import Captured
+
+    def plain(captured: Captured, *arguments: Any) -> Any:
+        return captured._function()(*arguments)
+
+    if QUICK.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
+        yield
+    else:
+        with mock.patch.object(Captured, "__call__", plain):
+            yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_are_not_flushed_to_disk() -> Iterator[None]:
+    """A run waits for the disk a dozen times."""
+    with mock.patch("os.fsync"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_start_at_once() -> Iterator[None]:
+    """Coordinators of real runs are forked from a process that has imported everything."""
+    forked.use(forked.FORKER.popen)
+    yield
+    forked.FORKER.close()
+
+
+@pytest.fixture
+def fresh_interpreters() -> Iterator[None]:
+    """Coordinators are started as programs, as they are outside the tests."""
+    forked.use(subprocess.Popen)
+    yield
+    forked.use(forked.FORKER.popen)
+
+
 @pytest.fixture
 def no_process_is_left() -> Iterator[None]:
     """All processes that the test has started, and theirs, are over when it is."""
+    forked.FORKER.start()
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest import mock
 
 import numpy as np
 from jaxtyping import Float
@@ -76,9 +75,7 @@ def play(
 ) -> Played:
     """Run a script on every node; ``fields`` replace those of :func:`experiment`."""
     described = experiment(script, nodes, **fields)
-    # A run clears the heap before it starts: a tenth of a second among all that the tests have imported.
-    with mock.patch("gc.collect"):
-        recorded = run(described, out, observer=observer, command=["test"])
+    recorded = run(described, out, observer=observer, command=["test"])
     return Played(_scripts[-1][1], recorded)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ import yaml
 
 import gossamer
 from command_line import Cli
+from forked import FORKER
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import Silent, unfinished
 from gossamer.results.checkpoints import newest
@@ -215,25 +213,26 @@ def test_the_unfinished_run_of_the_very_same_experiment_is_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_killed_program_is_started_again_and_goes_on(tmp_path: Path, engine: str) -> None:
+def test_a_killed_program_is_started_again_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
     """kill -9 of the launcher once there is a checkpoint; the same command line again, as a batch system would."""
     rounds = 200
     described = {**SETTINGS, "engine": engine, "stop": {"rounds": rounds}, "evaluation": {"every_rounds": 50}}
     described["checkpoint"] = {"every_rounds": 20}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(described))
-    command = [sys.executable, "-m", "gossamer", "run", "small.yaml", "--resume", "--quiet", "--no-report"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    started = subprocess.Popen(command, cwd=tmp_path, env=environment)
+    monkeypatch.chdir(tmp_path)
+    command = ("run", "small.yaml", "--resume", "--quiet", "--no-report")
+    started = FORKER.program(*command, output=tmp_path / "said")
     try:
         while not list(tmp_path.glob("runs/small/*/checkpoints/*/manifest.json")):
             assert started.poll() is None
             time.sleep(0.01)  # between two looks at the disk
     finally:
-        started.kill()
-        started.wait()
+        started.end()
     [folder] = (tmp_path / "runs" / "small").iterdir()
     assert load_run(folder).status == "running or killed"
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=100)
+    assert FORKER.program(*command, output=tmp_path / "said").wait(100) == 0, (tmp_path / "said").read_text()
     [same] = (tmp_path / "runs" / "small").iterdir()
     resumed = load_run(same)
     assert resumed.status == "done"

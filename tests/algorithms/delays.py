@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from jaxtyping import Float
@@ -119,9 +118,7 @@ def play(described: Experiment, out: Path) -> tuple[Run, Sent]:
     """The run, and what was sent in it, in the order of sending."""
     _sent.append([])
     noted = described.model_copy(update={"wrappers": (Postbook(number=len(_sent) - 1),)})
-    # (A run clears the heap first, which takes longer than these runs: there is all that the tests have imported.)
-    with mock.patch("gc.collect"):
-        return gossamer.run(noted, out, command=["test"]), _sent[-1]
+    return gossamer.run(noted, out, command=["test"]), _sent[-1]
 
 
 # --- the model

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import networkx as nx
 import numpy as np
@@ -157,8 +156,7 @@ def test_a_message_that_is_lost_costs_the_time_out(tmp_path: Path, kind: str) ->
     described = experiment(
         algorithm, [[0.25]] * 4, [[0.1] * 4] * 4, wrappers=[Muffled(kind=kind)], stop={"rounds": 4}
     )
-    with mock.patch("gc.collect"):
-        run = gossamer.run(described.override(evaluation={"every_rounds": 4}), tmp_path)
+    run = gossamer.run(described.override(evaluation={"every_rounds": 4}), tmp_path)
     rows = run.metrics.filter(run.metrics["round"] == 4, run.metrics["node"] >= 0).sort("node")
     assert rows["time_s"].to_list() == [3.0, 1.0, 3.0, 1.0]
 
@@ -279,8 +277,7 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(tmp_path: Path)
         checkpoint={"every_rounds": 6},
         stop={"rounds": 6},
     )
-    with mock.patch("gc.collect"):
-        run = gossamer.run(described, tmp_path)
+    run = gossamer.run(described, tmp_path)
     cut = newest(run.path / "checkpoints")
     assert cut is not None
     assert [[q[1][1] for q in cut.read(rank).state.get("~questions", [])] for rank in range(4)] == [

@@ -59,11 +59,10 @@ def test_the_threshold_decides_the_traffic(tmp_path: Path) -> None:
 
 
 def test_the_threshold_decides_the_traffic_of_processes(tmp_path: Path) -> None:
-    always, seldom = (told(play(tmp_path, threshold, {"name": "processes"})) for threshold in (0.0, SELDOM))
-    assert always == [ROUNDS] * 5
+    counts = told(play(tmp_path, SELDOM, {"name": "processes"}))
     # What a real node has heard by then, and so how far it moves, depends on the machine.
-    assert all(2 <= count <= ROUNDS for count in seldom)
-    assert sum(seldom) < sum(always)
+    assert all(2 <= count <= ROUNDS for count in counts)
+    assert sum(counts) < ROUNDS * 5  # as many as there would be without a threshold
 
 
 def test_both_trainers_decide_alike(tmp_path: Path) -> None:

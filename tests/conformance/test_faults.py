@@ -18,6 +18,7 @@ import gossamer
 from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
 from gossamer.runtime import events
 from gossamer.runtime.simulate import fault_runner
+from recorded import check_network_rows, rounds_of
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
@@ -44,10 +45,6 @@ def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes
     return gossamer.run(Experiment.of({**described, **changes}), out)
 
 
-def rounds_of(run: Run, rank: int) -> list[int]:
-    return run.metrics.filter(node=rank)["round"].to_list()
-
-
 def kinds_of(run: Run, rank: int) -> list[str]:
     """What happened to a node, but for computations that took too long on a busy machine."""
     kinds = run.events.filter(node=rank)["event"].to_list()
@@ -66,7 +63,7 @@ def check_survivors(run: Run, *others: int) -> None:
     for rank in set(range(NODES)) - set(others):
         assert rounds_of(run, rank) == list(range(ROUNDS + 1))
         assert known(run)[rank]
-    assert rounds_of(run, -1) == list(range(ROUNDS + 1))
+    check_network_rows(run, range(ROUNDS + 1))
 
 
 CRASH: dict[str, Any] = {"name": "crash", "nodes": [VICTIM], "at_round": 3}
@@ -102,7 +99,7 @@ def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engi
     assert all(known(run))
     for rank in set(range(NODES)) - {VICTIM}:
         assert rounds_of(run, rank) == list(range(2 * ROUNDS + 1))
-    assert rounds_of(run, -1) == list(range(2 * ROUNDS + 1))
+    check_network_rows(run, range(2 * ROUNDS + 1))
     sent = run.metrics.filter(node=VICTIM)["bytes_sent"].to_list()
     assert sent == sorted(sent)
 
@@ -131,7 +128,7 @@ def test_a_node_that_joins_takes_part_from_then_on(tmp_path: Path, engine: str, 
     rows = rounds_of(run, VICTIM)
     assert rows == list(range(rows[0], 2 * ROUNDS + 1))
     assert rows[0] > 1
-    assert rounds_of(run, -1) == list(range(2 * ROUNDS + 1))
+    check_network_rows(run, range(2 * ROUNDS + 1))
     assert all(known(run))
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 import gossamer
+from forked import FORKER, Child
 from gossamer import Experiment, Run, RunFailed, load_run
 
 DEADLINE_S = 100.0
@@ -62,25 +62,31 @@ def rows_are_there(out: Path, nodes: int) -> bool:
     return all(text.count(b'{"node":%d,' % rank) >= 2 for rank in range(nodes))
 
 
-def launch(experiment: Experiment, tmp_path: Path) -> subprocess.Popen[str]:
-    path = tmp_path / "experiment.yaml"
+def launch(experiment: Experiment, folder: Path) -> Child:
+    """Run it as a program; what it says is in the file "said"."""
+    path = folder / "experiment.yaml"
     path.write_text(experiment.to_yaml())
-    command = [sys.executable, "-m", "gossamer", "run", str(path), "--out", str(tmp_path / "runs")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return FORKER.program("run", str(path), "--out", str(folder / "runs"), output=folder / "said")
+
+
+def ended(launcher: Child, folder: Path) -> str:
+    """Wait until a program has ended; gives what it said."""
+    launcher.wait(DEADLINE_S)
+    return (folder / "said").read_text()
 
 
 def with_victims(
     experiment: Experiment, tmp_path: Path, deed: Callable[[list[psutil.Process]], None]
 ) -> tuple[Run, str]:
     """Run, do something to the nodes' processes, and let it come to its end."""
-    with launch(experiment, tmp_path) as launcher:
-        try:
-            nodes = wait_until(lambda: node_processes(launcher.pid, experiment.nodes), "all nodes live")
-            wait_until(lambda: rows_are_there(tmp_path / "runs", experiment.nodes), "rows are there")
-            deed(nodes)
-            said, _ = launcher.communicate(timeout=DEADLINE_S)
-        finally:
-            launcher.kill()
+    launcher = launch(experiment, tmp_path)
+    try:
+        nodes = wait_until(lambda: node_processes(launcher.pid, experiment.nodes), "all nodes live")
+        wait_until(lambda: rows_are_there(tmp_path / "runs", experiment.nodes), "rows are there")
+        deed(nodes)
+        said = ended(launcher, tmp_path)
+    finally:
+        launcher.end()
     wait_until(lambda: not any(map(_runs, nodes)), "no process is left")
     return load_run(tmp_path / "runs"), said
 
@@ -167,13 +173,13 @@ def test_a_node_that_is_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
 
 def test_a_run_that_is_asked_to_end_ends_with_all_that_it_has(tmp_path: Path) -> None:
     experiment = described(4, 100_000)
-    with launch(experiment, tmp_path) as launcher:
-        try:
-            wait_until(lambda: rows_are_there(tmp_path / "runs", 4), "rows are there")
-            launcher.send_signal(signal.SIGTERM)
-            said, _ = launcher.communicate(timeout=DEADLINE_S)
-        finally:
-            launcher.kill()
+    launcher = launch(experiment, tmp_path)
+    try:
+        wait_until(lambda: rows_are_there(tmp_path / "runs", 4), "rows are there")
+        launcher.send_signal(signal.SIGTERM)
+        said = ended(launcher, tmp_path)
+    finally:
+        launcher.end()
     run = load_run(tmp_path / "runs")
     assert run.status == "stopped", said
     assert run.parameters is not None
@@ -188,12 +194,12 @@ def test_two_runs_at_once_don_t_meet(tmp_path: Path) -> None:
         folder.mkdir()
     launchers = [launch(described(4, 20), folder) for folder in folders]
     try:
-        for launcher in launchers:
-            said, _ = launcher.communicate(timeout=DEADLINE_S)
+        for launcher, folder in zip(launchers, folders, strict=True):
+            said = ended(launcher, folder)
             assert launcher.returncode == 0, said
     finally:
         for launcher in launchers:
-            launcher.kill()
+            launcher.end()
     for folder in folders:
         run = load_run(folder / "runs")
         assert run.status == "done"
@@ -204,8 +210,8 @@ def test_two_runs_at_once_don_t_meet(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes wherever it likes: a read-only folder")
 def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=0o500)
-    with launch(described(4, 5), tmp_path) as launcher:
-        said, _ = launcher.communicate(timeout=DEADLINE_S)
+    launcher = launch(described(4, 5), tmp_path)
+    said = ended(launcher, tmp_path)
     assert launcher.returncode != 0
     assert "ermission denied" in said
     assert "Traceback" not in said
@@ -214,8 +220,8 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
 def test_a_read_only_file_system_is_one_line(small_disk: Path, tmp_path: Path) -> None:
     subprocess.run(["mount", "--options", "remount,ro", str(small_disk)], check=True)
     (tmp_path / "runs").symlink_to(small_disk)
-    with launch(described(4, 5), tmp_path) as launcher:
-        said, _ = launcher.communicate(timeout=DEADLINE_S)
+    launcher = launch(described(4, 5), tmp_path)
+    said = ended(launcher, tmp_path)
     assert launcher.returncode == 2
     [line] = [each for each in said.splitlines() if "ead-only file system" in each]
     assert line.startswith("error: --out")

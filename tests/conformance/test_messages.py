@@ -49,7 +49,7 @@ def test_writing_what_is_being_sent_fails_the_run(tmp_path: Path, engine: str) -
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(("features", "yields"), [(4, 0), (4, 50), (5_000, 2), (100_000, 5)])
+@pytest.mark.parametrize(("features", "yields"), [(4, 50), (100_000, 5)])
 def test_no_changed_byte_ever_arrives_between_processes(tmp_path: Path, features: int, yields: int) -> None:
     """What was gone before it was written arrives as it was; else the run fails."""
     run, failure = None, None

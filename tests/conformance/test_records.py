@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,18 @@ def test_a_target_for_the_training_loss_is_the_mean_over_those_who_trained(
         tmp_path,
         **settings,
         engine={"name": engine},
-        stop={"rounds": 30, "target": {"metric": "train_loss", "value": level}},
+        stop={
+            "rounds": 30 if engine == "simulate" else 100_000,
+            "target": {"metric": "train_loss", "value": level},
+        },
     )
     assert run.status == "done"
-    # A round's losses are all known when its last client has reported: before the server ends the round.
+    assert first_below(run, level) == expected
+    # A round's losses are all known when its last client has reported: before the server ends the round. (Real nodes go on
+    # until they hear of it.)
     reached = run.metrics.filter(node=0)["round"].max()
-    assert expected - 1 <= reached <= expected + (engine == "processes")
+    assert reached >= expected - 1
+    assert reached <= expected or engine == "processes"
 
 
 def test_the_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
@@ -194,9 +201,10 @@ def test_how_nodes_spend_their_time_is_recorded(tmp_path: Path, engine: str) -> 
         assert sent["bytes"].n_unique() == 1
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("uplink_mbps", [1.0, None])
-@pytest.mark.parametrize("engine", ["simulate", "processes"])
+@pytest.mark.parametrize(
+    ("engine", "uplink_mbps", "shared"),
+    [*product(["simulate"], [1.0, None], [False, True]), ("processes", 1.0, True)],
+)
 def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
     tmp_path: Path, engine: str, uplink_mbps: float | None, shared: bool
 ) -> None:
@@ -227,8 +235,7 @@ def test_the_use_of_an_uplink_means_the_same_where_something_else_is_the_limit(
     message = rows["bytes_sent"].max() / rows["messages_sent"].max() / 125_000
     assert sent.min() > 5 * message
     # (What a real node sends while it is evaluated is in a share that is 1 at most.)
-    least = 0.1 * sent if engine == "processes" else sent - 1e-6
-    assert (used > least).all()
+    assert (used > (0 if engine == "processes" else sent - 1e-6)).all()
     assert (used < sent + (2 * message if engine == "processes" else 1e-6)).all()
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,7 @@ import gossamer
 from gossamer import Experiment, Run
 from gossamer.api import Silent
 from gossamer.results.checkpoints import newest
+from recorded import check_network_rows, rounds_of
 
 ROUNDS = 11
 SETTINGS: dict[str, Any] = {
@@ -71,13 +71,6 @@ REAL = ("time_s", "idle_share", "uplink_share", "downlink_share", "staleness_s",
 """Columns that a clock fills, which in a simulation is the experiment's."""
 
 
-@pytest.fixture(autouse=True)
-def quick_disk() -> Iterator[None]:
-    """What is flushed to disk, and when, is tested elsewhere; here it only takes time, as does clearing the heap."""
-    with mock.patch("gossamer.results.folder.sync"), mock.patch("gc.collect"):
-        yield
-
-
 def settings(name: str) -> dict[str, Any]:
     algorithm, changes = SYNCHRONOUS[name]
     return {**SETTINGS, "algorithm": algorithm, **changes}
@@ -107,10 +100,17 @@ def assert_same(resumed: Run, whole: Run, *, timed: bool = True) -> None:
     counters = [name for name in left.columns if name.startswith(("bytes_", "messages_"))]
     if not whole.virtual:
         # What is still to leave, or to arrive, when a row is made is up to the machine, but for the last row's messages.
-        ends = (table.filter(pl.col("round") == ROUNDS).sort("node") for table in (left, right))
+        last = pl.col("round") == pl.col("round").max()
+        ends = (table.filter(last).sort("node") for table in (left, right))
         sent = ["node", "bytes_sent", "messages_sent", "messages_lost"]
         first, second = (table.select(sent) for table in ends)
         assert first.equals(second)
+        check_network_rows(resumed, rounds_of(whole, 0))
+        check_network_rows(whole, rounds_of(whole, 0))
+        both = set(rounds_of(resumed, -1)) & set(rounds_of(whole, -1))
+        left, right = (
+            table.filter((pl.col("node") >= 0) | pl.col("round").is_in(both)) for table in (left, right)
+        )
     if not (timed and whole.virtual):
         left, right = (table.drop(*REAL, *counters) for table in (left, right))
     for name in right.columns:
@@ -190,12 +190,15 @@ def test_real_processes_are_the_same(tmp_path: Path, name: str) -> None:
     draw = np.random.default_rng(list(name.encode()))
     killed = as_left_by_a_kill(whole, int(draw.integers(1, ROUNDS)), tmp_path / "killed")
     assert_same(gossamer.resume(killed), whole)
-    rows = int(draw.integers(2, max(whole.metrics.height - 6, 4)))
-    stopped = play(tmp_path / "stopped", described, Stopper(rows))
+    # One that would go on for long, so that it does not end before it hears that it is to stop.
+    stopped = play(tmp_path / "stopped", {**described, "stop": {"rounds": 100_000}}, Stopper(6))
     assert stopped.status == "stopped"
     last, counter = newest(stopped.path / "checkpoints"), Counter()
-    assert_same(gossamer.resume(stopped.path, observer=counter), whole)
-    assert counter.least >= sum(last.rounds.values() if last else [])
+    assert last is not None
+    rounds = max(last.rounds.values()) + 5
+    resumed = gossamer.resume(stopped.path, [f"stop.rounds={rounds}"], observer=counter)
+    assert_same(resumed, play(tmp_path, {**described, "stop": {"rounds": rounds}}))
+    assert counter.least >= sum(last.rounds.values())
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,22 @@ class Restless(DPSGD):
             await node.sleep(float(rng.choice([0.0, 0.005, 0.01, rng.exponential(0.01)])))
 
 
+class Gated(DPSGD):
+    """D-PSGD that waits in one round until a file is there."""
+
+    gate: str
+    at: int
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            while r == self.at and not Path(self.gate).exists():
+                await node.sleep(0.02)
+            await node.train(self.local_steps)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+
+
 class Rates(DPSGD):
     """D-PSGD that writes down each round's learning rate, and chooses that of round 2 itself."""
 

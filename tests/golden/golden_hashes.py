@@ -226,6 +226,9 @@ def main(engine: str, folder: str, *names: str) -> None:
     """Run experiments, and write what was found."""
     import torch
 
+    from forked import FORKER, use
+
+    use(FORKER.popen)
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     for file, text in FILES.items():
@@ -248,6 +251,7 @@ def main(engine: str, folder: str, *names: str) -> None:
         "experiments": experiments,
     }
     (out / "hashes.json").write_text(json.dumps(found, indent=1))
+    FORKER.close()
 
 
 if __name__ == "__main__":

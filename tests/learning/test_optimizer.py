@@ -7,7 +7,7 @@ import torch
 
 from gossamer import BadInput
 from gossamer.config.registry import build, names
-from gossamer.learning import (
+from gossamer.learning.optimizer import (
     ASGD,
     SGD,
     Adadelta,
@@ -20,8 +20,8 @@ from gossamer.learning import (
     RAdam,
     RMSprop,
     Rprop,
+    State,
 )
-from gossamer.learning.optimizer import State
 
 SIZE, STEPS = 17, 20
 AHEAD = (0, 3, 11)

@@ -21,8 +21,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Payload
 from gossamer.node import Node, Setting
 
-DISMISSALS = 100
-"""How often the server, after its last round, tells waiting clients that no model will come."""
+DISMISSALS = 100  # how often the server, after its last round, tells waiting clients that no model will come
 
 
 @register("algorithm", "fedavg")
@@ -38,11 +37,9 @@ class FedAvg(Algorithm):
             plain mean.
         server: rank of the server.
         idle_s: minimum length in seconds of a round in which no client answers. (Otherwise rounds would take no time while
-            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round.
-    """
+            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round."""
 
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     weighting: Literal["data", "uniform"] = "data"
@@ -51,9 +48,8 @@ class FedAvg(Algorithm):
 
     def check(self, setting: Setting) -> None:
         if self.server >= setting.nodes:
-            raise BadInput(
-                f"algorithm.server: rank {self.server} of {setting.nodes} nodes; accepted: 0 to {setting.nodes - 1}"
-            )
+            last = setting.nodes - 1
+            raise BadInput(f"algorithm.server: rank {self.server} of {last + 1} nodes; accepted: 0 to {last}")
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:
         return tuple(rank for rank in range(nodes) if rank != self.server)
@@ -88,10 +84,9 @@ class FedAvg(Algorithm):
         began = node.now()
         node.broadcast(clients, node.model, tag=("model", r))
         replies = await node.gather(clients, tag=("update", r))
-        size = {
-            k: whole_number(reply["samples"], 0, "samples") if self.weighting == "data" else 1
-            for k, reply in replies.items()
-        }
+        size = dict.fromkeys(replies, 1)
+        if self.weighting == "data":
+            size = {k: whole_number(reply["samples"], 0, "samples") for k, reply in replies.items()}
         models = {k: reply["model"] for k, reply in replies.items()}
         if models:
             await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
@@ -115,7 +110,6 @@ class FedAvg(Algorithm):
         return node.state.pop("model") if node.state["round"] == r else None
 
     async def _dismiss(self, node: Node) -> None:
-        """Tell clients that still wait that no model will come, at most :data:`DISMISSALS` times."""
         for _ in range(DISMISSALS):
             await node.sleep(self.idle_s)
             node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))

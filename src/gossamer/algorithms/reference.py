@@ -23,8 +23,7 @@ class Local(Algorithm):
     """Every node trains on its own data and never communicates: x_i <- x_i - eta g_i(x_i).
 
     Args:
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     local_steps: int = Field(default=1, ge=1)
 
@@ -41,8 +40,7 @@ class Centralized(Algorithm):
     """One node (rank 0) holds all data and trains alone; the other nodes do nothing and are not evaluated.
 
     Args:
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     local_steps: int = Field(default=1, ge=1)
 
@@ -69,8 +67,7 @@ class AllReduce(Algorithm):
     """Synchronous data parallelism: local steps, then the exact average over all nodes (the topology is not used).
 
     Args:
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     local_steps: int = Field(default=1, ge=1)
 

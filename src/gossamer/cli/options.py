@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,13 +41,3 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("error: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Pauses garbage collection while torch is imported, which takes a fifth of the time off."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

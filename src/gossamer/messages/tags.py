@@ -37,6 +37,11 @@ class Part:
         return vector.scatter(0, self.where.long(), self.values)
 
 
+def dense(vector: Tensor | Part) -> Tensor:
+    """A vector, with zeros at the coordinates that a part lacks."""
+    return vector.over(vector.values.new_zeros(vector.size)) if isinstance(vector, Part) else vector
+
+
 @dataclass(frozen=True, eq=False)
 class Coded:
     """The parameters of a model as a codec has encoded them: a tensor or a list. What

@@ -5,31 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import BeforeValidator, Field, NonNegativeInt, PlainSerializer, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
-from gossamer.config.registry import Component, build
+from gossamer.config.registry import Component
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 
 
 class SomeNodes(Component):
-    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``.
+    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``."""
 
-    Args:
-        count: number of nodes.
-        fraction: fraction of the nodes, rounded to the nearest number.
-        ranks: these nodes.
-        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks; refused with
-            ``ranks``.
-    """
-
-    count: NonNegativeInt | None = None
+    count: NonNegativeInt | None = None  # number of nodes
+    # Fraction of the nodes, rounded to the nearest number.
     fraction: float | None = Field(default=None, ge=0, le=1)
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    ranks: tuple[NonNegativeInt, ...] | None = None  # these nodes
+    # With count or fraction: "drawn" by the experiment's seed, or the "first" ranks; refused with ranks.
     which: Literal["drawn", "first"] = "drawn"
 
     @model_validator(mode="after")
@@ -42,16 +36,8 @@ class SomeNodes(Component):
         return self
 
     def chosen(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-        """The selected ranks, sorted.
-
-        Args:
-            nodes: number of nodes.
-            seed: the experiment's seed.
-            field: this component's field in the experiment, for errors and the key of the draw.
-
-        Raises:
-            BadInput: for more nodes than there are, or a rank out of range.
-        """
+        """The selected ranks, sorted; a BadInput for more nodes than there are, or a rank out of range. ``field`` is this
+        component's field in the experiment, for errors and the key of the draw."""
         if self.ranks is not None:
             check_ranks(self.ranks, nodes, f"{field}.ranks")
             return tuple(sorted(set(self.ranks)))
@@ -61,51 +47,24 @@ class SomeNodes(Component):
         if self.which == "first":
             return tuple(range(count))
         drawn = generator(seed, f"{field}.stragglers").choice(nodes, count, replace=False)
-        return tuple(sorted(int(rank) for rank in drawn))
+        return tuple(sorted(drawn.tolist()))
 
 
 def check_ranks(ranks: Iterable[int], nodes: int, field: str) -> None:
-    """Check that ranks are those of nodes.
-
-    Raises:
-        BadInput: naming the field and the first rank out of range.
-    """
+    """Raise a BadInput that names the field and the first rank out of range, if there is one."""
     for rank in ranks:
         if rank >= nodes:
             raise BadInput(f"{field}: node {rank} of {nodes} nodes; accepted: ranks 0 to {nodes - 1}")
 
 
-def for_each(
-    value: float | Sequence[float] | None, nodes: int, field: str, none: float = np.inf
-) -> Float[np.ndarray, " nodes"]:
-    """A value for each node: the same for all, or one of a list each.
-
-    Args:
-        value: of the experiment's field.
-        nodes: number of nodes.
-        field: the field, for errors.
-        none: the value that null stands for.
-
-    Raises:
-        BadInput: for a list of another length than the number of nodes.
-    """
-    if isinstance(value, Sequence):
-        if len(value) != nodes:
-            raise BadInput(
-                f"{field}: {len(value)} values for {nodes} nodes; accepted: one value, or a list of {nodes}"
-            )
-        return np.array(value, dtype=np.float64)
-    return np.full(nodes, none if value is None else value, dtype=np.float64)
-
-
-def nested_component(kind: str) -> tuple[BeforeValidator, PlainSerializer]:
-    """The pydantic annotations of a field ``base`` that holds another component of a kind."""
-
-    def validate(value: Any, info: Any) -> Any:  # info is a ValidationInfo
-        with nested(kind):
-            return build(kind, value, info.context)
-
-    return BeforeValidator(validate), PlainSerializer(lambda base: base.spec())
+def for_each(value: float | Sequence[float] | None, nodes: int, field: str) -> Float[np.ndarray, " nodes"]:
+    """A value for each node: the same for all, or one of a list each; null is infinite. A BadInput that names the field for
+    a list of another length than the number of nodes."""
+    if isinstance(value, Sequence) and len(value) != nodes:
+        raise BadInput(
+            f"{field}: {len(value)} values for {nodes} nodes; accepted: one value, or a list of {nodes}"
+        )
+    return np.array(np.broadcast_to(np.inf if value is None else value, nodes), dtype=np.float64)
 
 
 @contextmanager

@@ -25,11 +25,7 @@ class Record:
         return self.cells.get(column, "")
 
     def number(self, column: str, *, above: float | None = None, least: float = 0.0) -> float:
-        """The finite number in a cell; it must be above one bound, or at least the other.
-
-        Raises:
-            BadInput: for anything else.
-        """
+        """The finite number in a cell, above one bound or at least the other; a BadInput for anything else."""
         value = as_number(self[column])
         if value is None or not math.isfinite(value) or (value < least if above is None else value <= above):
             bound = f"above {above:g}" if above is not None else f"from {least:g}"
@@ -40,20 +36,13 @@ class Record:
 def read_records(
     path: Path, field: str, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[Record]:
-    """The records of a file whose first line names its columns.
+    """The records of a file (.csv or .csv.gz, UTF-8) whose first line names its columns, in any order.
 
-    Args:
-        path: the file, UTF-8; .csv or .csv.gz.
-        field: the experiment's field that names it, for errors.
-        columns: the required columns, in any order.
-        optional: further columns that are accepted.
-
-    Raises:
-        BadInput: for a file that can't be read, other columns, no record, or a record of another length.
-    """
+    A BadInput, which names the experiment's ``field``, refuses a file that can't be read, other columns than these, a file
+    without records, or a record of another length."""
     (first, header), *rows = read_rows(path, field)
-    accepted = f"a header of {listed(columns)}" + (f", and maybe {listed(optional)}" if optional else "")
     if not set(columns) <= set(header) <= {*columns, *optional} or len(set(header)) < len(header):
+        accepted = f"a header of {listed(columns)}" + (f", and maybe {listed(optional)}" if optional else "")
         raise BadInput(f"{field}: {path}, line {first}: {','.join(header)!r}; accepted: {accepted}")
     if not rows:
         raise BadInput(f"{field}: {path}: no line after the header; accepted: one or more")
@@ -67,7 +56,7 @@ def read_records(
 def as_number(cell: str) -> float | None:
     """The number in a cell: NaN if it is blank, None for a word."""
     try:
-        return float(cell) if cell else math.nan
+        return float(cell or math.nan)
     except ValueError:
         return None
 
@@ -75,13 +64,13 @@ def as_number(cell: str) -> float | None:
 def read_rows(path: Path, field: str) -> list[tuple[int, list[str]]]:
     """The number and the cells of each line that is neither empty nor a comment (``#``)."""
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8-sig", newline=""
+        ) as file:
             reader = csv.reader(file)
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadInput(f"{field}: {path}: {reason}; accepted: a CSV file (.csv or .csv.gz)") from None
+        raise BadInput(f"{field}: {path}: {error}; accepted: a CSV file (.csv or .csv.gz)") from None
     rows = [(line, row) for line, row in rows if not row[0].startswith("#")]
     if not rows:
         raise BadInput(f"{field}: {path}: empty; accepted: a CSV file (.csv or .csv.gz)")

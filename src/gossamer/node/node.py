@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
-from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
+from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, dense, matches
 from gossamer.node.mailbox import Inbox
 from gossamer.node.questions import Questions
 from gossamer.randomness import SHARED, generator
@@ -163,8 +163,8 @@ class Node:
             inbox: rank -> a vector, a :class:`Part` of one or a :class:`Model`.
             weights: rank -> weight.
             self_weight: None is one minus the sum of ``weights``. Where it is given, nothing checks what all sum to.
-            missing: what stands for values that did not come; None is the experiment's ``gather.missing`` for absent
-                ranks, and the own values for the missing coordinates of a part.
+            missing: what stands for values that did not come, of absent ranks or of coordinates that a part lacks; None is
+                the experiment's ``gather.missing``.
             aggregate: whether own and inbox are models, which the experiment's aggregator combines.
 
         Returns:
@@ -286,6 +286,23 @@ class Node:
         if runtime.outgoing:
             return self._send_wrapped(ranks, payload, name)
         return self._host.send(ranks, payload, name)
+
+    def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
+        """Encode a difference of models by the experiment's codec, without sending it; for an algorithm with
+        ``sends_differences``.
+
+        Args:
+            v: the difference, float32 [P].
+
+        Returns:
+            What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
+            the difference.
+        """
+        self._check_vector(v, "compress", self._setup.layout.size)
+        if self._runtime.coder is None:
+            return v, v
+        sent, found = self._runtime.coder.compress(v)
+        return sent, dense(found)
 
     def _send_wrapped(
         self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]

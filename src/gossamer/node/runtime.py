@@ -47,7 +47,8 @@ class NodeRuntime:
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
-        self.coder = None if setup.experiment.codec is None else Coder(setup.experiment.codec, self.node)
+        codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
+        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler

@@ -195,6 +195,11 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
+        if part.only_differences and not algorithm.sends_differences:
+            raise BadInput(
+                f"codec: {part.name_of()}, which is for differences of models, with {name}, which sends models; accepted:"
+                f" another codec, or another algorithm ({_able('sends_differences')})"
+            )
         if part.needs_static_graph and not topology.static:
             raise BadInput(
                 f"topology: one that changes, with codec {part.name_of()}; accepted: one that does not"

@@ -47,22 +47,17 @@ class Complete(Topology):
 class Torus(Topology):
     """A grid whose rows and columns close to rings; rank = row * columns + column.
 
-    A side of two has one edge, a side of one has none.
+    A side of two has one edge, a side of one has none."""
 
-    Args:
-        rows: number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is
-            the most square torus (for a prime number of nodes, a ring).
-    """
-
+    # Number of rows, a divisor of the number of nodes; None: the largest divisor up to the square root, which is the
+    # most square torus (for a prime number of nodes, a ring).
     rows: int | None = Field(default=None, ge=1)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         divisors = [rows for rows in range(1, nodes + 1) if nodes % rows == 0]
         if self.rows is not None and self.rows not in divisors:
-            raise BadInput(
-                f"topology.rows: {self.rows} with {nodes} nodes; accepted: a divisor of {nodes}"
-                f" ({', '.join(map(str, divisors))})"
-            )
+            accepted = f"a divisor of {nodes} ({', '.join(map(str, divisors))})"
+            raise BadInput(f"topology.rows: {self.rows} with {nodes} nodes; accepted: {accepted}")
         rows = self.rows or max(divisor for divisor in divisors if divisor <= isqrt(nodes))
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
@@ -75,10 +70,8 @@ class Hypercube(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         dimension = nodes.bit_length() - 1
         if nodes != 1 << dimension:
-            raise BadInput(
-                f"nodes: {nodes} for the topology hypercube; accepted: a power of two, e.g. "
-                f"{1 << dimension} or {2 << dimension}"
-            )
+            accepted = f"a power of two, e.g. {1 << dimension} or {2 << dimension}"
+            raise BadInput(f"nodes: {nodes} for the topology hypercube; accepted: {accepted}")
         return Graph(nodes, ((i, i ^ (1 << k)) for i in range(nodes) for k in range(dimension)))
 
 
@@ -87,8 +80,7 @@ class Exponential(Topology):
     """Node i sends to i + 2^k modulo n, for k = 0 to ceil(log2 n) - 1. Directed; both degrees are ceil(log2 n).
 
     Assran, Loizou, Ballas & Rabbat, "Stochastic gradient push for distributed deep learning" (2019); Ying, Yuan, Chen,
-    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021).
-    """
+    Hu, Pan & Yin, "Exponential graph is provably efficient for decentralized deep training" (2021)."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hops = (nodes - 1).bit_length()
@@ -102,8 +94,7 @@ class OnePeerExponential(Topology):
 
     The graph changes every round. With uniform weights and a power of two of nodes, ceil(log2 n) consecutive rounds
     average exactly (Ying et al., 2021). The graph of one round can be disconnected; the union of these rounds has to be
-    connected.
-    """
+    connected."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         hop = 1 << round % self.cycle(nodes)
@@ -122,8 +113,7 @@ class OnePeerExponential(Topology):
 class RandomRegular(RandomTopology):
     """Every node has ``degree`` neighbours; otherwise random (Steger & Wormald, 1999). Degree times nodes must be even.
 
-    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008).
-    """
+    Almost surely an expander from degree 3 on: the spectral gap does not depend on the number of nodes (Friedman, 2008)."""
 
     degree: int
 
@@ -132,11 +122,7 @@ class RandomRegular(RandomTopology):
 
 
 def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
-    """A random graph of ``nodes`` nodes with ``degree`` neighbours each, connected or not.
-
-    Raises:
-        BadInput: for a degree that no graph with that many nodes has.
-    """
+    """A random graph with ``degree`` neighbours of each node, connected or not."""
     return Graph.from_networkx(_regular(nodes, degree, rng))
 
 
@@ -160,8 +146,7 @@ def _seed(rng: np.random.Generator) -> int:
 class ErdosRenyi(RandomTopology):
     """Every possible edge exists with probability ``p``, independently: G(n, p) (Gilbert, 1959).
 
-    Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960).
-    """
+    Connected with high probability from p = (1 + epsilon) ln(n) / n on (Erdős & Rényi, 1960)."""
 
     p: float = Field(ge=0, le=1)
 
@@ -173,15 +158,10 @@ class ErdosRenyi(RandomTopology):
 
 @register("topology", "small-world")
 class SmallWorld(RandomTopology):
-    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998).
+    """A ring lattice, some edges of which are rewired (Watts & Strogatz, 1998)."""
 
-    Args:
-        degree: neighbours in the lattice, and the mean degree: even, below the number of nodes.
-        p: probability that an edge is rewired to a random node.
-    """
-
-    degree: int
-    p: float = Field(ge=0, le=1)
+    degree: int  # neighbours in the lattice, and the mean degree: even, below the number of nodes
+    p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if not 0 <= self.degree < nodes or self.degree % 2:

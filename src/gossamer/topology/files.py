@@ -21,8 +21,7 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{where}: can't be read ({reason}); accepted: a text file") from None
+        raise BadInput(f"{where}: can't be read ({error}); accepted: a text file") from None
     for number, line in enumerate(lines, start=1):
         if words := line.partition("#")[0].replace(",", " ").split():
             yield number, words
@@ -30,46 +29,31 @@ def read_words(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
 
 def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
     """A square matrix of finite numbers, one row per line; ``where`` as for :func:`read_words`."""
-    rows: list[list[float]] = []
-    for number, words in read_words(path, where):
-        try:
-            rows.append([float(word) for word in words])
-        except ValueError as error:
-            raise BadInput(f"{where}, line {number}: {error}; accepted: finite numbers") from None
-        if not np.isfinite(rows[-1]).all():
-            raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: finite numbers")
-        if len(words) != len(rows[0]):
-            raise BadInput(
-                f"{where}, line {number}: {len(words)} numbers; accepted: {len(rows[0])}, as before"
-            )
-    if not rows or len(rows) != len(rows[0]):
-        raise BadInput(
-            f"{where}: {len(rows)} rows of {len(rows[0]) if rows else 0} numbers; accepted: a square matrix"
-        )
-    return np.array(rows, dtype=np.float64)
+    try:
+        matrix = np.array([words for _, words in read_words(path, where)], dtype=np.float64)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}; accepted: a square matrix of finite numbers") from None
+    if matrix.ndim < 2 or len(matrix) != matrix.shape[1] or not np.isfinite(matrix).all():
+        found = f"{' x '.join(map(str, matrix.shape))} numbers"
+        raise BadInput(f"{where}: {found}; accepted: a square matrix of finite numbers")
+    return matrix
 
 
 @register("topology", "edge-list")
 class EdgeList(Topology):
     """The edges in a text file, "i j" per line, with ranks from 0; ``#`` starts a comment. Nodes that no line names have no
-    neighbours.
+    neighbours."""
 
-    Args:
-        path: the file.
-        directed: whether "i j" lets only i send to j, or also j to i.
-    """
-
-    path: FilePath
-    directed: bool = False
+    path: FilePath  # the file
+    directed: bool = False  # whether "i j" lets only i send to j, or also j to i
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         edges, where = [], f"topology.path: {self.path}"
         for number, words in read_words(self.path, where):
             ranks = [int(word) for word in words if word.isdecimal() and int(word) < nodes]
             if len(words) != 2 or len(set(ranks)) != 2:
-                raise BadInput(
-                    f"{where}, line {number}: {' '.join(words)!r}; accepted: two different ranks from 0 to {nodes - 1}"
-                )
+                accepted = f"two different ranks from 0 to {nodes - 1}"
+                raise BadInput(f"{where}, line {number}: {' '.join(words)!r}; accepted: {accepted}")
             edges.append((ranks[0], ranks[1]))
         return Graph(nodes, edges, directed=self.directed)
 
@@ -78,13 +62,9 @@ class EdgeList(Topology):
 class Adjacency(Topology):
     """The graph of a 0/1 matrix in a text file: a 1 in row i, column j lets i send to j (both count from 0).
 
-    A symmetric matrix is an undirected graph, any other a directed one.
+    A symmetric matrix is an undirected graph, any other a directed one."""
 
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas; ``#`` starts a comment.
-    """
-
-    path: FilePath
+    path: FilePath  # the file; n lines of n numbers, separated by spaces or commas; # starts a comment
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         where = f"topology.path: {self.path}"
@@ -94,9 +74,8 @@ class Adjacency(Topology):
         wrong = np.argwhere(((matrix != 0) & (matrix != 1)) | (np.eye(nodes) * matrix != 0))
         if len(wrong):
             i, j = wrong[0].tolist()
-            raise BadInput(
-                f"{where}: {matrix[i, j]:.9g} in row {i}, column {j}; accepted: 0 or 1, and 0 on the diagonal"
-            )
+            found = f"{matrix[i, j]:.9g} in row {i}, column {j}"
+            raise BadInput(f"{where}: {found}; accepted: 0 or 1, and 0 on the diagonal")
         edges = ((i, j) for i, j in np.argwhere(matrix).tolist())
         return Graph(nodes, edges, directed=bool((matrix != matrix.T).any()))
 
@@ -105,16 +84,9 @@ class Adjacency(Topology):
 class Given(Weights):
     """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
 
-    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004).
+    Negative weights are accepted, since the fastest averaging can need them (Xiao & Boyd, 2004)."""
 
-    Args:
-        path: the file; n lines of n numbers, separated by spaces or commas.
-
-    Raises:
-        BadInput: for a matrix that is not n by n, a row that does not sum to 1 (to 1e-6), or a weight without an
-            edge.
-    """
-
+    # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath
 
     @cached_property
@@ -129,9 +101,9 @@ class Given(Weights):
             if not abs(row.sum() - 1) <= 1e-6:
                 raise BadInput(f"{where}: row {rank} sums to {row.sum():.9g}; accepted: 1")
             for other in set(np.flatnonzero(row).tolist()) - {rank, *graph.neighbors(rank, "in")}:
+                found = f"{row[other]:.9g} in row {rank}, column {other}"
                 raise BadInput(
-                    f"{where}: {row[other]:.9g} in row {rank}, column {other}, but the graph has no edge from {other} to"
-                    f" {rank}; accepted: 0"
+                    f"{where}: {found}, but the graph has no edge from {other} to {rank}; accepted: 0"
                 )
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:

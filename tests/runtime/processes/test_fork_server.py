@@ -17,6 +17,8 @@ from gossamer.runtime.processes.fork_server import ForkServer
 
 DEADLINE_S = 60.0
 
+pytestmark = pytest.mark.usefixtures("fresh_interpreters")
+
 
 def test_who_starts_it_has_imported_next_to_nothing() -> None:
     code = (

@@ -129,7 +129,7 @@ def test_a_node_that_can_t_keep_the_pace_says_so(tmp_path: Path) -> None:
 
 def test_an_end_by_time_does_not_wait_for_what_is_queued(tmp_path: Path) -> None:
     """What has left by then is counted: nothing here."""
-    network = {"name": "uniform", "bandwidth_mbps": 0.05}  # a chunk in 2.6 s
+    network = {"name": "uniform", "bandwidth_mbps": 0.005}  # a chunk in 26 s
     run = play(tmp_path, notes := Notes(), network=network, stop={"time_s": 1.0}, engine="processes")
     assert not notes.of_compute  # it is the one that holds if nothing is said
     rows = last_rows(run)

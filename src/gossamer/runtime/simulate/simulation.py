@@ -167,7 +167,7 @@ class Simulation:
                 reason = loop.run_until_complete(self._main())
                 self._end(reason)
                 models = [self._last_model(node) for node in self.nodes]
-                parameters = context.rows.gather([model.parameters for model in models])
+                parameters = torch.stack([model.parameters for model in models])
                 if self._setup.layout.buffer_size:
                     buffers = torch.stack([model.buffers for model in models])
             except RunFailed as error:

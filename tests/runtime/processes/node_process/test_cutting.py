@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 from transport_scene import Peer, listen, on_loop, settle
 
 from gossamer import Experiment
@@ -25,8 +24,8 @@ from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.node_process import checkpoints
-from gossamer.runtime.processes.node_process.checkpoints import Cutting
-from gossamer.runtime.processes.protocol import Snapshot
+from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
+from gossamer.runtime.processes.protocol import Expect, Marked, Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
@@ -51,17 +50,15 @@ class Member:
         self.cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
         tell = partial(run.hear, rank)
         folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
-        self.cutting = Cutting(EXPERIMENT.checkpoint, self.cuts, folder, tell, 0, 1)
+        self.cutting = NodeCheckpoints(EXPERIMENT.checkpoint, self.cuts, folder, tell)
         self.peer = Peer(
             rank,
             listener,
             addresses,
-            marked=self.cutting.marked,
-            told=self.cutting.told,
-            relinked=self.cutting.relinked,
+            snapshots=self.cutting,
         )
-        self.peer.transport._end.deliver = self._deliver
-        self.cutting.use(self.peer.transport, {})
+        self.peer.transport.deliver = self._deliver
+        self.cutting._transport = self.peer.transport
 
     def _deliver(self, message: Message) -> None:
         self.cuts.deliver(message)
@@ -78,7 +75,7 @@ class Member:
 
     def break_connection(self, to: int, members: list[Member]) -> None:
         """What the other has not read by now is lost."""
-        if (contact := members[to].peer.transport._end.peers.get(self.rank)) is not None and contact.incoming:
+        if (contact := members[to].peer.transport.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
@@ -97,13 +94,10 @@ class Run:
         asyncio.get_running_loop().call_soon(lambda: self._waiting.popleft()())
 
     def hear(self, rank: int, message: Any) -> None:
-        """A message is named as the method that takes it."""
-        call = getattr(self.checkpoints, type(message).__name__.lower())
-        self._later(lambda: call(rank, *structs.astuple(message)))
+        self._later(lambda: self.checkpoints.hear(rank, message))
 
     def _tell(self, rank: int, message: Any) -> None:
-        name = "cut" if isinstance(message, Snapshot) else type(message).__name__.lower()
-        self._later(lambda: getattr(self.members[rank].cutting, name)(*structs.astuple(message)))
+        self._later(lambda: self.members[rank].cutting.hear(message))
 
     async def until_complete(self, number: int) -> None:
         while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:
@@ -142,7 +136,7 @@ async def all_send(run: Run) -> None:
 
 async def lose_the_mark(run: Run, cut: Any) -> None:
     """Cut all nodes, and break a connection when the mark on it has left, and was not read."""
-    contact = run.members[1].peer.transport._end.peers[0]
+    contact = run.members[1].peer.transport.peers[0]
     assert contact.incoming is not None
     contact.incoming.link.pause_reading()
     for member in run.members:
@@ -178,8 +172,8 @@ async def test_messages_of_a_peer_that_was_taken_for_dead_count_again(tmp_path: 
         cutting = run.members[0].cutting
         cutting.lost(1)
         cutting.found(1)
-        cutting.cut(7)
-        cutting.expect(7, [1])
+        cutting.hear(Snapshot(7))
+        cutting.hear(Expect(7, [1]))
         await settle()
         cutting.marked(1, 7, 5)
         path = run.folder.checkpoints / "7" / "node-0.safetensors"
@@ -228,7 +222,7 @@ def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
-    assembly.marked(0, 1, [])
+    assembly.hear(0, Marked(1, []))
     (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
     for rank in (1, 0):
         assembly.lost(rank)
@@ -291,8 +285,8 @@ def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(checkpoints, "MOST_MARKS", 5)
     cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
-    made = Cutting(
-        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
+    made = NodeCheckpoints(
+        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None
     )
     for number in range(100):
         made.marked(1, number, 0)

@@ -12,7 +12,7 @@ from fake_loop import FakeLoop
 from given_network import Given
 
 from gossamer.network import Conditions, Network, Path, Uniform, delivery
-from gossamer.network.access import Access
+from gossamer.network.network import Access
 from gossamer.runtime.processes.transport.shaper import LATE_S, Departure, Shaper, is_limited, simplified
 
 RATE = 1e6  # bytes a second: a byte takes a microsecond

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -29,37 +28,16 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages.tags import Model
 from gossamer.runtime.events import TimelineLog
+from gossamer.runtime.processes.memory import available_bytes, private_bytes
 from gossamer.runtime.processes.node_process.host import Clock, NodeContext
-from gossamer.runtime.processes.system.cpu_slots import CpuSlots
-from gossamer.runtime.processes.system.memory import available_bytes, for_forks, private_bytes
+from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.setup import Setup
 
 log = logging.getLogger("gossamer")
 
-PAGE_TABLES_BYTES = 256 * 2**20
-"""All forks' page tables of the data may take this much before the data is laid out in shared files."""
-_ENTRY_BYTES, _PAGE_BYTES = 8, 4096
-
-
-def with_data_for_forks(setup: Setup) -> Setup:
-    """The same, with data that is cheap to fork, where the number of nodes makes that matter."""
-    task, nodes = setup.task, setup.experiment.nodes
-    tensors = [tensor for pair in (task.train, *task.tests.values()) for tensor in pair]
-    tables = sum(tensor.nbytes for tensor in tensors) * nodes // _PAGE_BYTES * _ENTRY_BYTES
-    if tables < PAGE_TABLES_BYTES or any(tensor.device.type != "cpu" for tensor in tensors):
-        return setup
-    train, *sets = ((for_forks(x), for_forks(y)) for x, y in (task.train, *task.tests.values()))
-    return replace(setup, task=replace(task, train=train, tests=dict(zip(task.tests, sets, strict=True))))
-
 
 class Stage:
-    """The trainer and the evaluator of all nodes, and where they keep vectors.
-
-    Attributes:
-        rows: where vectors are kept; forked, each node has its own.
-        trainer: takes local steps.
-        evaluator: evaluates models.
-    """
+    """The trainer and the evaluator of all nodes, and where they keep vectors (``rows``; forked, each node has its own)."""
 
     def __init__(self, setup: Setup) -> None:
         experiment = setup.experiment
@@ -74,7 +52,6 @@ class Stage:
             self._common = Model(self.rows.store(parameters), buffers)
 
     def initial(self, rank: int) -> Model:
-        """The model that a node starts with."""
         return self._common or self._setup.initial(rank)
 
     def trims(self) -> bool:
@@ -89,8 +66,8 @@ class Stage:
         return nodes * self._freed_bytes > available / 2
 
     def warm_up(self) -> None:
-        """Take two steps and evaluate the outcome, so that every node has the recordings. A failure here will come again in
-        a node, which reports it."""
+        """Take two steps and evaluate the outcome, so that every node has the recordings. (A failure will come again in a
+        node, which reports it.)"""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
             return
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
@@ -135,23 +112,15 @@ class Busy:
         self._state = self.seconds(), None
 
     def restore(self, seconds: float) -> None:
-        """It was under way for this long already."""
         self._state = seconds, None
 
     def seconds(self) -> float:
-        """So far."""
         total, since = self._state
         return total if since is None else total + self._clock() - since
 
 
 class Computing:
-    """What one node computes.
-
-    Attributes:
-        cpu_slots: shared by all nodes of its machine.
-        busy: how long the node has computed: by the compute profile if it keeps its pace, else in its thread.
-        under_way: computations that were asked for, and are not over.
-    """
+    """What one node computes."""
 
     def __init__(
         self,
@@ -170,8 +139,9 @@ class Computing:
         self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come first served
+        # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
         self.busy = Busy(clock.now if self._pace else monotonic)
-        self.under_way = 0
+        self.under_way = 0  # computations that were asked for, and are not over
         self._computations = self._slow = 0
 
     @property
@@ -182,7 +152,6 @@ class Computing:
         return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
 
     def forms(self) -> dict[str, dict[str, int]]:
-        """How steps and evaluations were computed: recorded, or eagerly and why."""
         return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
 
     async def evaluate(self, model: Model) -> dict[str, float]:
@@ -234,7 +203,6 @@ class Computing:
         await self._clock.until(due)
 
     def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
-        """In the node's thread; gives the result and the seconds that it took."""
         with self.cpu_slots.one(), nullcontext() if self._pace else self.busy:
             began = monotonic()
             [result] = execute(computation.kind, [job], self._trainer, self._evaluator)

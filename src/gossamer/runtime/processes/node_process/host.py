@@ -20,7 +20,7 @@ from gossamer.messages import encode
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.transport import Transport
 
 if TYPE_CHECKING:
@@ -32,39 +32,24 @@ SHORTEST_S = 0.001
 
 @dataclass(frozen=True, eq=False)
 class NodeContext:
-    """What a node's process gets from the worker that forks it.
-
-    Args:
-        listener: its listening socket.
-        channel: its end of the channel to the worker.
-        addresses: (host, port) of every rank.
-        token: 16 bytes by which the nodes of this run know each other.
-        memory: descriptor of the shared file: models, and the CPU slots.
-        at_once: how many nodes of this machine may compute at the same time.
-        trims: hand memory back after computing.
-        folder: where it writes files.
-        security: keys for TLS between nodes; None is for loopback.
-        wakeup: where nodes that share CPU slots tell each other that one is free; None for a node that shares with none.
-        cut: the checkpoint from which it goes on; None is the start.
-        checkpoints: the digest that its checkpoints carry, and the number of the next one; None: as the folder says.
-        incarnation: how often the node was started before.
-        crashes: rounds after which it kills itself.
-    """
+    """What a node's process gets from the worker that forks it."""
 
     listener: socket.socket
-    channel: socket.socket
-    addresses: Sequence[tuple[str, int]]
-    token: bytes
-    memory: int
-    at_once: int
-    trims: bool
+    channel: socket.socket  # to the worker
+    addresses: Sequence[tuple[str, int]]  # (host, port) of every rank
+    token: bytes  # by which the nodes of this run know each other
+    memory: int  # descriptor of the shared file: models, and the CPU slots
+    at_once: int  # how many nodes of this machine may compute at the same time
+    wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
+    trims: bool  # hand memory back after computing
     folder: RunFolder
-    security: Security | None = None
-    wakeup: tuple[int, int] | None = None
-    cut: Cut | None = None
-    checkpoints: tuple[str, int] | None = None
-    incarnation: int = 0
-    crashes: tuple[int, ...] = ()
+    security: Security | None  # None is for loopback
+    cut: Cut | None  # the checkpoint from which it goes on; None is the start
+    checkpoints: (
+        tuple[str, int] | None
+    )  # their digest, and the number of the next one; None: as the folder says
+    incarnation: int  # how often the node was started before
+    crashes: Sequence[int]  # rounds after which it kills itself
 
 
 class Timer:
@@ -80,18 +65,13 @@ class Timer:
         self._call()
 
     def cancel(self) -> None:
-        """Don't make the call."""
         self._pending.discard(self)
         self._handle.cancel()
 
 
 class Clock:
-    """Seconds since the run's start, without those in which the node was evaluated: it stands still then.
-
-    Args:
-        time_s: where it goes on.
-        wall_s: seconds that the run has taken before.
-    """
+    """Seconds since the run's start, without those in which the node was evaluated: it stands still then. It goes on at
+    ``time_s``, in a run that has taken ``wall_s`` real seconds before."""
 
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
@@ -106,22 +86,18 @@ class Clock:
         self._wall_start = start - self._wall_before_s
 
     def now(self) -> float:
-        """The time."""
         now = self._pauses[0] if self._pauses else time.monotonic()
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
-        """Real seconds since the run's start."""
         return time.monotonic() - self._wall_start
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing will happen by the clock."""
         return not (self._timers or self._pauses)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let it stand still."""
         self._pauses.append(time.monotonic())
         try:
             yield
@@ -132,7 +108,6 @@ class Clock:
                 self._paused_s += time.monotonic() - began
 
     async def until(self, time_s: float) -> None:
-        """Wait for an instant."""
         while (left := time_s - self.now()) > 0:
             await asyncio.sleep(max(left, SHORTEST_S))
 
@@ -142,12 +117,7 @@ class Clock:
 
 
 class NodeHost:
-    """The host of one node.
-
-    Attributes:
-        transport: its connections.
-        leaving: whether it was told to leave.
-    """
+    """The host of one node."""
 
     transport: Transport
 
@@ -160,7 +130,7 @@ class NodeHost:
         end_round: Callable[[], Awaitable[None]],
     ) -> None:
         self.lost: set[int] = set()
-        self.leaving = False
+        self.leaving = False  # whether it was told to leave
         self._clock, self._rounds = clock, rounds
         self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
         self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector

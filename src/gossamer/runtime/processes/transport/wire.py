@@ -120,13 +120,8 @@ class Chunk(NamedTuple):
 
 
 def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
-    """The chunks of a message; a buffer's bytes are read when its chunk is asked for.
-
-    Args:
-        message: its number.
-        head: the result of :func:`gossamer.messages.pack_head`.
-        buffers: contiguous CPU tensors.
-    """
+    """The chunks of a message of this number: its head (:func:`gossamer.messages.pack_head`) and contiguous CPU tensors. A
+    buffer's bytes are read when its chunk is asked for."""
     sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
     left = total = sum(source.nbytes for source in sources)
     number = message % NUMBERS
@@ -202,7 +197,6 @@ class _Message:
         self._structure = b""
 
     def fill(self, data: memoryview) -> None:
-        """Take bytes, at most as many as are left."""
         self.left -= data.nbytes
         while data:
             target = self._targets.popleft()
@@ -225,7 +219,6 @@ class _Message:
         self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
 
     def arrived(self) -> Arrived:
-        """The whole message, once nothing is left."""
         return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
 
 
@@ -239,10 +232,6 @@ class Decoder:
 
     It holds at most one message of at most ``limit`` bytes (and the Python objects in its structure, whose number
     :mod:`gossamer.messages` limits) and checks sizes before it allocates. It is of no use after an error.
-
-    Args:
-        limit: bytes (head and buffers) of the largest message that is accepted; None on the side that dialled, which gets
-            credit only.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -265,7 +254,6 @@ class Decoder:
         return (self._number + (self._message is None)) % NUMBERS
 
     def expect(self, number: int) -> None:
-        """Messages continue with this number."""
         self._number = number - 1
 
     @property

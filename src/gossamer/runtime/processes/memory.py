@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.messages import raw
 from gossamer.messages.tags import Model
-from gossamer.runtime.processes.system.process import shared_file
 
 SNAPSHOTS = 2
 """Evaluations of a node that may wait for the other nodes' ones, at a time."""
 FINAL = SNAPSHOTS
 """The slot of the models at the end."""
-
-
-def for_forks(tensor: Tensor) -> Tensor:
-    """A copy of a large tensor, of which a fork copies no page tables (a five-hundredth of it: gigabytes, for a thousand
-    forks). A process that writes it gets a copy of the page."""
-    descriptor = shared_file()
-    try:
-        _transfer(os.pwrite, descriptor, tensor.contiguous(), 0)
-        pages = mmap.mmap(descriptor, tensor.nbytes, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(descriptor)
-    # Pages that only one process has looked at would count as its own.
-    np.frombuffer(pages, dtype=np.uint8)[:: mmap.PAGESIZE].max()
-    return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
 
 
 class SharedModels:
@@ -42,7 +25,7 @@ class SharedModels:
     It is not mapped: a mapping takes page tables in each process, and a thousand nodes write a few rows each.
 
     Args:
-        descriptor: a file from :func:`shared_file`.
+        descriptor: a file from :func:`~gossamer.runtime.processes.system.shared_file`.
         nodes: number of nodes.
         parameters: P.
         buffers: B.
@@ -51,26 +34,24 @@ class SharedModels:
     def __init__(self, descriptor: int, nodes: int, parameters: int, buffers: int) -> None:
         self._descriptor, self._nodes = descriptor, nodes
         self._parameters, self._width = parameters, parameters + buffers
-        size = self._place(SNAPSHOTS + 1, 0)
+        size = self._start(SNAPSHOTS + 1, 0)
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
 
     def write(self, slot: int, rank: int, model: Model) -> None:
-        """Put a node's model into a slot."""
-        place = self._place(slot, rank)
+        start = self._start(slot, rank)
         for vector in model:
-            _transfer(os.pwrite, self._descriptor, vector.contiguous(), place)
-            place += vector.nbytes
+            _transfer(os.pwrite, self._descriptor, vector.contiguous(), start)
+            start += vector.nbytes
 
     def read(self, slot: int, rank: int) -> Model:
-        """A copy of a node's model."""
         row = torch.empty(self._width)
-        _transfer(_pread, self._descriptor, row, self._place(slot, rank))
+        _transfer(_pread, self._descriptor, row, self._start(slot, rank))
         return Model(row[: self._parameters], row[self._parameters :])
 
     def read_bytes(self, slot: int, rank: int) -> bytes:
         """A node's model, as it travels between machines."""
-        return os.pread(self._descriptor, 4 * self._width, self._place(slot, rank))
+        return os.pread(self._descriptor, 4 * self._width, self._start(slot, rank))
 
     def write_bytes(self, slot: int, rank: int, data: bytes) -> None:
         """Put a model that has travelled into a slot.
@@ -80,33 +61,33 @@ class SharedModels:
         """
         if len(data) != 4 * self._width or not 0 <= slot <= SNAPSHOTS or not 0 <= rank < self._nodes:
             raise ValueError(f"a model of {len(data)} bytes of node {rank} for slot {slot}")
-        os.pwrite(self._descriptor, data, self._place(slot, rank))
+        os.pwrite(self._descriptor, data, self._start(slot, rank))
 
     def all(self, slot: int) -> tuple[Float[Tensor, "nodes params"], Float[Tensor, "nodes buffers"] | None]:
         """Copies of all nodes' parameters, and buffers where there are any."""
         models = torch.empty(self._nodes, self._width)
-        _transfer(_pread, self._descriptor, models, self._place(slot, 0))
+        _transfer(_pread, self._descriptor, models, self._start(slot, 0))
         buffers = models[:, self._parameters :]
         return models[:, : self._parameters].contiguous(), buffers if buffers.shape[1] else None
 
-    def _place(self, slot: int, rank: int) -> int:
+    def _start(self, slot: int, rank: int) -> int:
         return (slot * self._nodes + rank) * self._width * 4
 
 
 def _transfer(
-    move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, place: int
+    move: Callable[[int, memoryview, int], int], descriptor: int, tensor: Tensor, start: int
 ) -> None:
     """Write or read a whole contiguous tensor; the system may do it in parts."""
     left = raw(tensor)
     while left:
-        count = move(descriptor, left, place)
+        count = move(descriptor, left, start)
         if count == 0:
             raise OSError(f"the shared models end {left.nbytes} bytes early")
-        left, place = left[count:], place + count
+        left, start = left[count:], start + count
 
 
-def _pread(descriptor: int, into: memoryview, place: int) -> int:
-    return os.preadv(descriptor, [into], place)
+def _pread(descriptor: int, into: memoryview, start: int) -> int:
+    return os.preadv(descriptor, [into], start)
 
 
 def available_bytes() -> int | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transport_scene import dial, network, on_loop
 
-from gossamer.runtime.processes.security import guard
-from gossamer.runtime.processes.security.guard import Guard, Refuse, place_of
+from gossamer.runtime.processes.transport import guard
+from gossamer.runtime.processes.transport.guard import Guard, Refuse, network_of
 from gossamer.runtime.processes.transport.transport import AT_ONCE
 from gossamer.runtime.processes.transport.wire import hello
 
@@ -108,7 +108,7 @@ def test_lines_about_many_addresses_are_bounded_too() -> None:
     ],
 )
 def test_what_counts_as_one_address(host: str, place: str) -> None:
-    assert place_of(host) == place
+    assert network_of(host) == place
 
 
 @pytest.mark.usefixtures("wire")
@@ -126,11 +126,11 @@ async def test_a_flood_of_connections_is_bounded_and_honest_peers_get_in() -> No
         assert "did not say who it is while others came" in a.events[0][1]
         b.send(0, "honest", "t")
         await a.receive(1)
-        assert len(a.transport._end.connections) <= most
-        assert len(a.transport._end.peers) == 1
+        assert len(a.transport.connections) <= most
+        assert len(a.transport.peers) == 1
         for end in ends:
             end.close()
-        while a.transport._end.guard._here:
+        while a.transport.guard._here:
             await asyncio.sleep(0)
         assert len(a.events) == guard.LINES
 
@@ -176,6 +176,6 @@ async def test_a_flood_of_greetings_holds_nothing() -> None:
         b.send(0, "honest", "t")
         await a.receive(1)
         assert len(a.events) == guard.LINES
-        assert a.transport._end.guard._here == {}
-        assert len(a.transport._end.connections) == 1
+        assert a.transport.guard._here == {}
+        assert len(a.transport.connections) == 1
     assert a.events[guard.LINES :] == [("refused", f"{200 - guard.LINES} refusals more that are not shown")]

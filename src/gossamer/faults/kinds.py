@@ -1,17 +1,20 @@
-"""Faults of nodes: they crash, leave, join, come and go, compute slowly, or freeze."""
+"""The kinds of faults: nodes crash, leave, join, churn, slow down or freeze; networks lose messages or are partitioned."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import merge
 from itertools import count
 from operator import attrgetter
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gossamer.config.registry import FilePath, register
+from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.faults.fault import (
     Fault,
@@ -24,7 +27,8 @@ from gossamer.faults.fault import (
     TemporaryFault,
     select_ranks,
 )
-from gossamer.network import SlowdownWindow
+from gossamer.network import Path, SlowdownWindow
+from gossamer.network.nodes import check_ranks
 from gossamer.network.tables import read_records
 from gossamer.randomness import generator
 
@@ -38,16 +42,7 @@ def _absence(
 
 @register("fault", "crash")
 class Crash(Fault):
-    """Nodes stop without notice; what they have not sent is lost.
-
-    Args:
-        nodes: the nodes: ranks, a number or a fraction of the nodes (drawn), or "all".
-        at_s: when, seconds of the engine's clock; or
-        at_round: as soon as a node has completed this number of rounds for the first time.
-        restart_after_s: seconds until they restart; null is never.
-        restart_from: the model with which they restart: their newest checkpoint (without one, the initial model), or the
-            initial model.
-    """
+    """Nodes stop without notice; what they have not sent is lost."""
 
     nodes: Nodes
     at_s: NonNegativeFloat | None = None
@@ -73,12 +68,7 @@ class Crash(Fault):
 
 @register("fault", "leave")
 class Leave(Fault):
-    """Nodes complete their round, say goodbye, and are gone for good; their rows and models are complete.
-
-    Args:
-        nodes: the nodes: ranks, a number or a fraction of the nodes (drawn), or "all".
-        at_s: when they are told to leave, seconds of the engine's clock.
-    """
+    """Nodes complete their round, say goodbye, and are gone for good; their rows and models are complete."""
 
     nodes: Nodes
     at_s: NonNegativeFloat
@@ -89,14 +79,7 @@ class Leave(Fault):
 
 @register("fault", "join")
 class Join(Fault):
-    """Nodes join during the run.
-
-    Args:
-        nodes: the nodes: ranks, a number or a fraction of the nodes (drawn).
-        at_s: when they join, seconds of the engine's clock.
-        start_from: the model with which they start: "initial"; or "neighbor", that of the first neighbour that answers,
-            which costs a message there and back.
-    """
+    """Nodes join during the run."""
 
     nodes: Nodes
     at_s: PositiveFloat
@@ -112,19 +95,7 @@ class Churn(TemporaryFault):
     """Nodes come and go.
 
     At random, each node is alternately present and away, for exponential times. Or by a schedule: a CSV file with the
-    columns ``time_s,node,event``, where an event is crash, leave or join; a node whose first event is join is away before.
-
-    Args:
-        nodes: the nodes that come and go at random: ranks, a number or a fraction of the nodes (drawn), or "all".
-        mean_up_s: mean time for which a node is present, seconds.
-        mean_down_s: mean time for which it is away.
-        by: how nodes go: "crash", or "leave" after completing a round.
-        from_s: all nodes are present until then.
-        to_s: no node goes from then on; those that are away return as drawn. Null is never.
-        restart_from: the model with which nodes return: their newest checkpoint (without one, the initial model), the
-            initial model, or the model of a neighbour.
-        path: the schedule, in place of ``nodes`` and the two means.
-    """
+    columns ``time_s,node,event``, where an event is crash, leave or join; a node whose first event is join is away before."""
 
     nodes: Nodes = "all"
     mean_up_s: PositiveFloat | None = None
@@ -190,23 +161,14 @@ _EVENTS = ["crash", "join", "leave"]
 
 @register("fault", "slow")
 class Slow(TemporaryFault):
-    """Computations take longer.
-
-    Args:
-        nodes: the nodes: ranks, a number or a fraction of the nodes (drawn), or "all".
-        factor: what the duration of a computation is multiplied by.
-        from_s: when it starts, seconds of the engine's clock.
-        to_s: when it ends; null is never.
-    """
+    """Computations take longer."""
 
     nodes: Nodes
     factor: PositiveFloat
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        detail, ranks = (
-            f"computing takes {self.factor:g} times as long",
-            select_ranks(self.nodes, nodes, seed, field),
-        )
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        detail = f"computing takes {self.factor:g} times as long"
         return FaultPlan(
             [FaultInterval(self.from_s, self.end_s, "slowed", rank, detail=detail) for rank in ranks],
             slowdowns=[SlowdownWindow.unchecked(self.from_s, self.end_s, self.factor, ranks)],
@@ -217,13 +179,7 @@ class Slow(TemporaryFault):
 class Freeze(Fault):
     """Nodes stop, like a suspended process or a sleeping computer, and later continue where they were.
 
-    Its peers consider a node dead that is frozen for longer than ``failures.detection_s``, until it continues.
-
-    Args:
-        nodes: the nodes: ranks, a number or a fraction of the nodes (drawn), or "all".
-        at_s: when, seconds of the engine's clock.
-        for_s: for how long.
-    """
+    Its peers consider a node dead that is frozen for longer than ``failures.detection_s``, until it continues."""
 
     nodes: Nodes
     at_s: NonNegativeFloat
@@ -237,3 +193,69 @@ class Freeze(Fault):
             slowdowns=[SlowdownWindow.unchecked(self.at_s, end_s, math.inf, ranks)],
             link_faults=[LinkFault(self.at_s, end_s, stopped=links, loses=False)],
         )
+
+
+@register("fault", "loss")
+class Loss(TemporaryFault):
+    """Messages are lost at random, in addition to those that the network loses."""
+
+    probability: float = Field(gt=0, le=1)
+    nodes: Nodes = "all"
+    links: Annotated[
+        tuple[tuple[NonNegativeInt, NonNegativeInt], ...] | None,
+        accepting("a list of pairs of ranks from 0, [from, to] each"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _nodes_or_links(self) -> Loss:
+        if self.links is not None and self.nodes != "all":
+            raise ValueError("nodes or links")
+        return self
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        for link in self.links or ():
+            check_ranks(link, nodes, f"{field}.links")
+        ranks = frozenset(select_ranks(self.nodes, nodes, seed, field))
+        links = None if self.links is None else frozenset(self.links)
+        survival = 1 - self.probability
+
+        def lossy(source: int, to: int, path: Path) -> Path | None:
+            hit = source in ranks or to in ranks if links is None else (source, to) in links
+            return replace(path, loss=1 - (1 - path.loss) * survival) if hit else path
+
+        detail = f"messages are lost with probability {self.probability:g}"
+        interval = FaultInterval(self.from_s, self.end_s, "loss", detail=detail)
+        return FaultPlan([interval], link_faults=[LinkFault(self.from_s, self.end_s, lossy)])
+
+
+@register("fault", "partition")
+class Partition(TemporaryFault):
+    """Messages between groups of nodes are lost, including those that leave when it starts. No node is considered dead."""
+
+    groups: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"],
+        accepting("a list of lists of ranks from 0, or 'halves'"),
+    ] = "halves"
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        groups = [0] * nodes
+        if self.groups == "halves":
+            for rank in generator(seed, f"{field}.groups").permutation(nodes)[: nodes // 2]:
+                groups[rank] = 1
+        else:
+            for number, group in enumerate(self.groups):
+                assert not isinstance(group, str)
+                check_ranks(group, nodes, f"{field}.groups.{number}")
+                for rank in group:
+                    if groups[rank]:
+                        raise BadInput(
+                            f"{field}.groups: node {rank} is in two groups; accepted: in one at most"
+                        )
+                    groups[rank] = number + 1
+
+        def within(source: int, to: int, path: Path) -> Path | None:
+            return path if groups[source] == groups[to] else None
+
+        detail = "groups of " + ", ".join(str(size) for size in np.bincount(groups) if size)
+        interval = FaultInterval(self.from_s, self.end_s, "partition", detail=detail)
+        return FaultPlan([interval], link_faults=[LinkFault(self.from_s, self.end_s, within)])

@@ -1,4 +1,4 @@
-"""Processes and the system: ending together, shared files, and limits on open files.
+"""Processes and the system: ending together, shared files, limits on open files, and CPU slots.
 
 It imports nothing large: the process that starts the others has imported nothing else.
 """
@@ -6,11 +6,17 @@ It imports nothing large: the process that starts the others has imported nothin
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gossamer.errors import BadInput
@@ -20,15 +26,14 @@ if TYPE_CHECKING:
 
 SPARE_DESCRIPTORS = 64
 """Open files that are neither channels nor connections."""
+WAIT_S = 1.0
+"""Seconds after which a process that waits for a CPU slot checks for itself whether one is free."""
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the system kill this process when its parent dies (Linux; elsewhere the closed channel tells).
-
-    Args:
-        parent: the parent's process id, so that a parent that is dead already is noticed.
-    """
+    """Have the system kill this process when its parent, of this process id, dies or is dead already (Linux; elsewhere the
+    closed channel tells)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -68,11 +73,8 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
-    """Let this process and its children open as many files as the system allows.
-
-    Args:
-        setup: what is run.
-        channels: to nodes' processes, which this one holds.
+    """Let this process, which holds some channels to nodes' processes, and its children open as many files as the system
+    allows.
 
     Raises:
         BadInput: if that is fewer than the channels, or than the connections of a node.
@@ -96,3 +98,55 @@ def _most_links(setup: Setup) -> int:
         return 2 * (nodes - 1)
     graph = topology.graph(0)
     return max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
+
+
+def wakeup() -> tuple[int, int]:
+    """Descriptors by which processes that share slots tell each other that one is free: to listen to, and to tell."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, microseconds))
+    ends[1].setblocking(False)
+    return ends[0].detach(), ends[1].detach()
+
+
+class CpuSlots:
+    """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
+
+    A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
+    process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
+    waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
+    """
+
+    def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
+        self.count = count
+        self._descriptor, self._ends = descriptor, ends
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold one of the slots; waits until one is free."""
+        while (slot := self._lock_one()) is None:
+            self._wait()
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
+            try:
+                os.write(self._ends[1], b"!")
+            except OSError as error:  # a full buffer wakes the waiting processes anyway
+                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+
+    def _lock_one(self) -> int | None:
+        for slot in range(self.count):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except BlockingIOError:
+                continue
+            return slot
+        return None
+
+    def _wait(self) -> None:
+        try:
+            os.read(self._ends[0], 1)
+        except BlockingIOError:
+            return  # the time is up
