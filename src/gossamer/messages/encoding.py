@@ -1,8 +1,7 @@
 """Payloads as bytes: encoding, decoding and sizes. The package's docstring has the format.
 
 Whatever is wrong with bytes from a socket or a file is a :class:`FrameError`, and nothing is allocated ahead of the bytes
-that fill it.
-"""
+that fill it."""
 
 from __future__ import annotations
 
@@ -20,12 +19,10 @@ from torch import Tensor
 from gossamer.errors import GossamerError
 from gossamer.messages.tags import Coded, Model, Part, Payload, Tag, as_tag
 
-MAX_DEPTH = 32
-"""Levels of containers in a payload."""
+MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
 """Values in a payload without keys; limited because an empty list is one byte to send and 56 to hold."""
-MAX_TENSORS = 4_096
-"""Tensors in a payload, those of parts and models included."""
+MAX_TENSORS = 4_096  # tensors in a payload, those of parts and models included
 MAX_DIMENSIONS = 32
 
 CHUNK_BYTES = 16 * 1024
@@ -56,8 +53,7 @@ DTYPES: tuple[torch.dtype, ...] = (
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
 """By number of dimensions: a dtype's code, and the shape."""
-_TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5
-"""The extension types."""
+_TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5  # the extension types
 _SCALARS = {type(None), bool, int, float, str, bytes}
 _HEAD = b"\x93"  # an array of 3
 _TIME = struct.Struct(">Bd")

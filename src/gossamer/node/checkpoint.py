@@ -3,8 +3,7 @@
 A file is safetensors, so that any reader of that format sees the vectors in it: ``model.0`` are the parameters, ``model.1``
 the buffers, ``optimizer.K`` the optimizer's state in the order of its names, ``state.K`` the tensors in ``node.state``. What
 is not a tensor lies in the file's metadata: for each of these sections its structure (:mod:`gossamer.messages`, in base64),
-and a checksum of everything. Nothing is unpickled.
-"""
+and a checksum of everything. Nothing is unpickled."""
 
 from __future__ import annotations
 

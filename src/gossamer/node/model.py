@@ -51,8 +51,7 @@ class OwnModel:
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row.
-    """
+        losses: mean losses of the committed steps since the last row."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host

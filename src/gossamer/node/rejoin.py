@@ -2,8 +2,7 @@
 
 The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
 the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
-it. An answer repeats the number of its question, so that a late answer is not taken for that to another question.
-"""
+it. An answer repeats the number of its question, so that a late answer is not taken for that to another question."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class Setting:
         nodes: number of nodes.
         topology: which nodes may talk to each other.
         optimizer: takes local steps.
-        codec: encodes models; None sends them as they are.
-    """
+        codec: encodes models; None sends them as they are."""
 
     nodes: int
     topology: TopologySchedule
@@ -165,8 +164,7 @@ class NodeWrapper(Component):
 
     An experiment lists them under ``wrappers``; messages pass out through them in order, and in through them in reversed
     order. They see messages as they are on the wire, encoded by the experiment's codec. A wrapper is frozen like an
-    algorithm; what must outlive a call belongs in ``node.state``.
-    """
+    algorithm; what must outlive a call belongs in ``node.state``."""
 
     _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
 

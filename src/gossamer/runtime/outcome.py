@@ -18,8 +18,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.recording import Observer
 
-_MOST_NAMED = 16
-"""Ranks that are named of those that wait for the same."""
+_MOST_NAMED = 16  # ranks that are named of those that wait for the same
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,10 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-NETWORK = -1
-"""The node number of rows about the network as a whole."""
-MOST_PENDING = 16
-"""Evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it."""
+NETWORK = -1  # the node number of rows about the network as a whole
+MOST_PENDING = (
+    16  # evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it
+)
 
 Moment = int | tuple[str, int] | str
 """An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or
@@ -64,8 +64,7 @@ class Profile:
     """Real seconds spent in named parts of a run; a part inside another one is not counted twice.
 
     Attributes:
-        seconds: name -> seconds so far.
-    """
+        seconds: name -> seconds so far."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -331,8 +330,7 @@ class RunRecord:
     no such row, since the snapshots of at most :data:`MOST_PENDING` of them are kept.
 
     Attributes:
-        reached: whether ``stop.target`` is; all rows that come are written nevertheless.
-    """
+        reached: whether ``stop.target`` is; all rows that come are written nevertheless."""
 
     def __init__(
         self,

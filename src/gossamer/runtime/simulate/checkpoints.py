@@ -1,7 +1,6 @@
 """A simulation's checkpoints: how all nodes are saved without being stopped, and how they go on from a checkpoint.
 
-What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`.
-"""
+What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class SimCheckpoints:
         starts_ns: when each node goes on; None in a run that was not resumed.
 
     Raises:
-        BadInput: for a checkpoint that can't be read.
-    """
+        BadInput: for a checkpoint that can't be read."""
 
     def __init__(
         self,

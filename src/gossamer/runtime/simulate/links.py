@@ -1,8 +1,7 @@
 """Links in virtual time: messages on their way, and all that does not depend on how links are shared.
 
 A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave depends on the
-sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them.
-"""
+sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them."""
 
 from __future__ import annotations
 
@@ -27,12 +26,11 @@ from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order, to_ns
 if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
-NETWORK = -1
-"""The rank of the network's own events, which come before those of nodes."""
-FOREVER_NS = 10**18
-"""How long a transfer takes over a link without bandwidth, unless the network changes: 31 years."""
-NEVER_NS = 2**62
-"""An instant that never comes."""
+NETWORK = -1  # the rank of the network's own events, which come before those of nodes
+FOREVER_NS = (
+    10**18
+)  # how long a transfer takes over a link without bandwidth, unless the network changes: 31 years
+NEVER_NS = 2**62  # an instant that never comes
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
@@ -135,8 +133,7 @@ class Links(ABC):
         watch: called for each transfer after it has left its sender or was cancelled, possibly at a later instant.
 
     Attributes:
-        flights: tracks the messages on their way, if checkpoints are made.
-    """
+        flights: tracks the messages on their way, if checkpoints are made."""
 
     def __init__(
         self,

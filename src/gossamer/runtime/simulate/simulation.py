@@ -41,8 +41,7 @@ from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.recording import SimRecorder, model_of
 
-PROGRESS_S = 1.0
-"""Real seconds after which progress is reported even if no round ends."""
+PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
 OBJECTS_PER_NODE = 200
 """More than the new objects that a node holds at any time: messages, tasks, futures and what they refer to."""
 
