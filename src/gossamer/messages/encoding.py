@@ -194,7 +194,7 @@ def _check_tensor(item: Tensor) -> None:
         what = "meta" if item.is_meta else str(item.layout)
         names = ", ".join(map(str, DTYPES))
         raise TypeError(
-            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense tensors of {names}"
+            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense ones of {names}"
         )
     if item.dim() > MAX_DIMENSIONS:
         raise ValueError(f"payload: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}")
@@ -414,9 +414,8 @@ class Reader:
             raise FrameError(f"{len(self._buffers)} buffers for more tensors")
         buffer = self._buffers[number]
         if (buffer.dtype, tuple(buffer.shape)) != spec:
-            raise FrameError(
-                f"buffer {number} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
-            )
+            found = f"{buffer.dtype} {tuple(buffer.shape)}"
+            raise FrameError(f"buffer {number} is {found}; {spec.dtype} {spec.shape} is due")
         # A bool that is neither 0 nor 1 has undefined effects in torch.
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
             raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")

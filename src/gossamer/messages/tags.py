@@ -154,9 +154,8 @@ def as_tag(tag: Tag) -> tuple[str | int, ...]:
     parts = tag if isinstance(tag, tuple) else (tag,)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
-            raise TypeError(
-                f"tag {tag!r}: {type(part).__name__} in a tag; accepted: str, int, or a tuple of these"
-            )
+            found = type(part).__name__
+            raise TypeError(f"tag {tag!r}: {found} in a tag; accepted: str, int, or a tuple of these")
     return parts
 
 

@@ -72,9 +72,7 @@ class Checkpoint:
         fields = {"rank": self.rank, "round": self.round, "time_s": self.time_s}
         # One section for each message: a full mailbox may exceed the limits of a payload.
         unread = {f"unread-{k}": _fields(message) for k, message in enumerate(self.unread)}
-        arriving = {
-            f"arriving-{k}": [each.due_s, _fields(each.message)] for k, each in enumerate(self.arriving)
-        }
+        arriving = {f"arriving-{k}": [a.due_s, _fields(a.message)] for k, a in enumerate(self.arriving)}
         return {
             "model": self.model,
             "optimizer": None if self.optimizer is None else dict(self.optimizer),

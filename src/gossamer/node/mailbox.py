@@ -38,19 +38,6 @@ class _Waiter:
     """One task that waits for messages, within a ``with`` statement: until ``wanted`` of the ``sources`` (None is any) have a
     message here whose tag begins with the prefix, or is the prefix if ``exact``."""
 
-    __slots__ = (
-        "_future",
-        "_mailbox",
-        "_timeout",
-        "_timer",
-        "expired",
-        "length",
-        "prefix",
-        "seen",
-        "sources",
-        "wanted",
-    )
-
     def __init__(
         self,
         mailbox: Mailbox,

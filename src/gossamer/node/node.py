@@ -257,14 +257,11 @@ class Node:
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
-            raise ValueError(
-                f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
-            )
+            accepted = f"0 to {self.size - 1}, except its own rank"
+            raise ValueError(f"node {self.rank}: send to rank {wrong}; accepted: {accepted}")
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
-            raise ValueError(
-                f"tag {tag!r}: {SAMPLER!r} belongs to the peer sampler; accepted: any other first part"
-            )
+            raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
         runtime, own = self._runtime, self._own.parameters.vector
         if not ranks:
             return []
@@ -334,9 +331,7 @@ class Node:
             ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
-            raise ValueError(
-                f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not"
-            )
+            raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
         return await self._mailbox.receive(prefix, source, timeout, kept)
 
     def drain(
@@ -454,9 +449,8 @@ class Node:
     def _check_graph(self, call: str, instead: str) -> None:
         if self._sampler is not None:
             name = self._setup.topology.topology.name_of()
-            raise ValueError(
-                f"node.{call} on the topology {name}, whose graph no node knows; accepted there: {instead}"
-            )
+            where = f"node.{call} on the topology {name}, whose graph no node knows"
+            raise ValueError(f"{where}; accepted there: {instead}")
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r

@@ -22,9 +22,7 @@ from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
 NETWORK = -1  # the node number of rows about the network as a whole
-MOST_PENDING = (
-    16  # evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it
-)
+MOST_PENDING = 16  # evaluations that wait for the slowest node, each with the snapshots of the others
 
 Moment = int | tuple[str, int] | str
 """An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or

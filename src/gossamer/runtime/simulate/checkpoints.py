@@ -67,9 +67,8 @@ class SimCheckpoints:
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
         self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in nodes]
         now, repeats = context.clock.now, experiment.algorithm.gathers
-        self._nodes = [
-            NodeSnapshots(node.deliver, now, repeats, partial(links.uncount, node.rank)) for node in nodes
-        ]
+        uncount = links.uncount
+        self._nodes = [NodeSnapshots(n.deliver, now, repeats, partial(uncount, n.rank)) for n in nodes]
         self.inboxes = [each.deliver for each in self._nodes]
         before = 0 if cut is None else made(self._asked, cut)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in

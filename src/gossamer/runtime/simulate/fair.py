@@ -52,9 +52,7 @@ class Flow:
     weight: float = 1.0
     limit: float = math.inf  # its highest rate, bytes a second
     rate: float = 0.0  # its present one
-    shares: Callable[[_Levels], tuple[float, ...]] = (
-        tuple  # picks the levels of its links from those of all links
-    )
+    shares: Callable[[_Levels], tuple[float, ...]] = tuple  # picks the levels of its links from all
 
 
 F = TypeVar("F", bound=Flow)

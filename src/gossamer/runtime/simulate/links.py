@@ -65,9 +65,8 @@ class Transfer(Sending):
         yield from future
 
     def done(self) -> bool:
-        return self.cancelled or (
-            self.accepted_ns is not None and self.accepted_ns <= self.links.clock.now_ns
-        )
+        accepted_ns = self.accepted_ns
+        return self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns)
 
     def cancel(self) -> bool:
         return self.links.cancel(self)
@@ -229,10 +228,10 @@ class Links(ABC):
             traffic.bytes_received += size
             traffic.messages_received += 1
             # Containers are copied for each receiver; tensors are shared, and must not be written.
-            own = (
-                message if shared else replace(message, payload=freeze(message.payload, lambda tensor: True))
-            )
-            deliver[rank](own)
+            if shared:
+                deliver[rank](message)
+            else:
+                deliver[rank](replace(message, payload=freeze(message.payload, lambda tensor: True)))
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
