@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
-FOREVER_NS = (
-    10**18
-)  # how long a transfer takes over a link without bandwidth, unless the network changes: 31 years
+FOREVER_NS = 10**18  # how long a transfer takes over a link without bandwidth: 31 years
 NEVER_NS = 2**62  # an instant that never comes
 
 Watch = Callable[[int, int, float, float, int], None]
