@@ -423,6 +423,7 @@ TAKES_NONE: list[dict[str, Any]] = [
     {"name": "local"},
     {"name": "centralized"},
     {"name": "all-reduce"},
+    {"name": "powergossip"},
     {"name": "relay-sum", "tree": "spanning"},
     {"name": "divshare", "fraction": 0.2},
 ]

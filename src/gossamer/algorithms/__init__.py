@@ -8,6 +8,7 @@ from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.algorithms.divshare import ADPSGDArtifact, DivShare, SwiftArtifact
 from gossamer.algorithms.epidemic import EpidemicLocal, EpidemicOracle
 from gossamer.algorithms.gossip_learning import GossipLearning
+from gossamer.algorithms.powergossip import PowerGossip
 from gossamer.algorithms.reference import AllReduce, Centralized, FedAvg, Local
 from gossamer.algorithms.relay_sum import RelaySum
 from gossamer.algorithms.sgp import SGP
@@ -15,5 +16,13 @@ from gossamer.algorithms.swift import Swift
 
 __all__ = ["ADPSGD", "BEER", "D2", "DPSGD", "ADPSGDArtifact", "Algorithm", "AllReduce", "Centralized"]
 __all__ += ["ChocoSGD", "DeepSqueeze", "DivShare", "EpidemicLocal", "EpidemicOracle", "FedAvg"]
-__all__ += ["SGP", "GossipLearning", "GradientTracking", "Local", "QuasiGlobalMomentum", "RelaySum"]
+__all__ += [
+    "SGP",
+    "GossipLearning",
+    "GradientTracking",
+    "Local",
+    "PowerGossip",
+    "QuasiGlobalMomentum",
+    "RelaySum",
+]
 __all__ += ["Swift", "SwiftArtifact"]

@@ -1,0 +1,139 @@
+"""PowerGossip: each pair of neighbours moves together along a low-rank approximation of the difference of their models.
+
+Vogels, Karimireddy and Jaggi, "Practical Low-Rank Communication Compression in Decentralized Deep Learning", NeurIPS 2020,
+Algorithm 1, as in the authors' code (epfml/powergossip). Of each weight M [rows, columns] (a convolution's kernel [out, in,
+height, width] is a matrix [out, in x height x width]) a link of the nodes i < j has an orthonormal V [columns, rank], which
+both know. After the local steps, in even rounds,
+
+    M_i V and M_j V are sent;   D = M_i V - M_j V
+    M_i <- M_i - W_ij D V^T,    M_j <- M_j + W_ij D V^T,    U = orthonormal(D)
+
+and in odd rounds the same with the transposed matrices and U, which gives the next V. So both sides carry out a step of power
+iteration on M_i - M_j in every round. Vectors (biases, norms) travel whole: x_i <- x_i + W_ij (x_j - x_i). There is no step
+size to tune. The formulas are those of the code; the paper's text was not at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.registry import register
+from gossamer.errors import BadInput
+from gossamer.node import Node, Setting
+
+
+class _Matrix(NamedTuple):
+    """A tensor of the model as a matrix; a vector has no columns."""
+
+    start: int
+    rows: int
+    columns: int
+
+    def of(self, x: Float[Tensor, " params"], *, transposed: bool) -> Float[Tensor, "left right"]:
+        """The matrix in a flat vector, or its transpose."""
+        matrix = x[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
+        return matrix.T if transposed else matrix
+
+
+@register("algorithm", "powergossip")
+class PowerGossip(Algorithm):
+    """PowerGossip (Vogels et al., 2020); weights come from ``topology.weights``.
+
+    A link that a changing graph brings starts with a V that both ends draw from the same key. Every message has to arrive.
+    Buffers are not mixed.
+
+    Args:
+        local_steps: mini-batch steps a round.
+        rank: columns of V and U.
+    """
+
+    tolerates_loss: ClassVar[bool] = False
+    tolerates_absence: ClassVar[bool] = False
+
+    local_steps: int = Field(default=1, ge=1)
+    rank: int = Field(default=1, ge=1)
+
+    def sends_models(self) -> bool:
+        return False
+
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
+        if topology.static and topology.graph(0).directed:
+            raise BadInput("topology: directed, for powergossip; accepted: an undirected one")
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            x, links, matrices = node.parameters, node.state.get("links", {}), list(self._matrices(node))
+            peers, weights = await node.neighbors(r), node.mixing_weights(r)
+            bases = {
+                peer: links[peer] if peer in links else self._drawn(node, peer, r, matrices) for peer in peers
+            }
+            sent = {peer: self._projected(x, bases[peer], matrices, r) for peer in peers}
+            for peer in peers:
+                node.send(peer, sent[peer], tag=r)
+            inbox = await node.gather(peers, tag=r)
+            moved, node.state["links"] = x.clone(), {}
+            for peer, theirs in inbox.items():
+                # Lower minus higher rank at both ends, so that they compute the same.
+                difference = sent[peer] - theirs if node.rank < peer else theirs - sent[peer]
+                sign = 1.0 if node.rank < peer else -1.0
+                change, node.state["links"][peer] = self._step(x, difference, bases[peer], matrices, r)
+                moved -= sign * weights[peer] * change
+            node.parameters = node.parameters + (moved - x)
+
+    def _matrices(self, node: Node) -> Iterator[_Matrix]:
+        for field in node.layout:
+            rows, columns = (field.shape[0] if field.shape else 1), math.prod(field.shape[1:])
+            low = self.rank * max(rows, columns) < rows * columns and len(field.shape) > 1
+            yield _Matrix(field.start, *((rows, columns) if low else (rows * columns, 0)))
+
+    def _drawn(self, node: Node, peer: int, r: int, matrices: list[_Matrix]) -> list[Tensor]:
+        """The first bases of a link."""
+        rng = node.rng("powergossip", min(node.rank, peer), max(node.rank, peer), r, shared=True)
+        shapes = [(each.rows if r % 2 else each.columns, self.rank) for each in matrices if each.columns]
+        drawn = [torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
+        return [torch.linalg.qr(each).Q for each in drawn]
+
+    def _projected(
+        self, x: Tensor, bases: list[Tensor], matrices: list[_Matrix], r: int
+    ) -> Float[Tensor, " sent"]:
+        """M V (or M^T U) of all matrices, and all vectors, one after the other."""
+        parts, left = [], iter(bases)
+        for each in matrices:
+            if each.columns:
+                parts.append((each.of(x, transposed=r % 2 == 1) @ next(left)).flatten())
+            else:
+                parts.append(x[each.start : each.start + each.rows])
+        return torch.cat(parts)
+
+    def _step(
+        self,
+        x: Tensor,
+        difference: Float[Tensor, " sent"],
+        bases: list[Tensor],
+        matrices: list[_Matrix],
+        r: int,
+    ) -> tuple[Float[Tensor, " params"], list[Tensor]]:
+        """What the link finds of the difference of both models, and its next bases."""
+        change, after, at, left = torch.zeros_like(x), [], 0, iter(bases)
+        for each in matrices:
+            if not each.columns:
+                change[each.start : each.start + each.rows] = difference[at : at + each.rows]
+                at += each.rows
+                continue
+            basis, side = next(left), each.columns if r % 2 else each.rows
+            D = difference[at : at + side * self.rank].view(side, self.rank)
+            at += side * self.rank
+            each.of(change, transposed=r % 2 == 1).copy_(D @ basis.T)
+            after.append(torch.linalg.qr(D).Q)
+        return change, after
