@@ -19,7 +19,7 @@ from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
 from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool

@@ -24,8 +24,8 @@ from gossamer.learning.malloc import keep_freed_memory, trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.runtime.processes.memory import available_bytes, private_bytes
-from gossamer.runtime.processes.node_process import computing
-from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process import host
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.system import SPARE_DESCRIPTORS, raise_descriptor_limit
 from gossamer.runtime.setup import Setup, prepare
 
@@ -143,8 +143,8 @@ def test_to_hand_memory_back_leaves_no_garbage() -> None:
 def test_freed_memory_is_kept_where_that_of_all_nodes_fits_in_half_of_what_is_left(
     monkeypatch: pytest.MonkeyPatch, memory: str, available: int | None, freed: int | None, trims: bool
 ) -> None:
-    monkeypatch.setattr(computing, "available_bytes", lambda: available)
-    monkeypatch.setattr(computing, "cores", lambda: 2)
+    monkeypatch.setattr(host, "available_bytes", lambda: available)
+    monkeypatch.setattr(host, "cores", lambda: 2)
     stage = Stage(prepare(experiment(engine={"name": "processes", "memory": memory})))
     stage._freed_bytes = freed
     assert stage.trims() is trims
@@ -196,7 +196,7 @@ def test_a_rehearsed_step_is_recorded_and_has_the_same_bits() -> None:
         SequentialTrainer(setup.task, setup.experiment.optimizer, Rows(setup.layout.size)),
     )
     stage.warm_up()
-    [program] = stage.trainer._gradients.programs
+    [program] = stage.trainer._gradients.programs.values()
     assert "addmm" in program.source
     # A full batch of the test sample, and the rest of it.
     assert len(stage.evaluator._one.programs) == 2

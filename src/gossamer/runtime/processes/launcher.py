@@ -36,7 +36,8 @@ class ProcessesEngine:
         self._server = server or ForkServer()
         try:
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
-            if experiment.compute != Constant() and not _paced(experiment):
+            assert isinstance(experiment.engine, Processes)
+            if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes += [
                     "compute: steps take as long as they take here;"
                     " with engine.pace=true, no less than the compute profile says"
@@ -117,7 +118,3 @@ class ProcessesEngine:
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
-
-
-def _paced(experiment: Experiment) -> bool:
-    return isinstance(experiment.engine, Processes) and experiment.engine.pace

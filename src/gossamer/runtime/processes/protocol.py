@@ -68,10 +68,10 @@ class Final(Message):
 
 
 class Marked(Message):
-    """The node has taken a snapshot: all earlier messages have left, and ``ranks`` were told."""
+    """The node has taken a snapshot, and all earlier messages have left: how many, to each rank."""
 
     number: int
-    ranks: list[int]
+    sent: dict[int, int]
 
 
 class Saved(Message):
@@ -80,13 +80,6 @@ class Saved(Message):
     number: int | None
     round: int
     time_s: float
-
-
-class Broken(Message):
-    """The connection to ``peer`` broke after the node had taken a snapshot."""
-
-    number: int
-    peer: int
 
 
 class At(Message):
@@ -133,20 +126,7 @@ class Failed(Message):
 
 
 FromNode = (
-    Ready
-    | Progress
-    | Row
-    | Done
-    | Final
-    | Failed
-    | Crash
-    | Event
-    | At
-    | Idle
-    | Unreachable
-    | Marked
-    | Saved
-    | Broken
+    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | Marked | Saved
 )
 
 
@@ -193,10 +173,10 @@ class Snapshot(Message):
 
 
 class Expect(Message):
-    """All nodes have taken a snapshot, and ``ranks`` have sent messages to this one."""
+    """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
 
     number: int
-    ranks: list[int]
+    sent: dict[int, int]
 
 
 class Kept(Message):

@@ -18,7 +18,9 @@ class _Open:
     """A checkpoint that is not complete."""
 
     def __init__(self) -> None:
-        self.told: dict[int, list[int]] = {}  # by node that took its snapshot: the peers that it told
+        self.sent: dict[
+            int, dict[int, int]
+        ] = {}  # messages before each node's snapshot, by sender and receiver
         self.asked = False  # the nodes know which messages to wait for
         self.saved: dict[int, protocol.Saved] = {}
 
@@ -54,25 +56,21 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    def hear(
-        self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Broken | protocol.Done
-    ) -> None:
+    def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
         """A node says something about its part of a checkpoint, or that its rounds are over."""
         match message:
-            case protocol.Marked(number=number, ranks=ranks):
-                self._marked(rank, number, ranks)
+            case protocol.Marked(number=number, sent=sent):
+                self._marked(rank, number, sent)
             case protocol.Saved(number=number) if number in self._open:
                 self._open[number].saved[rank] = message
                 self._look(number)
             case protocol.Done():  # it is part of all later checkpoints in its present state
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
-                    if rank not in checkpoint.told:
+                    if rank not in checkpoint.sent:
                         self._tell(rank, protocol.Snapshot(number))
-            case protocol.Broken(number=number, peer=peer):
-                self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
-    def _marked(self, rank: int, number: int, told: list[int]) -> None:
+    def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
@@ -82,7 +80,7 @@ class CheckpointCoordinator:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
             self._tell_all(self._done & self._alive, protocol.Snapshot(number))
-        self._open[number].told[rank] = told
+        self._open[number].sent[rank] = sent
         self._look(number)
 
     # --- nodes that leave and return
@@ -122,11 +120,13 @@ class CheckpointCoordinator:
         checkpoint, alive = self._open[number], self._alive
         if not alive:
             return  # it would have no node
-        if not checkpoint.asked and alive <= checkpoint.told.keys():
+        if not checkpoint.asked and alive <= checkpoint.sent.keys():
             checkpoint.asked = True
             for rank in sorted(alive):
-                senders = [other for other in sorted(alive) if rank in checkpoint.told[other]]
-                self._tell(rank, protocol.Expect(number, senders))
+                sent = {
+                    other: to[rank] for other, to in checkpoint.sent.items() if rank in to and other in alive
+                }
+                self._tell(rank, protocol.Expect(number, sent))
         if checkpoint.asked and alive <= checkpoint.saved.keys():
             self._finish(number, {rank: checkpoint.saved[rank] for rank in sorted(alive)})
 

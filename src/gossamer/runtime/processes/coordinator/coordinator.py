@@ -42,7 +42,7 @@ from gossamer.runtime.processes.coordinator.door import Door
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import Workers
 from gossamer.runtime.processes.memory import FINAL, SharedModels
-from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
@@ -122,9 +122,11 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._lifecycle.give_up()
+        sizes = self._setup.layout.size, self._setup.layout.buffer_size
+        unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
         for rank in range(self._setup.experiment.nodes):
             if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
-                self._forget_model(rank)
+                self._models.write(FINAL, rank, unknown)
         if (away := self._events.summary()) is not None:
             self.show(away)
         return reason
@@ -190,7 +192,7 @@ class Coordinator:
                 self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
                 self._events.append(rank, kind, text)
-            case protocol.Done() | protocol.Marked() | protocol.Saved() | protocol.Broken():
+            case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
             case protocol.Final(private=private, forms=parts):
                 for part, forms in parts.items():
@@ -242,11 +244,6 @@ class Coordinator:
 
     def show(self, text: str) -> None:
         self._launcher.send(protocol.Say(text))
-
-    def _forget_model(self, rank: int) -> None:
-        """Mark a node's last model as unknown: NaN, and not zeros."""
-        sizes = self._setup.layout.size, self._setup.layout.buffer_size
-        self._models.write(FINAL, rank, Model(*(torch.full((n,), math.nan) for n in sizes)))
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
         self._workers.do(Tell(rank, message))

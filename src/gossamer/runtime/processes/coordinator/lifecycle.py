@@ -200,7 +200,13 @@ class Lifecycle:
     def _look_at_nodes(self, now_s: float) -> None:
         for fault in self._agenda.due(now_s):
             self._happens(fault)
-        self._look_at_stopped()
+        for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
+            del self._noticed[rank]
+            node, text = self.nodes[rank], f"node {rank} stands still"
+            if node.stopped and self._lost_peer == "fail":
+                raise RunFailed(f"{text}: it was stopped", node=rank, round=node.round)
+            if rank in self.alive:
+                self._lose(rank, text, keep=True)
         if self._waits and self._lost_peer == "wait":
             self._look_at_away()
         for rank in [rank for rank in self._restarting if rank not in self.alive and self._has_room(rank)]:
@@ -425,15 +431,6 @@ class Lifecycle:
     def _goes_on(self, rank: int) -> None:
         self._noticed.pop(rank, None)
         self._actions.record(rank, "thawed", f"node {rank} goes on")
-
-    def _look_at_stopped(self) -> None:
-        for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
-            del self._noticed[rank]
-            node, text = self.nodes[rank], f"node {rank} stands still"
-            if node.stopped and self._lost_peer == "fail":
-                raise RunFailed(f"{text}: it was stopped", node=rank, round=node.round)
-            if rank in self.alive:
-                self._lose(rank, text, keep=True)
 
     # --- nodes that are away
 

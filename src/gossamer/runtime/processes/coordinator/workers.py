@@ -15,6 +15,7 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -280,10 +281,8 @@ class Workers:
         workers = self._workers.values()
         if self._at[rank] in workers:
             return self._at[rank]
-        return next((each for each in workers if each.ready and self._free(each)), None)
-
-    def _free(self, worker: _Worker) -> bool:
-        return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
+        taken = Counter(map(id, self._at.values()))
+        return next((each for each in workers if each.ready and taken[id(each)] < each.slots), None)
 
     def do(self, command: Fork | protocol.Tell | protocol.Signal) -> None:
         if isinstance(command, Fork):

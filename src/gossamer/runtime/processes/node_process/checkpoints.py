@@ -3,22 +3,19 @@ which the node is restarted while the others go on.
 
 ::
 
-    node -> coordinator   marked NUMBER, RANKS      it took its snapshot, all from before has left, these peers were told
-    coordinator -> node   expect NUMBER, RANKS      all nodes took theirs; these have sent messages here
-    node -> coordinator   saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
+    node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
+    coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
+    node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
     coordinator -> node   kept NUMBER               all files are written
     coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
-    node -> coordinator   broken NUMBER, RANK       a connection to that peer broke since the snapshot
-    coordinator -> node   drop NUMBER               that checkpoint is given up
+    coordinator -> node   drop NUMBER               that checkpoint is given up, since a node was out of reach meanwhile
 
-A connection that breaks may lose a mark, and its messages are numbered from zero on the next one: such a checkpoint is given
-up, and so is one during which a node was out of reach. The next one is made when it is due.
+The next one is made when it is due.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,9 +32,6 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
-
-MOST_MARKS = 2**16
-"""Incomplete snapshots that peers may have told of: far more than any node gets ahead, and still little memory."""
 
 
 class NodeCheckpoints:
@@ -59,8 +53,10 @@ class NodeCheckpoints:
         self._before: dict[int, int] = {}  # messages by each source when the run was resumed
         self._numbers: set[int] = set()  # of this node's snapshots
         self._dropped: set[int] = set()  # of checkpoints that are given up
-        self._sent: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by each peer until its snapshot
-        self._expected: dict[int, set[int]] = {}
+        self._arrived: dict[int, int] = {}  # messages by each source
+        self._expected: dict[
+            int, dict[int, int]
+        ] = {}  # by checkpoint: messages by each source until its snapshot
         self._lost: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._kept: dict[int, asyncio.Future[None]] = {}
@@ -91,6 +87,7 @@ class NodeCheckpoints:
             return
         self._cuts.restore(start)
         self._before = sent_here(start)
+        self._arrived = dict(self._before)
         transport.traffic = Traffic(**start.engine["traffic"])
         self.round_ended(start)
         for arrival in start.arriving:  # each had the time since to arrive
@@ -100,7 +97,10 @@ class NodeCheckpoints:
     def deliver(self, message: Message) -> None:
         """A message has come in: its number goes on where those of its sender were when the run was resumed."""
         before = self._before.get(message.source, 0)
+        self._arrived[message.source] = message.number + before + 1
         self._cuts.deliver(replace(message, number=message.number + before) if before else message)
+        for number in list(self._expected):
+            self._look(number)
 
     def _count(self, message: Message, times: int) -> None:
         self._transport.traffic.messages_received += times
@@ -122,8 +122,8 @@ class NodeCheckpoints:
         match message:
             case protocol.Snapshot(number=number):
                 self.snapshot(number)
-            case protocol.Expect(number=number, ranks=ranks) if number not in self._dropped:
-                self._expected[number] = set(ranks)
+            case protocol.Expect(number=number, sent=sent) if number not in self._dropped:
+                self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
                 self._look(number)
             case protocol.Kept(number=number):  # those before it that are not complete won't be
                 for older in [each for each in self._numbers if each < number]:
@@ -139,19 +139,7 @@ class NodeCheckpoints:
         if number not in self._numbers and number not in self._dropped:
             self._numbers.add(number)
             self._cuts.cut(number)
-            self._transport.cut(number)
-
-    def told(self, number: int, ranks: list[int]) -> None:
-        self._tell(protocol.Marked(number, ranks))
-
-    def marked(self, rank: int, number: int, message: int) -> None:
-        if number not in self._dropped and (number in self._sent or len(self._sent) < MOST_MARKS):
-            self._sent[number][rank] = message + self._before.get(rank, 0)
-            self._look(number)
-
-    def relinked(self, rank: int) -> None:
-        for number in sorted(self._numbers):
-            self._tell(protocol.Broken(number, rank))
+            self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
     def lost(self, rank: int) -> None:
         """A peer is dead: nothing more comes from it."""
@@ -164,9 +152,10 @@ class NodeCheckpoints:
         self._lost.discard(rank)
 
     def _look(self, number: int) -> None:
-        if number in self._expected and self._expected[number] - self._lost <= self._sent[number].keys():
+        sent = {rank: n for rank, n in self._expected[number].items() if rank not in self._lost}
+        if all(self._arrived.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
-            saved = self._cuts.finish(number, self._sent.pop(number))
+            saved = self._cuts.finish(number, sent)
             writing = asyncio.get_running_loop().run_in_executor(
                 self._writer, self._folder.write, number, saved
             )
@@ -188,7 +177,6 @@ class NodeCheckpoints:
 
     def _forget(self, number: int) -> None:
         self._numbers.discard(number)
-        self._sent.pop(number, None)
         self._expected.pop(number, None)
         self._cuts.drop(number)
 

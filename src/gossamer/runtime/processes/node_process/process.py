@@ -28,8 +28,7 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.computing import Computing, Stage
-from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost
+from gossamer.runtime.processes.node_process.host import Clock, Computing, NodeContext, NodeHost, Stage
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
@@ -116,7 +115,6 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            snapshots=self._checkpoints,
             incarnation=context.incarnation,
         )
 

@@ -14,7 +14,7 @@ from gossamer.messages import CHUNK_BYTES, FrameError
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.peer import Peer
-from gossamer.runtime.processes.transport.wire import Arrived, Credited, Decoder, Event, Hello, Kind, Marked
+from gossamer.runtime.processes.transport.wire import Arrived, Credited, Decoder, Event, Hello, Kind
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.transport import Transport
@@ -318,11 +318,7 @@ class Incoming(Connection):
         elif isinstance(event, Arrived):
             number = self.decoder.expected - 1
             message = Message(peer.rank, event.tag, event.payload, event.sent_at, number=number)
-            peer.arrived += 1
-            self._count(partial(self._deliver, peer, message), ends=True)
-        elif isinstance(event, Marked):  # messages before it may still be on their way through the network
-            peer.marked.append((event.snapshot, event.message, peer.arrived))
-            self._pass_marks(peer)
+            self._count(partial(self._deliver, message), ends=True)
         else:
             self._count(ends=True)
 
@@ -349,20 +345,10 @@ class Incoming(Connection):
             self.write(wire.hello(node.rank, node.token, node.incarnation, said.connection, peer.expected))
             node.came(peer)
 
-    def _deliver(self, peer: Peer, message: Message) -> None:
-        if self.node.closing:
-            return
-        self.node.traffic.messages_received += 1
-        self.node.deliver(message)
-        peer.delivered += 1
-        self._pass_marks(peer)
-
-    def _pass_marks(self, peer: Peer) -> None:
-        """Report the peer's snapshots before which all that it sent is delivered."""
-        while peer.marked and peer.marked[0][2] <= peer.delivered:
-            snapshot, message, _ = peer.marked.popleft()
-            if self.node.snapshots is not None:
-                self.node.snapshots.marked(peer.rank, snapshot, message)
+    def _deliver(self, message: Message) -> None:
+        if not self.node.closing:
+            self.node.traffic.messages_received += 1
+            self.node.deliver(message)
 
     def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
         """Take what came in since the last time, and deliver the message that it completes."""

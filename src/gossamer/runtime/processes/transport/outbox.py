@@ -6,15 +6,15 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import GossamerError
 from gossamer.messages import Encoded, framed_bytes
 from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Mark, Peer, State
+from gossamer.runtime.processes.transport.peer import Peer, State
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
-from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
+from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Outgoing
@@ -67,8 +67,18 @@ class OwnSending(Sending):
         self.accept()
 
 
+@dataclass(eq=False)
+class Cut:
+    """A snapshot at the end of some rounds, before which messages are still to leave: by receiver, the number of the first
+    message of a later round, if one has left."""
+
+    rounds: int
+    counts: dict[int, int | None]
+    told: Callable[[dict[int, int]], None]
+
+
 class Outbox:
-    """One node's messages, and the snapshots that it tells peers of between them."""
+    """One node's messages, and their numbers before its snapshots."""
 
     def __init__(self, node: Transport) -> None:
         self._node = node
@@ -76,7 +86,7 @@ class Outbox:
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
-        self._telling: dict[int, list[int]] = {}  # by snapshot: the peers to tell, while one isn't told yet
+        self._cuts: list[Cut] = []
 
     @property
     def busy(self) -> bool:
@@ -211,15 +221,13 @@ class Outbox:
             frame = abort(peer.number)
             self._node.traffic.bytes_sent += len(frame)
             link.write(frame)
-            self._use_number(link, peer, None)
 
-    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending | None) -> None:
-        if sending is not None:
-            if sending.round > peer.first[0]:
-                peer.first = sending.round, peer.number
-            for owed in peer.marks:
-                if owed.message is None and sending.round >= owed.round:
-                    owed.message = peer.number
+    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
+        if sending.round > peer.first[0]:
+            peer.first = sending.round, peer.number
+        for cut in self._cuts:
+            if cut.counts.get(peer.rank, 0) is None and sending.round >= cut.rounds:
+                cut.counts[peer.rank] = peer.number
         peer.number = (peer.number + 1) % NUMBERS
         peer.unacknowledged.append((link.written, sending))
 
@@ -272,32 +280,26 @@ class Outbox:
 
     # --- snapshots
 
-    def cut(self, number: int, rounds: int) -> None:
-        """A snapshot was taken of this node at the end of this many rounds: tell peers when what was sent before has left."""
-        concerned = [peer for peer in self._node.peers.values() if peer.used and peer.lost is None]
-        for peer in concerned:
-            since, message = peer.first
-            peer.marks.append(Mark(number, rounds, message if since >= rounds else None))
-        self._telling[number] = [peer.rank for peer in concerned]
+    def cut(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
+        """A snapshot was taken of this node at the end of this many rounds; see :meth:`Transport.cut`."""
+        counts: dict[int, int | None] = {}
+        for peer in self._node.peers.values():
+            if peer.used and peer.lost is None:
+                since, number = peer.first
+                counts[peer.rank] = number if since >= rounds else None
+        self._cuts.append(Cut(rounds, counts, told))
         self.tell()
 
     def tell(self) -> None:
-        """Tell peers of snapshots before which nothing is left to send."""
-        if not self._telling:
+        """Report snapshots before which nothing is left to send."""
+        if not self._cuts:
             return
         oldest: dict[int, int] = {}  # round, by receiver
         for each in (*self._queue, *([] if self._current is None else [self._current])):
             oldest[each.to] = min(each.round, oldest.get(each.to, each.round))
-        for peer in self._node.peers.values():
-            while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
-                owed = peer.marks[0]
-                if oldest.get(peer.rank, owed.round) < owed.round:
-                    break
-                link.write(mark(owed.snapshot, peer.number if owed.message is None else owed.message))
-                peer.marks.popleft()
-        for number, ranks in list(self._telling.items()):
-            left = [rank for rank in ranks if self._node.peers[rank].lost is None]
-            if not any(number == owed.snapshot for rank in left for owed in self._node.peers[rank].marks):
-                del self._telling[number]
-                if self._node.snapshots is not None:
-                    self._node.snapshots.told(number, sorted(left))
+        for cut in list(self._cuts):
+            peers = [peer for peer in map(self._node.peers.__getitem__, cut.counts) if peer.lost is None]
+            if all(oldest.get(peer.rank, cut.rounds) >= cut.rounds for peer in peers):
+                self._cuts.remove(cut)
+                counts = ((peer, cut.counts[peer.rank]) for peer in peers)
+                cut.told({peer.rank: peer.number if count is None else count for peer, count in counts})

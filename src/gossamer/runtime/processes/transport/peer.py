@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gossamer.messages import FrameError
@@ -18,16 +17,6 @@ if TYPE_CHECKING:
 
 State = enum.Enum("State", "QUEUED AGAIN SENT CANCELLED LOST")
 """How far a message has come. AGAIN: it had left, but its connection broke before the peer had acknowledged it."""
-
-
-@dataclass(eq=False)
-class Mark:
-    """A snapshot that a peer is to be told of: its number, the round after it, and the number of the first message of that
-    round or a later one, if one has left."""
-
-    snapshot: int
-    round: int
-    message: int | None
 
 
 class Peer:
@@ -45,23 +34,18 @@ class Peer:
         self.used = False  # whether there were messages for it
         self.dial: asyncio.Task[None] | None = None
         self.hurry = asyncio.Event()  # dials it at once instead of a little later
-        self.broken = False  # whether the last connection to it broke, and none was made since
         self.dialled = 0
         self.failures = 0  # dials since the last one that was answered
         self.outgoing: Outgoing | None = None
         self.number = 0  # of the next message to it
-        # By message number: bytes of chunks on the connection up to its end; the message, unless it was taken back.
-        self.unacknowledged: deque[tuple[int, OwnSending | None]] = deque()
+        # By message number: bytes of chunks on the connection up to its end; the message.
+        self.unacknowledged: deque[tuple[int, OwnSending]] = deque()
         self.accepting: set[OwnSending] = set()  # sent; the acknowledgement takes its simulated time
         self.first = 0, 0  # the newest round with a message to it, and that round's first message number
-        self.marks: deque[Mark] = deque()  # snapshots to tell it of
         # From it.
         self.answered = 0  # the newest of its connections to this node
         self.incoming: Incoming | None = None
         self.expected = 0  # the number of the next message from it
-        self.arrived = 0  # messages from it that came in whole
-        self.delivered = 0  # those of them that the network has let through
-        self.marked: deque[tuple[int, int, int]] = deque()  # its snapshots: number, message, arrived by then
 
     def stale(self, incarnation: int, connection: int | None) -> str | None:
         """Why a greeting is an old one: of an earlier incarnation or, coming in, of an earlier connection."""
@@ -75,8 +59,7 @@ class Peer:
         """The first ``nbytes`` bytes of the connection's chunks are acknowledged."""
         while self.unacknowledged and self.unacknowledged[0][0] <= nbytes:
             _, sending = self.unacknowledged.popleft()
-            if sending is not None:
-                sending.buffers = ()
+            sending.buffers = ()
 
     def resume(self, expected: int) -> list[OwnSending]:
         """Continue on a new connection with the message that the peer expects; gives those to send again from there on.
@@ -87,17 +70,15 @@ class Peer:
         behind = (self.number - expected) % NUMBERS
         if behind >= NUMBERS // 2:
             raise FrameError(f"expects message {expected} after message {self.number - 1}")
-        got = len(self.unacknowledged) - behind
-        again = []
-        for index, (_, sending) in enumerate(self.unacknowledged):
-            if sending is not None and index < got:
-                sending.release()
-            elif sending is not None:
-                sending.state = State.AGAIN
-                again.append(sending)
+        sent = [sending for _, sending in self.unacknowledged]
+        got = max(len(sent) - behind, 0)
+        for sending in sent[:got]:
+            sending.release()
+        for sending in sent[got:]:
+            sending.state = State.AGAIN
         self.unacknowledged.clear()
         self.number = expected
-        return again
+        return sent[got:]
 
     def restarted(self, incarnation: int) -> None:
         """Numbers start again, and what the last incarnation may have received isn't sent again."""
@@ -105,14 +86,11 @@ class Peer:
         self.forget()
         self.number = self.expected = self.answered = 0
         self.first = 0, 0
-        for mark in self.marks:
-            mark.message = None
 
     def forget(self) -> None:
         """Release the messages that it has not acknowledged."""
         for sending in (*(sending for _, sending in self.unacknowledged), *self.accepting):
-            if sending is not None:
-                sending.release()
+            sending.release()
         self.unacknowledged.clear()
         self.accepting.clear()
 

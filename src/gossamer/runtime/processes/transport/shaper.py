@@ -179,13 +179,6 @@ class Downlink:
 # --- a node's part of a network
 
 
-class Departure(NamedTuple):
-    """The network's effect on one message, as its sender knows it when the message begins."""
-
-    lost: bool  # it takes its time on the uplink, and does not arrive
-    round_trip_s: float  # from a byte's passing the uplink to its acknowledgement
-
-
 class Shaper:
     """One node's part of a network."""
 
@@ -253,13 +246,14 @@ class Shaper:
 
     # --- the sender's end
 
-    def depart(self, to: int) -> Departure:
-        """The next message on the uplink is for this node."""
+    def depart(self, to: int) -> tuple[bool, float]:
+        """The next message on the uplink is for this node; whether the network loses it (after its time on the uplink), and
+        the seconds from a byte's passing the uplink to its acknowledgement."""
         path, self._to = self._path(self._rank, to), to
         latency = delivery(path, self._seed, self._rank, to, _next(self._departed, to, path))
         self._lost = latency is None
         self._meter(path)
-        return Departure(self._lost, 2 * (latency or 0.0))
+        return self._lost, 2 * (latency or 0.0)
 
     def _meter(self, path: Path | None) -> None:
         """Set the uplink's rate for the message on it; a lost message is limited by the uplink alone."""

@@ -25,7 +25,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gossamer.errors import BadInput
 from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze, pack_head
@@ -65,19 +65,6 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
-class Snapshots(Protocol):
-    """Takes reports about the snapshots of a node and its peers."""
-
-    def marked(self, rank: int, number: int, message: int) -> None:
-        """All messages before this one, which a peer had sent before a snapshot, are delivered."""
-
-    def told(self, number: int, ranks: list[int]) -> None:
-        """All that was sent before a snapshot has left, and all peers that were sent anything were told of it."""
-
-    def relinked(self, rank: int) -> None:
-        """A broken connection to a peer was replaced: what it was told of snapshots may be lost."""
-
-
 @dataclass(eq=False)
 class Transport:
     """One node's messages to its peers; belongs to the event loop in which it is created, and is called from there only.
@@ -100,7 +87,6 @@ class Transport:
     watch: Callable[[int, float, float, int], None] | None = None
     """Called when a message has left, or was taken back on its way: receiver, when its first and its last chunk were written
     (seconds of this node's clock), bytes."""
-    snapshots: Snapshots | None = None
     shaper: Shaper | None = None  # what the network does to messages; None is nothing
     security: Security | None = None
     incarnation: int = 0  # how often this node was started before
@@ -204,13 +190,13 @@ class Transport:
             TimeoutError: after this many seconds.
         """
         async with asyncio.timeout(timeout):
-            while self.busy or any(sent for peer in self.peers.values() for _, sent in peer.unacknowledged):
+            while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
                 await self.changed()
 
-    def cut(self, number: int) -> None:
-        """Tell every peer that was sent anything which messages were sent before the end of the last round, as soon as
-        these have left; see :meth:`Snapshots.told`."""
-        self.outbox.cut(number, self.rounds)
+    def cut(self, told: Callable[[dict[int, int]], None]) -> None:
+        """Call with the number of messages that each peer was sent before the end of the last round, as soon as these have
+        left."""
+        self.outbox.cut(self.rounds, told)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
         """Treat a peer as dead: what is queued for it and sent to it later counts as lost and does not wait.
@@ -332,10 +318,6 @@ class Transport:
         peer.outgoing, peer.silent = link, 0
         peer.reached()
         self.wake()
-        if peer.broken:
-            peer.broken = False
-            if self.snapshots is not None:
-                self.snapshots.relinked(peer.rank)
 
     def gone(self, peer: Peer, why: str) -> None:
         peer.why = why
@@ -343,7 +325,7 @@ class Transport:
             self._expect(peer)
 
     def broke(self, peer: Peer, why: str) -> None:
-        peer.outgoing, peer.why, peer.broken = None, why, True
+        peer.outgoing, peer.why = None, why
         self.outbox.park(peer)
         if peer.lost is None:
             self._expect(peer)

@@ -10,7 +10,6 @@
     CREDIT  4, bytes u32                                                    this many more may be sent
     BEAT    5                                                               still alive
     LEAVE   6                                                               closes its connections for good
-    MARK    7, snapshot u32, message u32                                    earlier messages were sent before a snapshot
 
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), one after the
 other, cut every :data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
@@ -18,7 +17,8 @@ chunks without their headers.
 
 The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation;
 an answer repeats the number. Messages between two nodes are numbered from 0 in each incarnation of either, over all their
-connections; the answer to a HELLO says which one is expected, and there the messages continue.
+connections; the answer to a HELLO says which one is expected, and there the messages continue. One that is taken back leaves
+its number to the next.
 
 Messages go from the side that dialled to the side that was dialled; only HELLO, CREDIT, BEAT and LEAVE go back.
 """
@@ -49,7 +49,7 @@ from gossamer.messages import (
 from gossamer.messages.tags import Payload
 
 MAGIC = b"gsmr"
-VERSION = 3
+VERSION = 4
 TOKEN_BYTES = 16
 NUMBERS = 2**32
 """Message numbers wrap around here."""
@@ -64,7 +64,6 @@ class Kind(enum.IntEnum):
     CREDIT = 4
     BEAT = 5
     LEAVE = 6
-    MARK = 7
 
 
 HELLO = struct.Struct("<4sHI16sIII")
@@ -72,7 +71,6 @@ BEGIN = struct.Struct("<BIHQI")
 DATA = struct.Struct("<BIH")
 ABORT = struct.Struct("<BI")
 CREDIT = struct.Struct("<BI")
-MARK = struct.Struct("<BII")
 _BARE = struct.Struct("<B")
 _HEADERS: Mapping[int, struct.Struct] = {
     Kind.BEGIN: BEGIN,
@@ -81,7 +79,6 @@ _HEADERS: Mapping[int, struct.Struct] = {
     Kind.CREDIT: CREDIT,
     Kind.BEAT: _BARE,
     Kind.LEAVE: _BARE,
-    Kind.MARK: MARK,
 }
 assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what wire_bytes() charges
 
@@ -105,11 +102,6 @@ def abort(message: int) -> bytes:
 def credit(nbytes: int) -> bytes:
     """The frame that acknowledges bytes of chunks."""
     return CREDIT.pack(Kind.CREDIT, nbytes)
-
-
-def mark(snapshot: int, message: int) -> bytes:
-    """The frame that says which messages were sent before a snapshot: those before this one."""
-    return MARK.pack(Kind.MARK, snapshot % NUMBERS, message % NUMBERS)
 
 
 class Chunk(NamedTuple):
@@ -172,14 +164,7 @@ class Credited(NamedTuple):
     nbytes: int
 
 
-class Marked(NamedTuple):
-    """Before the peer's snapshot, it had sent the messages before this number."""
-
-    snapshot: int
-    message: int
-
-
-Event = Hello | Arrived | Credited | Marked | Kind
+Event = Hello | Arrived | Credited | Kind
 """Of the kinds, ABORT, BEAT and LEAVE are events."""
 
 
@@ -236,7 +221,7 @@ class Decoder:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit or 0
-        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT, Kind.MARK)
+        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT)
         self._accepted = (Kind.BEAT, Kind.LEAVE, *own)
         self._header = bytearray()
         self._greeted = False
@@ -322,8 +307,6 @@ class Decoder:
     def _frame(self, kind: int, *values: int) -> Event | None:
         if kind == Kind.CREDIT:
             return Credited(*values)
-        if kind == Kind.MARK:
-            return Marked(*values)
         if kind in (Kind.BEAT, Kind.LEAVE):
             return Kind(kind)
         self.frame_bytes += _HEADERS[kind].size
@@ -334,6 +317,7 @@ class Decoder:
             raise FrameError(f"continued message {number}, which is not under way")
         if kind == Kind.ABORT:
             self._message = None
+            self._number -= 1  # which the next message takes
             return Kind.ABORT
         assert self._message is not None
         length, due = values[1], min(CHUNK_BYTES, self._message.left)

@@ -20,8 +20,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, SelectorChannel
-from gossamer.runtime.processes.node_process.computing import Stage
-from gossamer.runtime.processes.node_process.host import NodeContext
+from gossamer.runtime.processes.node_process.host import NodeContext, Stage
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.protocol import Addresses, Fork, FromNode, Said, ToNode
 from gossamer.runtime.processes.security import Security

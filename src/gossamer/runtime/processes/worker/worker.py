@@ -39,7 +39,7 @@ from gossamer.runtime.processes.channel import (
     parse_address,
 )
 from gossamer.runtime.processes.memory import FINAL, SharedModels
-from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system import raise_descriptor_limit, shared_file
