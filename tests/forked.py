@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gossamer.runtime.processes.system.process import close_all_but
+from gossamer.runtime.processes.system import close_all_but
 
 IMPORTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TORCH")
 """How variables begin that an interpreter or a library reads when it starts."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.messages import raw
-from gossamer.messages.reading import DTYPES
+from gossamer.messages.encoding import DTYPES
 from gossamer.messages.tags import Coded, Model, Part
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from gossamer import Experiment
-from gossamer.progress import Lines, Tally
+from gossamer.progress import Display, Lines
 from gossamer.runtime.recording import NETWORK
 
 
@@ -17,8 +16,8 @@ def described(stop: dict[str, float]) -> Experiment:
     )
 
 
-def tally(stop: dict[str, float]) -> Tally:
-    said = Tally(described(stop))
+def tally(stop: dict[str, float]) -> Display:
+    said = Display(described(stop))
     said.wall_s = 30.0
     return said
 
@@ -66,7 +65,7 @@ def test_a_line_summarizes_all_nodes_at_one_evaluation_point(moment: str, rounds
 
 def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     seconds = [0.0]
-    lines = Lines(described({"rounds": 1000}), clock=lambda: seconds[-1])
+    lines = Lines(described({"rounds": 1000}), seconds=lambda: seconds[-1])
 
     def printed(at: float, rounds: int, time_s: float) -> list[str]:
         capsys.readouterr()
@@ -86,14 +85,6 @@ def test_while_there_is_no_other_line_one_says_how_far_it_is(capsys: pytest.Capt
     lines.row(row(NETWORK, 5, "round", consensus_distance=0.25))
     assert printed(179.9, 21, 2.5) == []  # that was a line
     assert len(printed(180.0, 21, 2.5)) == 1
-
-
-def test_the_first_loss_that_is_no_number_is_said() -> None:
-    said = tally({"rounds": 10})
-    assert said.divergence(row(1, 3, "round", train_loss=0.5)) is None
-    line = said.divergence(row(2, 4, "round", train_loss=math.nan, test_loss=math.inf))
-    assert line == "train loss of node 2 is nan in round 4: training diverges"
-    assert said.divergence(row(3, 4, "round", train_loss=math.nan)) is None
 
 
 def test_a_run_that_ends_by_time_has_no_last_round() -> None:

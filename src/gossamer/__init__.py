@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from gossamer.config import Experiment
     from gossamer.errors import BadInput, Deadlock, GossamerError, RunFailed
     from gossamer.messages.tags import Message, Model, Part
-    from gossamer.node import Node
-    from gossamer.node.reception import PeerLost
-    from gossamer.node.wrapper import NodeWrapper
+    from gossamer.node import Node, NodeWrapper, PeerLost
     from gossamer.results.run import Run, load_run
     from gossamer.results.trackers import Tracker
     from gossamer.sweep.execute import run_sweep
@@ -39,9 +37,9 @@ _HOMES = {
     "Message": "gossamer.messages.tags",
     "Model": "gossamer.messages.tags",
     "Node": "gossamer.node",
-    "NodeWrapper": "gossamer.node.wrapper",
+    "NodeWrapper": "gossamer.node",
     "Part": "gossamer.messages.tags",
-    "PeerLost": "gossamer.node.reception",
+    "PeerLost": "gossamer.node",
     "Poison": "gossamer.tasks",
     "Run": "gossamer.results.run",
     "RunFailed": "gossamer.errors",

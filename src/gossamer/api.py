@@ -13,11 +13,10 @@ from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder, environment, write_json, write_text
-from gossamer.results.recorder import NETWORK, close_after, close_record, rewind, status_of
+from gossamer.results.recorder import NETWORK, close_after, close_record, rewind
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
-from gossamer.runtime.engine import Engine
-from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.outcome import Engine, Outcome
 from gossamer.runtime.recording import Observer
 
 if TYPE_CHECKING:
@@ -41,19 +40,6 @@ class Silent:
     def say(self, text: str) -> None:
         """Log it."""
         log.info(text)
-
-
-class _Tracked:
-    """An observer whose rows go to trackers too."""
-
-    def __init__(self, observer: Observer, trackers: Trackers) -> None:
-        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
-        self._observer, self._trackers = observer, trackers
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Show a row, and track it."""
-        self._observer.row(row)
-        self._trackers.tell("row", row)
 
 
 def run(
@@ -92,19 +78,15 @@ def run(
             f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
         )
     observer = observer or Silent()
-    trackers = Trackers(experiment.trackers, observer.say)
+    trackers = Trackers(experiment.trackers, observer)
     with _engine(experiment, server, listen) as engine:
+        where = environment(sys.argv if command is None else command, computes_here=_simulated(experiment))
         folder = RunFolder.create(
-            Path(out),
-            experiment.name if name is None else name,
-            experiment=experiment.to_yaml(),
-            environment=environment(
-                sys.argv if command is None else command, computes_here=_computes_here(experiment)
-            ),
+            Path(out), name or experiment.name, experiment=experiment.to_yaml(), environment=where
         )
         folder.write_setup(engine.description)
         with folder.locked():
-            return _carry_out(engine, experiment, folder, observer, trackers)
+            return _carry_out(engine, experiment, folder, trackers)
 
 
 def resume(
@@ -121,9 +103,7 @@ def resume(
     Args:
         path: the run's folder.
         overrides: assignments to ``stop`` and ``checkpoint``, like ``"stop.rounds=200"``.
-        observer: told of progress.
-        server: as for :func:`run`.
-        listen: as for :func:`run`.
+        observer, server, listen: as for :func:`run`.
 
     Returns:
         The recorded run.
@@ -138,62 +118,62 @@ def resume(
         if not each.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {each}: accepted: stop and checkpoint, for a run that is resumed")
     with folder.locked():
-        before = Experiment.load(folder.path / "experiment.yaml")
         experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
-        if experiment.has_faults:
-            raise BadInput(
-                f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
-            )
-        if load_run(folder.path).status == "done" and (stop := experiment.stop) == before.stop:
-            later = f"rounds={2 * stop.rounds}" if stop.rounds else f"time_s={2 * (stop.time_s or 0):g}"
-            raise BadInput(
-                f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
-            )
-        cut = newest(folder.checkpoints)
-        if cut is None:
-            raise BadInput(
-                f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
-            )
-        cut.check(experiment)
-        if (last := experiment.stop.rounds) is not None and last < max(cut.rounds.values()):
-            raise BadInput(
-                f"stop.rounds: {last}, of a run that is saved at round {max(cut.rounds.values())}; accepted: that or more"
-            )
-        if isinstance(experiment.engine, Simulate) and len(cut.rounds) < experiment.nodes:
-            lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
-            raise BadInput(
-                f"{path}: nodes {lost} were lost; accepted under simulate: a run that has all of its nodes"
-            )
-        cut.verify()
+        cut = _resumable(folder, experiment)
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
-        trackers = Trackers(experiment.trackers, observer.say)
+        trackers = Trackers(experiment.trackers, observer)
         with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
             _record_resumption(folder, experiment, cut, observer)
-            return _carry_out(engine, trained, folder, observer, trackers, cut)
+            return _carry_out(engine, trained, folder, trackers, cut)
+
+
+def _resumable(folder: RunFolder, experiment: Experiment) -> Cut:
+    """The checkpoint from which a run continues, with every part of it verified."""
+    path, stop = folder.path, experiment.stop
+    if experiment.has_faults:
+        raise BadInput(
+            f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
+        )
+    if load_run(path).status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
+        later = f"rounds={2 * stop.rounds}" if stop.rounds else f"time_s={2 * (stop.time_s or 0):g}"
+        raise BadInput(
+            f"{path}: the run is done; accepted: one that is not, or another end, e.g. --set stop.{later}"
+        )
+    if (cut := newest(folder.checkpoints)) is None:
+        raise BadInput(
+            f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
+        )
+    cut.check(experiment)
+    last = max(cut.rounds.values())
+    if stop.rounds is not None and stop.rounds < last:
+        raise BadInput(
+            f"stop.rounds: {stop.rounds}, of a run that is saved at round {last}; accepted: that or more"
+        )
+    if _simulated(experiment) and len(cut.rounds) < experiment.nodes:
+        lost = sorted(set(range(experiment.nodes)) - cut.rounds.keys())
+        raise BadInput(
+            f"{path}: nodes {lost} were lost; accepted under simulate: a run that has all of its nodes"
+        )
+    cut.verify()
+    return cut
 
 
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
     if there is none. The recorded experiment must be equal to this one."""
-    for folder in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
-        found = load_run(folder.parent)
-        if (
-            found.status != "done"
-            and _same(found.experiment, experiment)
-            and newest(folder.parent / "checkpoints")
-        ):
-            return folder.parent
+    wanted = experiment.model_dump(mode="json")
+    for file in sorted((Path(out) / experiment.name).glob("*/experiment.yaml"), reverse=True):
+        found = load_run(file.parent)
+        same = found.experiment
+        if experiment.engine.trainer == "auto":  # a record names the one that was chosen
+            same = {**same, "engine": {**same.get("engine", {}), "trainer": "auto"}}
+        if found.status != "done" and same == wanted and newest(file.parent / "checkpoints"):
+            return file.parent
     return None
-
-
-def _same(found: Mapping[str, Any], experiment: Experiment) -> bool:
-    if experiment.engine.trainer == "auto":  # a record names the one that was chosen
-        found = {**found, "engine": {**found.get("engine", {}), "trainer": "auto"}}
-    return found == experiment.model_dump(mode="json")
 
 
 def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, observer: Observer) -> None:
@@ -204,10 +184,10 @@ def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, obse
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": cut.wall_s, "node": NETWORK, "event": "resumed", "detail": origin}
         events.append(row)
-    clock = "virtual time" if isinstance(experiment.engine, Simulate) else "time"
+    clock = "virtual time" if _simulated(experiment) else "time"
     observer.say(f"goes on {origin}, {clock} {time_s:.4g} s, after {cut.wall_s:.1f} s of wall time")
     first = load_run(folder.path).environment
-    here = environment(sys.argv, computes_here=_computes_here(experiment))
+    here = environment(sys.argv, computes_here=_simulated(experiment))
     earlier = first.get("resumed", [])
     write_json(folder.path / "environment.json", {**first, "resumed": [*earlier, here]})
     before = (earlier[-1] if earlier else first).get("numerics")
@@ -216,7 +196,7 @@ def _record_resumption(folder: RunFolder, experiment: Experiment, cut: Cut, obse
         observer.say(f"bits may differ from those of an undisturbed run: now {now}, before {then}")
 
 
-def _computes_here(experiment: Experiment) -> bool:
+def _simulated(experiment: Experiment) -> bool:
     """Whether nodes compute in this process, and not in processes that it starts."""
     return isinstance(experiment.engine, Simulate)
 
@@ -225,16 +205,15 @@ def _carry_out(
     engine: Engine,
     experiment: Experiment,
     folder: RunFolder,
-    observer: Observer,
     trackers: Trackers,
     cut: Cut | None = None,
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
-        if _computes_here(experiment) and (said := numerics.warning()) is not None:
-            observer.say(said)
+        if _simulated(experiment) and (said := numerics.warning()) is not None:
+            trackers.say(said)
         with engine:  # which ends before its record is compacted: nothing writes to it any more
-            outcome = engine.run(folder, _Tracked(observer, trackers), cut)
+            outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
         close_after(error, folder)
         trackers.tell("failure", error)
@@ -250,10 +229,10 @@ def _carry_out(
 
 def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | None) -> Engine:
     # Engines are imported when they are used, since each imports much that only it needs.
-    if isinstance(experiment.engine, Simulate):
+    if _simulated(experiment):
         if listen is not None:
             raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
-        from gossamer.runtime.simulate.engine import SimulateEngine
+        from gossamer.runtime.simulate.simulation import SimulateEngine
 
         return SimulateEngine(experiment)
     from gossamer.runtime.processes.launcher import ProcessesEngine
@@ -274,7 +253,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
 
     unwritten = close_record(
         folder,
-        status_of(outcome.reason),
+        outcome.reason,
         None if outcome.failure is None else str(outcome.failure),
         write_outcome,
         wall_s=outcome.wall_s,

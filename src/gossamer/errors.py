@@ -1,12 +1,4 @@
-"""The errors that gossamer raises on purpose, and how errors are worded.
-
-::
-
-    GossamerError
-    ├── BadInput     the input can't be used: exit code 2, one clear line for each problem
-    └── RunFailed    a run started and could not be finished: exit code 1, recorded rows are kept
-        └── Deadlock     every node waits and no event is left that could wake one
-"""
+"""The errors that gossamer raises on purpose, and how errors are worded."""
 
 from __future__ import annotations
 
@@ -23,11 +15,8 @@ class GossamerError(Exception):
 
 
 class BadInput(GossamerError):
-    """An experiment, file or argument that can't be used. It is found before work starts where that is possible.
-
-    Args:
-        problems: one line each with the field, the value and the accepted values.
-    """
+    """An experiment, file or argument that can't be used, found before work starts where that is possible. Each problem is
+    one line with the field, the value and the accepted values."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.api import Silent
+from gossamer.results.formatting import bytes_text
 from gossamer.runtime.recording import NETWORK, stopwatch
 
 if TYPE_CHECKING:
@@ -19,85 +19,20 @@ SMALL = 0.001
 """Smaller values are written in powers of ten."""
 LEAST_SHARE = 0.02
 """The remaining time is estimated from this share of the run on."""
-QUIET_S, LONGEST_QUIET_S = 10.0, 300.0
-"""After this many seconds without a line, one says how far the run is. Each such line doubles the time, up to the longest."""
+QUIET_S = 10.0
+"""After this many seconds without a line, one says how far the run is. Each such line doubles the time."""
 
 
 @contextmanager
-def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Watcher]:
+def watching(experiment: Experiment, *, quiet: bool = False) -> Iterator[Silent]:
     """An observer that displays a run: a bar if standard error is a terminal, else lines; nothing if quiet."""
     if quiet:
-        yield Watcher(experiment)
+        yield Silent()
     elif sys.stderr.isatty():
         with _bar(experiment) as bar:
             yield bar
     else:
         yield Lines(experiment)
-
-
-class Tally:
-    """Collects rows into evaluations, and knows how far the run is."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.nodes = experiment.nodes
-        self.rounds = experiment.stop.rounds
-        self.time_s = experiment.stop.time_s
-        self.clock = "virtual time" if experiment.engine.name == "simulate" else "time"
-        self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
-        self.bytes = dict.fromkeys(range(experiment.nodes), 0)
-        self.values: dict[Any, dict[str, list[float]]] = {}
-        self.latest = ""
-        self.diverged = False
-
-    def add(self, row: Mapping[str, Any]) -> str | None:
-        """Add a row; returns a line if it completes an evaluation."""
-        node = row["node"]
-        # At an instant that all nodes have in common, they are in different rounds.
-        evaluation = row["round"] if row["moment"] == "round" else row["moment"]
-        values = self.values.setdefault(evaluation, {})
-        for name, value in row.items():
-            if (name.startswith("test_") or name == "train_loss") and value is not None:
-                values.setdefault(name, []).append(float(value))
-        if node != NETWORK:
-            self.bytes[node] = row["bytes_sent"]
-            return None
-        del self.values[evaluation]
-        self.latest, self.wall_s = spread(values), row["wall_s"]
-        return (
-            f"round {row['round']}  {self.clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self.latest}"
-            f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"
-        )
-
-    def sent(self) -> str:
-        """The bytes that all nodes have sent, in words."""
-        return megabytes(sum(self.bytes.values()))
-
-    def divergence(self, row: Mapping[str, Any]) -> str | None:
-        """A line if this row has the run's first loss that is not finite."""
-        for name in ("train_loss", "test_loss"):
-            value = row.get(name)
-            if not self.diverged and value is not None and not math.isfinite(value):
-                self.diverged = True
-                model = "the average model" if row["node"] == NETWORK else f"node {row['node']}"
-                return f"{name.replace('_', ' ')} of {model} is {value} in round {row['round']}: training diverges"
-        return None
-
-    def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
-        """How far the run is between two evaluations, in one line: the rounds that all nodes together have completed, the
-        engine's time, and real seconds since the run was started or resumed."""
-        of = f" of {self.nodes * self.rounds:,}" if self.rounds else ""
-        done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
-        return f"{done}  {self.clock} {time_s:.4g} s  running for {seconds:.0f} s"
-
-    def share(self, rounds: int, time_s: float) -> float:
-        """The share of the run that is done by its stop rule, from 0 to 1."""
-        by_rounds = rounds / (self.nodes * self.rounds) if self.rounds else 0.0
-        by_time = time_s / self.time_s if self.time_s else 0.0
-        return min(max(by_rounds, by_time), 1.0)
-
-    def left(self, share: float) -> str:
-        """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
-        return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
 
 
 def spread(values: Mapping[str, list[float]]) -> str:
@@ -117,45 +52,75 @@ def numerals(value: float, *others: float) -> list[str]:
     return [f"{each:{kind}}" for each in (value, *others)]
 
 
-def megabytes(n: int) -> str:
-    """Bytes in words."""
-    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
-
-
-class Watcher(Silent):
-    """An observer that shows nothing, but knows the mean number of rounds that a node has completed."""
-
-    round = 0
+class Display(Silent):
+    """An observer that collects rows into evaluations, knows how far the run is, and shows lines: the size of the run at its
+    start, and evaluations."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._tally = Tally(experiment)
-
-    def progress(self, rounds: int, time_s: float) -> None:
-        self.round = rounds // self._tally.nodes
-
-
-class _Display(Watcher):
-    """An observer that shows lines: the size of the run at its start, a first loss that diverges, and evaluations."""
+        self._nodes = experiment.nodes
+        self._rounds, self._time_s = experiment.stop.rounds, experiment.stop.time_s
+        self._clock = "virtual time" if experiment.engine.name == "simulate" else "time"
+        self.wall_s = 0.0  # of the latest evaluation; a resumed run includes the time before
+        self._bytes = dict.fromkeys(range(experiment.nodes), 0)
+        self._values: dict[Any, dict[str, list[float]]] = {}
+        self._latest = ""
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.say(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        if (divergence := self._tally.divergence(row)) is not None:
-            self.say(divergence)
-        if (line := self._tally.add(row)) is not None:
+        if (line := self.add(row)) is not None:
             self.evaluated(line)
 
     def evaluated(self, line: str) -> None:
         """Show a complete evaluation."""
 
+    def add(self, row: Mapping[str, Any]) -> str | None:
+        """Add a row; returns a line if it completes an evaluation."""
+        # At an instant that all nodes have in common, they are in different rounds.
+        evaluation = row["round"] if row["moment"] == "round" else row["moment"]
+        values = self._values.setdefault(evaluation, {})
+        for name, value in row.items():
+            if (name.startswith("test_") or name == "train_loss") and value is not None:
+                values.setdefault(name, []).append(float(value))
+        if row["node"] != NETWORK:
+            self._bytes[row["node"]] = row["bytes_sent"]
+            return None
+        del self._values[evaluation]
+        self._latest, self.wall_s = spread(values), row["wall_s"]
+        return (
+            f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
+            f"  consensus distance {row['consensus_distance']:.4g}  {self.sent()} sent"
+        )
 
-class Lines(_Display):
+    def sent(self) -> str:
+        """The bytes that all nodes have sent, in words."""
+        return bytes_text(sum(self._bytes.values()))
+
+    def so_far(self, rounds: int, time_s: float, seconds: float) -> str:
+        """How far the run is between two evaluations: the rounds that all nodes together have completed, the engine's time,
+        and real seconds since the run was started or resumed."""
+        of = f" of {self._nodes * self._rounds:,}" if self._rounds else ""
+        done = f"{rounds:,}{of} rounds of all nodes" if rounds else "no round completed yet"
+        return f"{done}  {self._clock} {time_s:.4g} s  running for {seconds:.0f} s"
+
+    def share(self, rounds: int, time_s: float) -> float:
+        """The share of the run that is done by its stop rule, from 0 to 1."""
+        by_rounds = rounds / (self._nodes * self._rounds) if self._rounds else 0.0
+        by_time = time_s / self._time_s if self._time_s else 0.0
+        return min(max(by_rounds, by_time), 1.0)
+
+    def left(self, share: float) -> str:
+        """The estimated remaining seconds in words; empty while start-up is most of the time that has passed."""
+        return f"{self.wall_s * (1 - share) / share:.0f} s left" if share > LEAST_SHARE else ""
+
+
+class Lines(Display):
     """Prints one line for each evaluation on standard error, and lines in between if evaluations are far apart."""
 
-    def __init__(self, experiment: Experiment, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, experiment: Experiment, seconds: Callable[[], float] | None = None) -> None:
         super().__init__(experiment)
-        self._seconds = clock or stopwatch()
+        self._seconds = seconds or stopwatch()
         self._began = self._said = self._seconds()
         self._share, self._patience = 0.0, QUIET_S
 
@@ -164,14 +129,13 @@ class Lines(_Display):
         super().start(description)
 
     def progress(self, rounds: int, time_s: float) -> None:
-        super().progress(rounds, time_s)
-        self._share, now = self._tally.share(rounds, time_s), self._seconds()
+        self._share, now = self.share(rounds, time_s), self._seconds()
         if now - self._said >= self._patience:
-            self._patience = min(2 * self._patience, LONGEST_QUIET_S)
-            self.say(self._tally.so_far(rounds, time_s, now - self._began))
+            self._patience *= 2
+            self.say(self.so_far(rounds, time_s, now - self._began))
 
     def evaluated(self, line: str) -> None:
-        self.say(f"{line}  {self._tally.left(self._share)}".rstrip())
+        self.say(f"{line}  {self.left(self._share)}".rstrip())
 
     def say(self, text: str) -> None:
         self._said = self._seconds()
@@ -179,7 +143,7 @@ class Lines(_Display):
 
 
 @contextmanager
-def _bar(experiment: Experiment) -> Iterator[Watcher]:
+def _bar(experiment: Experiment) -> Iterator[Silent]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -187,7 +151,7 @@ def _bar(experiment: Experiment) -> Iterator[Watcher]:
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("[bold]{task.fields[name]}"),
+        TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[rounds]}"),
         TextColumn("elapsed"),
@@ -201,13 +165,13 @@ def _bar(experiment: Experiment) -> Iterator[Watcher]:
         yield _Bar(experiment, bar, figures)
 
 
-class _Bar(_Display):
+class _Bar(Display):
     """A live bar: rounds, engine time, accuracy and its spread, bytes, elapsed and remaining time."""
 
     def __init__(self, experiment: Experiment, bar: Any, figures: Any) -> None:
         super().__init__(experiment)
         self._bar, self._figures = bar, figures
-        self._task = bar.add_task("", total=1.0, start=False, name=experiment.name, rounds="")
+        self._task = bar.add_task(experiment.name, total=1.0, start=False, rounds="")
         self._wall, self._shown = stopwatch(), -1.0
         self._evaluation = ""
 
@@ -217,17 +181,16 @@ class _Bar(_Display):
 
     def progress(self, rounds: int, time_s: float) -> None:
         # At most ten times a second: a simulation reports every round of every node.
-        super().progress(rounds, time_s)
-        share, wall = self._tally.share(rounds, time_s), self._wall()
+        share, wall = self.share(rounds, time_s), self._wall()
         if wall - self._shown < 0.1 and share < 1.0:
             return
         self._shown = wall
-        of = f"/{self._tally.rounds}" if self._tally.rounds else ""
-        self._bar.update(self._task, completed=share, rounds=f"round {self.round}{of}")
-        self._figures.plain = f"{self._tally.clock} {time_s:.1f} s{self._evaluation}"
+        of = f"/{self._rounds}" if self._rounds else ""
+        self._bar.update(self._task, completed=share, rounds=f"round {rounds // self._nodes}{of}")
+        self._figures.plain = f"{self._clock} {time_s:.1f} s{self._evaluation}"
 
     def evaluated(self, line: str) -> None:
-        self._evaluation = f" · {self._tally.latest} · {self._tally.sent()} sent"
+        self._evaluation = f" · {self._latest} · {self.sent()} sent"
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)

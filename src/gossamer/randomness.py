@@ -1,8 +1,5 @@
-"""Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters).
-
-Nothing is drawn from global state. So draws depend neither on batching nor on the number of workers, the order of events
-or the engine.
-"""
+"""Keyed randomness: every draw is a function of (experiment seed, purpose, rank, counters), and nothing is drawn from global
+state. So draws depend neither on batching nor on the number of workers, the order of events or the engine."""
 
 from __future__ import annotations
 
@@ -23,14 +20,8 @@ def key(seed: int, purpose: str, rank: int, *counters: int) -> int:
 
 
 def generator(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> np.random.Generator:
-    """A fresh counter-based generator (Philox; Salmon et al., SC 2011) for one key.
-
-    Args:
-        seed: the experiment's seed.
-        purpose: names the draw, e.g. ``"partition"``.
-        rank: the node that draws, or :data:`SHARED`.
-        counters: tell repeated draws apart, e.g. the round.
-    """
+    """A fresh counter-based generator (Philox; Salmon et al., SC 2011) for one key. ``purpose`` names the draw, e.g.
+    ``"partition"``; ``rank`` is the node that draws; counters, e.g. the round, tell repeated draws apart."""
     seeds: Any = _Key(key(seed, purpose, rank, *counters))  # an ISeedSequence, which NumPy's types leave out
     return np.random.Generator(np.random.Philox(seeds))
 

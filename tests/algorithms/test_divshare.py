@@ -338,7 +338,7 @@ def test_messages_that_were_dropped_are_counted(tmp_path: Path) -> None:
         ({"fraction": 1.2}, r"algorithm\.fraction"),
         ({"queue": "flush"}, r"algorithm\.queue"),
         ({"recipients_from": "some"}, r"algorithm\.recipients_from"),
-        ({"backlog": 2}, r'algorithm\.backlog: 2 with queue "drop"; accepted: null, or queue "keep"'),
+        ({"backlog": 2}, r'algorithm\.backlog: 2 with queue "drop"; accepted: null, or "keep"'),
     ],
 )
 def test_bad_input(tmp_path: Path, algorithm: dict[str, Any], named: str) -> None:

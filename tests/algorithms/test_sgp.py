@@ -45,9 +45,7 @@ class Watched(SGP):
             await node.sleep(0.02371)
             if any(each._runtime._over for each in _nodes):  # who has ended takes no weights any more
                 return
-            here = [
-                waiting.payload["weight"] for each in _nodes for waiting in each._reception.mailbox._messages
-            ]
+            here = [waiting.payload["weight"] for each in _nodes for waiting in each._mailbox.messages]
             sent = [payload["weight"] for _, _, _, payload in timing.sent]
             came = [message.payload["weight"] for message in timing.arrived]
             at_nodes = sum(each.state["weight"] for each in _nodes)

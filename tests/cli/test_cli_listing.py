@@ -28,8 +28,6 @@ def test_names_by_kind_and_one_kind_with_its_parameters(cli: Cli) -> None:
     ("override", "said"),
     [
         ("algorithm=d-psgd", ""),
-        ("algorithm={name: epidemic-local, degree: 2}", "epidemic-local does not use the topology"),
-        ("algorithm=all-reduce", "all-reduce does not use the topology"),
         (
             "topology={name: random-regular, degree: 2, every_rounds: 3}",
             "the graph changes during the run: the figures describe round 0 only",

@@ -34,7 +34,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 def test_a_run_does_not_wait_for_scipy() -> None:
     code = (
-        "import sys, gossamer.algorithms, gossamer.results.report, gossamer.runtime.simulate.engine,"
+        "import sys, gossamer.algorithms, gossamer.results.report, gossamer.runtime.simulate.simulation,"
         " gossamer.runtime.processes.coordinator.coordinator; sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
@@ -50,35 +50,32 @@ def test_a_command_is_needed_and_help_is_given(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("worker", "host:9000"), "--join: missing; a value is required"),
+        (("worker", "host:9000"), "Missing option '--join'"),
         (("worker", "host", "--join", "0123456789abcdef"), "HOST:PORT: got 'host'; accepted: HOST:PORT"),
         (("worker", "127.0.0.1:9", "--join", "short"), "token: 5 characters; accepted: at least 16"),
         (
             ("worker", "host:1", "--join", "x", "--slots", "0"),
-            "--slots: got '0'; accepted: greater than or equal to 1",
+            "Invalid value for '--slots': ",
         ),
         (
             ("run", "small.yaml", "--listen", "127.0.0.1:0", "--token", "short"),
             "token: 5 characters; accepted: at least 16, which nobody can guess",
         ),
-        (("topology", "small.yaml", "--round", "1.5"), "--round: got '1.5'; accepted: an integer"),
-        (("run",), "FILE: missing; a value is required"),
-        (("report",), "RUN...: missing; a value is required"),
+        (("topology", "small.yaml", "--round", "1.5"), "Invalid value for '--round': "),
+        (("run",), "Missing argument 'FILE'."),
+        (("report",), "Missing argument 'RUN...'."),
         (
             ("run", "small.yaml", "--overide", "a=b"),
-            "--overide: no such option; accepted: --engine, --json, --listen, --min-workers, --no-report, --out,"
-            " --profile, --quiet, --report, --resume, --set, --token, --workers",
+            "No such option: --overide",
         ),
-        (("sweep", "small.yaml", "--job", "2"), "--job: no such option (did you mean '--jobs'?); accepted: "),
+        (("sweep", "small.yaml", "--job", "2"), "No such option: --job (Possible options: --jobs"),
         (("run", "small.yaml", "another.yaml"), "Got unexpected extra argument"),
         (("run", "small.yaml", "--set"), "Option '--set' requires an argument"),
-        (("rnu", "small.yaml"), "No such command 'rnu'. Did you mean 'run'?; accepted: see gossamer --help"),
-        (("--verbose",), "--verbose: no such option (did you mean '--version'?); accepted: "),
+        (("rnu", "small.yaml"), "No such command 'rnu'. Did you mean 'run'?"),
+        (("--verbose",), "No such option: --verbose (Possible options: --version)"),
     ],
 )
-def test_what_the_parser_refuses_is_one_line_like_all_bad_input(
-    cli: Cli, arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_the_parser_refuses_is_one_line(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     [line] = err.splitlines()

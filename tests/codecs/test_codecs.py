@@ -17,8 +17,9 @@ from torch import Tensor
 
 import gossamer
 from gossamer import BadInput, Experiment, Message, Model, Node, NodeWrapper, Run, RunFailed
-from gossamer.codecs import Chain, Codec, Float16, Identity, Quantize, RandomK, TopK
+from gossamer.codecs import Chain, Codec, Float16, Identity, Quantize, RandomK, TopK, indices
 from gossamer.codecs.quantize import _packed, _unpacked
+from gossamer.config.registry import names
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
@@ -26,6 +27,14 @@ from scenario import FEATURES, experiment, play
 
 CODECS: dict[str, Any] = {
     "identity": "identity",
+    "threshold": {"name": "threshold", "threshold": 0.5, "relative": True},
+    "round-robin": {"name": "round-robin", "blocks": 3},
+    "wavelet": {"name": "wavelet", "fraction": 0.5, "levels": 2},
+    "jwins": {"name": "jwins", "levels": 2},
+    "bfloat16": "bfloat16",
+    "qsgd": {"name": "qsgd", "levels": 200},
+    "quantize, by tensor": {"name": "quantize", "bits": 6, "block": "tensor", "rounding": "nearest"},
+    "entropy": [{"name": "jwins", "levels": 2}, {"name": "quantize", "bits": 8, "block": 4}, "entropy"],
     "top-k": {"name": "top-k", "fraction": 0.5},
     "top-k, forgetful": {"name": "top-k", "fraction": 0.4, "accumulate": False},
     "random-k": {"name": "random-k", "fraction": 0.3},
@@ -95,11 +104,10 @@ def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path) -> 
     [seen, _] = through(codec, given, tmp_path)
     start = bits(play(tmp_path / "start", _nothing, 2).run)[0].numpy()
     last = start.copy()
-    for vector, (payload, part) in zip(given, seen, strict=True):
+    for vector, (_, part) in zip(given, seen, strict=True):
         x = vector.numpy()
         [expected] = np.argsort(-np.abs(x - last))[:1]
-        assert payload[1].tolist() == part.where.tolist() == [expected]
-        assert payload[1].dtype is torch.int32
+        assert part.where.tolist() == [expected]
         assert part.values.tolist() == [x[expected]]
         assert part.size == FEATURES
         last = np.where(np.arange(FEATURES) == expected, x, last)
@@ -206,7 +214,8 @@ def test_a_huge_count_is_refused_before_anything_is_unpacked(codec_bits: int, tm
         tracemalloc.start()
         try:
             with pytest.raises(ValueError, match=f"values of a vector of {FEATURES}"):
-                codec.decode(node, 1, [data, 1.0, len(data) * 8 // codec_bits], lambda: node.parameters)
+                payload = [data, torch.ones(1), len(data) * 8 // codec_bits]
+                codec.decode(node, 1, payload, lambda: node.parameters)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -222,9 +231,9 @@ def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) ->
     assert part.where.tolist() == [0, 2]
     assert part.values.tolist() == [10.0, -20.0]
     assert part.values.dtype is torch.float32
-    [[[half]], indices] = payload  # a list within a list for each codec
+    [[[half]], packed] = payload  # a list within a list for each codec
     assert half.dtype is torch.float16
-    assert indices.tolist() == [0, 2]
+    assert indices.unpacked(packed.numpy(), 2, 3).tolist() == [0, 2]
 
 
 # --- runs
@@ -255,7 +264,7 @@ def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
     run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
-    payload = Model(Coded([torch.zeros(3), torch.zeros(3, dtype=torch.int32)]))  # type: ignore[arg-type]
+    payload = Model(Coded([torch.zeros(3), torch.zeros(8, dtype=torch.uint8)]))  # type: ignore[arg-type]
     assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
 
 
@@ -286,8 +295,8 @@ def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", [False, True])
-def test_renormalizing_for_absent_nodes_keeps_the_meaning_of_a_part(absent: bool, tmp_path: Path) -> None:
-    """``gather.missing`` speaks of nodes; a coordinate that a codec left out is the receiver's, whoever else is absent."""
+def test_missing_coordinates_are_renormalized_if_the_experiment_says_so(absent: bool, tmp_path: Path) -> None:
+    """``gather.missing`` holds for absent nodes and for coordinates that a codec did not send, also where all nodes sent."""
 
     async def script(node: Node) -> Any:
         node.parameters = torch.tensor([[0.0, 8.0, 1.0], [4.0, 0.0, 1.0]][node.rank])
@@ -296,14 +305,17 @@ def test_renormalizing_for_absent_nodes_keeps_the_meaning_of_a_part(absent: bool
         theirs = (await node.receive("m")).payload
         before = node.parameters
         await node.mix({other: theirs}, {other: 0.25, 2: 0.25} if absent else {other: 0.25})
-        return before, theirs.over(Model(before)).parameters, node.parameters
+        return before, theirs.parameters, node.parameters
 
     codec = {"name": "random-k", "fraction": 0.34}
     for before, theirs, after in play(
         tmp_path, script, 2, codec=codec, gather={"missing": "renormalize"}
     ).values.values():
-        share = 0.25 / 0.75 if absent else 0.25
-        torch.testing.assert_close(after, (1 - share) * before + share * theirs)
+        [where] = theirs.where.tolist()
+        own = 0.5 if absent else 0.75
+        expected = before.clone()
+        expected[where] = (own * before[where] + 0.25 * theirs.values[0]) / (own + 0.25)
+        torch.testing.assert_close(after, expected)
 
 
 class Counting(Codec):
@@ -384,9 +396,16 @@ def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> N
     play(tmp_path, script, 2, codec="float16")
 
 
-ALGORITHMS: list[dict[str, Any]] = [
+DIFFERENCES: dict[str, Any] = {
+    "sign": "sign",
+    "stc": {"name": "stc", "fraction": 0.4},
+    "low-rank": "low-rank",
+}
+"""Codecs that only algorithms with differences take. (What ``low-rank`` sends of a vector is the vector.)"""
+TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "d-psgd", "overlap": True},
     {"name": "epidemic-local", "degree": 2},
+    {"name": "epidemic-oracle", "degree": 3},
     {"name": "gradient-tracking"},
     {"name": "d2"},
     {"name": "qg-momentum"},
@@ -399,19 +418,69 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"name": "divshare", "fraction": 1.0, "recipients": 2},
     {"name": "gossip-learning"},
 ]
+TAKES_DIFFERENCES: list[dict[str, Any]] = [{"name": "choco-sgd"}, {"name": "deepsqueeze"}, {"name": "beer"}]
+TAKES_NONE: list[dict[str, Any]] = [
+    {"name": "local"},
+    {"name": "centralized"},
+    {"name": "all-reduce"},
+    {"name": "relay-sum", "tree": "spanning"},
+    {"name": "divshare", "fraction": 0.2},
+]
+EIGHT: dict[str, Any] = {"nodes": 8, "topology": "complete"}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=[str(each["name"]) for each in ALGORITHMS])
+def test_every_algorithm_is_in_one_of_these_lists() -> None:
+    listed = {each["name"] for each in (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_NONE)}
+    assert listed == set(names("algorithm"))
+
+
+def test_every_codec_is_in_one_of_these_lists() -> None:
+    listed = {part.name_of() for codec in CODECS.values() for part in described(codec).codec.parts()}
+    assert listed | DIFFERENCES.keys() | {"chain"} == set(names("codec"))
+
+
+SOME = ("top-k", "jwins", "entropy", "sign")
+
+
+@pytest.mark.parametrize(
+    ("engine", "chosen"),
+    [
+        pytest.param("processes", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="processes"),
+        pytest.param("simulate", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="all-simulated"),
+        pytest.param("simulate", SOME, id="some-simulated"),
+    ],
+)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda each: str(each["name"]))
 def test_it_composes_with_every_algorithm_that_sends_models(
-    algorithm: dict[str, Any], tmp_path: Path
+    algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
-    more = {"algorithm": algorithm, "topology": "complete", "checkpoint": {"every_rounds": 2}}
-    plain = gossamer.run(described(None, 6, **more), tmp_path / "plain")
-    for name in ("top-k", "chain"):
-        run = gossamer.run(described(CODECS[name], 6, **more), tmp_path / name.replace(" ", ""))
+    engines: dict[str, Any] = {"simulate": {"name": "simulate", "trainer": "sequential"}}
+    more = {**EIGHT, "algorithm": algorithm, "engine": engines.get(engine, engine)}
+    plain = gossamer.run(described(None, 2, **more), tmp_path / "plain")
+    for number, name in enumerate(chosen):
+        codec = {**CODECS, **DIFFERENCES}[name]
+        if name in DIFFERENCES and algorithm not in TAKES_DIFFERENCES:
+            with pytest.raises(BadInput, match=f"codec: {name}, which is for differences"):
+                gossamer.run(described(codec, 2, **more), tmp_path)
+            continue
+        run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
         assert run.status == "done"
-        assert total(run, "bytes_sent") != total(plain, "bytes_sent")
         assert bits(run).isfinite().all()
+        if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
+            same = total(run, "bytes_sent") == total(plain, "bytes_sent")
+            assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+
+
+@pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
+@pytest.mark.parametrize("codec", ["top-k", "quantize"])
+def test_algorithms_that_send_no_whole_models_refuse_every_codec(
+    algorithm: dict[str, Any], codec: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        BadInput, match=f"codec: {codec} for {algorithm['name']}, which sends no whole models"
+    ):
+        gossamer.run(described(CODECS[codec], **EIGHT, algorithm=algorithm), tmp_path)
 
 
 # --- what is refused

@@ -127,12 +127,6 @@ def test_a_file_that_can_not_be_imported_is_named_with_its_line(
 
 
 def test_what_is_no_algorithm_is_named_with_its_field() -> None:
-    said = "algorithm 'json:loads': a function; accepted: a subclass of gossamer's Algorithm"
+    said = "algorithm 'json:loads': not a class of gossamer's; accepted: a subclass of gossamer's Algorithm"
     with pytest.raises(BadInput, match=f"^{said}$"):
         build("algorithm", "json:loads")
-
-
-@pytest.mark.parametrize("fraction", [0, 2])
-def test_a_number_with_two_bounds_is_refused_with_both(fraction: float) -> None:
-    with pytest.raises(BadInput, match=rf"^codec\.fraction: got {fraction}; accepted: above 0, at most 1$"):
-        build("codec", {"name": "top-k", "fraction": fraction})

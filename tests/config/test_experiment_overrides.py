@@ -133,15 +133,6 @@ def test_an_unknown_engine_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["engine.name=simulate", "engine=simulate", "engine={name: simulate, workers: 2}"]
-)
-def test_two_names_of_the_engine_are_refused(override: str) -> None:
-    assert refused(text(), override, engine="processes") == (
-        "engine.name: got 'simulate' by --set, and 'processes' by --engine or by the command; accepted: one of them",
-    )
-
-
-@pytest.mark.parametrize(
     "override", ["engine.name=processes", "engine=processes", "engine={name: processes}"]
 )
 def test_one_name_of_the_engine_may_be_said_twice(override: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.config.mappings import parse_mapping, read_mapping
+from gossamer.config.experiment import parse_mapping, read_mapping
 from gossamer.errors import BadInput
 
 
@@ -29,18 +29,18 @@ def test_what_is_merged_may_be_said_again() -> None:
     [
         (
             "a: [",
-            "there, line 1, column 5: not YAML: while parsing a flow node that begins in line 1, expected the node content",
+            "there, line 1, column 5: not YAML: expected the node content",
         ),
         (
             "a: [1,\n 2\nb: 3",
-            "there, line 3, column 2: not YAML: while parsing a flow sequence that begins in line 1, ",
+            "there, line 3, column 2: not YAML: expected ',' or ']'",
         ),
         ("a: 1\n b: 2", "there, line 2, column 3: not YAML: mapping values are not allowed here"),
         (
             '{"a": 1,\n "b" 2}',
-            "there, line 2, column 6: not YAML: while parsing a flow mapping that begins in line 1, ",
+            "there, line 2, column 6: not YAML: expected ',' or '}'",
         ),
-        ("a: 1\nb: \a", "there, line 2: not YAML: special characters are not allowed: '\\x07'"),
+        ("a: 1\nb: \a", "there: not YAML: special characters are not allowed"),
         (
             "a: !!python/object/apply:os.getcwd []",
             "there, line 1, column 4: not YAML: could not determine a constructor",
@@ -48,7 +48,7 @@ def test_what_is_merged_may_be_said_again() -> None:
         ("a: {b: 1, c: 2,\n b: 3}", "there, line 2, column 2: not YAML: 'b' a second time"),
         ("a: 1\na: 1", "there, line 2, column 1: not YAML: 'a' a second time"),
         ("a: !!map [1, 2]", "there, line 1, column 4: not YAML: expected a mapping node"),
-        ("a: 2026-13-01", "there: a value that YAML can't read: month must be in 1..12"),
+        ("a: 2026-13-01", "there: not YAML: month must be in 1..12"),
         ("- a", "there: a list; accepted: a mapping with 'a'"),
         ("", "there: empty; accepted: a mapping with 'a'"),
         ("# nothing\n", "there: empty; accepted: a mapping with 'a'"),

@@ -99,7 +99,6 @@ def test_the_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest
     [
         ("no_such_module:X", r"no module named 'no_such_module' \(the working directory is searched too\)"),
         (f"{__name__}:Mien", r"has no 'Mien' \(did you mean 'Mine'\?\)"),
-        (f"{__name__}:Path_", r"has no 'Path_'$"),  # Path is imported there
         (f"{__name__}:NUMBER", "is int; accepted: a Component class or a function"),
     ],
 )

@@ -18,9 +18,9 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.runtime.processes.security.guard import ALL_LINES
 from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.connection import HELLO_TIMEOUT_S
+from gossamer.runtime.processes.transport.guard import ALL_LINES
 
 NODES, ROUNDS = 8, 40
 MiB = 2**20

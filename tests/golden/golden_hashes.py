@@ -226,6 +226,7 @@ def main(engine: str, folder: str, *names: str) -> None:
     """Run experiments, and write what was found."""
     import torch
 
+    sys.path.append(str(Path(__file__).parents[1]))
     from forked import FORKER, use
 
     use(FORKER.popen)

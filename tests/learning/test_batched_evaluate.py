@@ -15,7 +15,7 @@ from learning_tasks import MODELS, images, start
 from torch import Tensor, nn
 
 from gossamer.learning.evaluate import BATCH, Evaluator, Found
-from gossamer.learning.gradients import ForMany
+from gossamer.learning.parameters import ForMany
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import LIMITS, Workers
 from gossamer.messages.tags import Model

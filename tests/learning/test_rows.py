@@ -202,26 +202,3 @@ def test_a_stack_is_no_copy_where_rows_lie_together_and_as_far_apart_where_they_
     assert together[:, 0].tolist() == [1.0, 2.0]
     assert apart[:, 0].tolist() == [3.0, 0.0, 9.0]
     assert apart.stride() == together.stride()
-
-
-def test_what_is_gathered_is_one_piece_over_free_rows_that_nobody_gets_again() -> None:
-    rows = Rows(5)
-    held = [rows.fresh().fill_(float(k)) for k in range(8)]
-    del held[2:5]  # rows 2, 3 and 4 are free
-    matrix = rows.gather(held[:3])
-    assert matrix.is_contiguous()
-    assert matrix[:, 0].tolist() == [0.0, 1.0, 5.0]
-    assert matrix.data_ptr() == rows.matrix[2].data_ptr()
-    held += [rows.fresh().fill_(9.0) for _ in range(2)]
-    assert [rows.number(row) for row in held[-2:]] == [8, 9]
-    assert matrix[:, 4].tolist() == [0.0, 1.0, 5.0]
-
-
-def test_what_is_gathered_is_a_copy_where_too_few_rows_are_free() -> None:
-    rows = Rows(5)
-    held = [rows.fresh().fill_(float(k)) for k in range(4)]
-    del held[0], held[1]  # rows 0 and 2 are free, which do not lie together
-    matrix = rows.gather([*held, *held])
-    assert matrix[:, 2].tolist() == [1.0, 3.0, 1.0, 3.0]
-    held += [rows.fresh().fill_(9.0) for _ in range(9)]
-    assert matrix[:, 4].tolist() == [1.0, 3.0, 1.0, 3.0]

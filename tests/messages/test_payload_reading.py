@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.errors import GossamerError
 from gossamer.messages import BufferSpec, FrameError, decode, describe, encode, raw
-from gossamer.messages.reading import MAX_DIMENSIONS
+from gossamer.messages.encoding import MAX_DIMENSIONS
 from payload_samples import VECTOR, ext, payloads, tensor_ext
 
 INDICES = tensor_ext(torch.int64, 3)
@@ -31,7 +31,7 @@ def nested(code: int, levels: int) -> bytes:
 @pytest.mark.parametrize(
     ("structure", "reason"),
     [
-        (b"", "ends 1 bytes early"),
+        (b"", "ends early"),
         (b"\xc1", "0xc1"),
         (b"\xca\x00\x00\x00\x00", "0xca"),
         (b"\x01\x02", "1 bytes after the end"),
@@ -47,8 +47,8 @@ def nested(code: int, levels: int) -> bytes:
         (b"\x81\xc3\x01", "a key that is bool"),
         (b"\x81\x90\x01", "nested deeper|a key"),
         (b"\x81" + VECTOR + b"\x01", "a key that is BufferSpec"),
-        (b"\xa1\xff", "not UTF-8"),
-        (b"\xa3\xed\xa0\x80", "not UTF-8"),
+        (b"\xa1\xff", "invalid"),
+        (b"\xa3\xed\xa0\x80", "invalid"),
         (msgpack.packb(msgpack.Timestamp(1)), "extension type 255"),
         (ext(77, b"abc"), "extension type 77"),
         (ext(1, b""), "header"),
@@ -62,7 +62,7 @@ def nested(code: int, levels: int) -> bytes:
         (ext(2, VECTOR + tensor_ext(torch.int64, 4) + b"\x09"), "indices of shape"),
         (ext(2, VECTOR + VECTOR + b"\x09"), "indices are torch.float32"),
         (ext(2, VECTOR + b"\xc0\x09"), "indices are NoneType"),
-        (ext(2, VECTOR + INDICES + b"\xc3"), "size is True"),
+        (ext(2, VECTOR + INDICES + b"\xc3"), "a vector of True"),
         (ext(2, VECTOR + INDICES + b"\x09\x00"), "not as long as its content"),
         (ext(2, VECTOR + INDICES) + b"\x09", "not as long as its content"),
         (ext(2, b"\x01\x00\x09"), "not a vector"),

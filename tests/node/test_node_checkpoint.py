@@ -254,7 +254,7 @@ def test_a_node_is_no_other_node(tmp_path: Path) -> None:
 def test_state_that_can_t_be_saved_is_named(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         node.state["odd"] = {1, 2}
-        with pytest.raises(TypeError, match=r"node.state: payload\['odd'\]: set can't be sent"):
+        with pytest.raises(TypeError, match=r"node.state\['odd'\]: payload: set can't be sent"):
             node._runtime.checkpoint()
 
     play(tmp_path, script, 1)

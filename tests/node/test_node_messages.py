@@ -380,10 +380,10 @@ def test_what_is_kept_for_another_task_is_taken_by_that_one(tmp_path: Path) -> N
                 node.send(0, value, ("part", value))
             return None
         came = [(await node.receive("part", keep_as=("kept", 1))).payload for _ in range(2)]
-        assert node._runtime.reception.ages.take() == (None, None)
+        assert node._runtime.mailbox.take_ages() == (None, None)
         await node.sleep(3)
         [message] = node.drain("kept", newest=True)
-        assert node._runtime.reception.ages.take() == (3.1, 3.1)
+        assert node._runtime.mailbox.take_ages() == (3.1, 3.1)
         with pytest.raises(ValueError, match=r"keep_as \('part', 2\) begins with tag 'part'; accepted: one"):
             await node.receive("part", keep_as=("part", 2))
         return came, message.tag, message.payload, message.sent_at, node.traffic.messages_superseded

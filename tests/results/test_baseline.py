@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gossamer.errors import BadInput
-from gossamer.results.groups import Group, find_baseline
+from gossamer.results.comparison import Group, find_baseline
 
 
 def cell(**labels: Any) -> Group:
@@ -14,13 +14,13 @@ def cell(**labels: Any) -> Group:
     return Group(", ".join(parts), (), labels)
 
 
-def test_a_group_is_found_by_its_label_or_a_part_that_only_it_has() -> None:
-    among = [Group(label, ()) for label in ("d-psgd", "d-psgd, local_steps 5", "divshare", "the swift one")]
-    for name, index in (("d-psgd", 0), ("div", 2), ("swift", 3)):
-        found = find_baseline(name, among)
-        assert found.title == among[index].label
-        assert all(found.groups[group.label] is among[index] for group in among)
-    for name in ("d-p", "ad-psgd", "e"):
+def test_a_group_is_found_by_its_label() -> None:
+    among = [Group(label, ()) for label in ("d-psgd", "d-psgd, local_steps 5", "divshare")]
+    for index, group in enumerate(among):
+        found = find_baseline(group.label, among)
+        assert found.title == group.label
+        assert all(found.groups[other.label] is among[index] for other in among)
+    for name in ("d-p", "ad-psgd", "div"):
         with pytest.raises(
             BadInput, match=rf"--baseline {name}: .*accepted: d-psgd; d-psgd, local_steps 5; "
         ):

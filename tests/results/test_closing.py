@@ -10,7 +10,7 @@ import pytest
 from gossamer import load_run
 from gossamer.results import recorder
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import close_after, close_record, status_of
+from gossamer.results.recorder import close_after, close_record
 
 EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
 
@@ -47,7 +47,7 @@ def recorded(folder: RunFolder, status: str, error: str | None) -> bool:
     [("rounds", "done"), ("time", "done"), ("target", "done"), ("failed", "failed"), ("stopped", "stopped")],
 )
 def test_a_record_is_closed_with_its_status(folder: RunFolder, reason: str, status: str) -> None:
-    assert close_record(folder, status_of(reason), None) is None
+    assert close_record(folder, reason, None) is None
     assert recorded(folder, status, None)
     assert not folder.segments.exists()
 
@@ -55,7 +55,7 @@ def test_a_record_is_closed_with_its_status(folder: RunFolder, reason: str, stat
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("error", [None, "it failed before"])
 def test_what_can_not_be_written_is_said_and_on_record(folder: RunFolder, error: str | None) -> None:
-    assert close_record(folder, status_of("rounds"), error) == NO_SPACE
+    assert close_record(folder, "rounds", error) == NO_SPACE
     assert recorded(folder, "failed", error or NO_SPACE)
     assert folder.segments.exists()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.randomness import generator
+from gossamer.results.comparison import interval_text
 from gossamer.results.tidy import Interval, confidence, student_t
-from gossamer.results.time_to import interval_text
 
 TABLE = {
     # degrees of freedom: the quantiles at 0.95, 0.975 and 0.995 as printed tables have them
@@ -52,7 +52,7 @@ def test_an_interval_worked_by_hand() -> None:
 def test_one_value_has_a_mean_and_no_interval() -> None:
     assert confidence([0.5]) == Interval(0.5, None, 1)
     assert interval_text(0.5, None) == "0.5"
-    assert interval_text(998e3, 534e3, "kB", 1e3, ".3g") == "998 ± 530 kB"
+    assert interval_text(998e3, 534e3, "kB", 1e3) == "998 ± 530 kB"
     assert confidence([]) is None
 
 

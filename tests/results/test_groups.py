@@ -9,8 +9,8 @@ import yaml
 from synthetic_run import timed
 
 from gossamer.errors import BadInput
+from gossamer.results.comparison import Group, group_curve, groups, several
 from gossamer.results.folder import RunFolder
-from gossamer.results.groups import Group, group_curve, groups, several
 from gossamer.results.run import Run, labels
 
 POINTS = [(0.0, (0.1, 0.3)), (1.0, (0.5, 0.7))]
@@ -38,9 +38,6 @@ def test_runs_that_differ_in_their_seed_and_in_how_they_were_computed_belong_tog
     assert [each.experiment["seed"] for each in first.runs] == [1, 2, 3, 4]
     assert second.runs == (runs[-1],)
     assert (first.label, second.label) == ("simulate", "processes")
-    assert first.by_seed is not None
-    assert list(first.by_seed) == [1, 2, 3, 4]
-    assert Group("two engines", (runs[1], runs[4])).by_seed is None
     assert several([first, second])
     assert not several([first])
     assert not several([Group("twice", (runs[0], run(tmp_path, 2, engine=engine))), second])

@@ -71,7 +71,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere: no such folder"):
         load_run(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"empty: not a run: it has no experiment\.yaml"):
+    with pytest.raises(BadInput, match=r"empty: not a run: neither it nor a folder"):
         load_run(tmp_path / "empty")
 
 

@@ -72,7 +72,6 @@ def test_what_a_lost_node_sent_stays_sent(tmp_path: Path) -> None:
     )
     assert points(run)["bytes"].to_list() == [0, 17, 27, 37]
     assert final_summary(run).bytes_sent == 37
-    assert final_summary(run).bytes_per_node == 18.5
 
 
 def test_on_a_grid_of_time_rows_of_one_instant_belong_together(tmp_path: Path) -> None:

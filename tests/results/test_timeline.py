@@ -10,11 +10,11 @@ import pytest
 from synthetic_run import timed
 
 from gossamer.errors import BadInput
-from gossamer.results import timeline as module
+from gossamer.results import plots as module
 from gossamer.results.folder import RunFolder
+from gossamer.results.plots import Window, timeline_data, timeline_figure, window, write_timeline
 from gossamer.results.recorder import compact
 from gossamer.results.run import Run
-from gossamer.results.timeline import Window, timeline_data, timeline_figure, window, write_timeline
 
 INTERVALS = [
     (0, "train", 0.0, 1.0, None, None),
@@ -76,7 +76,7 @@ def test_the_page_has_what_lies_in_the_window(tmp_path: Path, monkeypatch: pytes
 def test_the_picture_has_a_lane_for_each_node(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = with_timeline(tmp_path)
-    [axes] = timeline_figure(run).axes
+    [axes] = timeline_figure(run, window(run)).axes
     assert axes.get_xlim() == (0.5, 4.0)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
     spans = [
@@ -122,7 +122,7 @@ def test_edges_do_not_look_like_waiting(tmp_path: Path, monkeypatch: pytest.Monk
     run = with_timeline(tmp_path)
 
     def edges() -> set[float]:
-        [axes] = timeline_figure(run).axes
+        [axes] = timeline_figure(run, window(run)).axes
         return {float(width) for collection in axes.collections for width in collection.get_linewidths()}
 
     assert edges() == {0.4}

@@ -8,8 +8,8 @@ from synthetic_run import timed
 
 from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
+from gossamer.results.plots import Window, choose, timeline_data, timeline_figure, window
 from gossamer.results.run import Run
-from gossamer.results.timeline import Window, choose, timeline_data, timeline_figure, window
 
 
 def recorded_run(out: Path, nodes: object = 20, rows: int = 10) -> Run:

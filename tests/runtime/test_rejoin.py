@@ -11,9 +11,9 @@ import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
 from gossamer.api import Silent
+from gossamer.node.rejoin import newcomer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
-from gossamer.runtime.rejoin import newcomer
 from gossamer.runtime.setup import prepare
 from gossamer.runtime.simulate.simulation import Simulation
 
@@ -109,7 +109,7 @@ def test_no_question_and_no_answer_that_makes_no_sense_does_harm(tmp_path: Path)
             own.append(torch.equal(node.parameters, before))
 
         await newcomer(goes_on, node._runtime, 0.5)
-        assert node._runtime.reception.first.get(1, 0) == 0
+        assert node._runtime.mailbox.first.get(1, 0) == 0
         assert node.drain() == []
 
     assert simulated(tmp_path, hears, lies).failure is None

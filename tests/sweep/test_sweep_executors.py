@@ -22,7 +22,7 @@ from command_line import Cli
 from gossamer import BadInput, Sweep, run_sweep
 from gossamer.sweep.execute import Counts
 from gossamer.sweep.pool import LocalPool, WorkerDied
-from gossamer.sweep.state import states
+from gossamer.sweep.table import states
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def test_a_worker_whose_sweep_is_gone_ends() -> None:
     assert worker.stdin is not None
     assert worker.stdout is not None
     with worker.stdout, worker.stdin:
-        worker.stdin.write('{"call": "os:getpid", "args": [], "kwargs": {}}\n')
+        worker.stdin.write('["os", "getpid", [], {}]\n')
         worker.stdin.flush()
         assert worker.stdout.readline() == f"{worker.pid}\n"
-        worker.stdin.write('{"call": "time:sleep", "args": [1e6], "kwargs": {}}\n')
+        worker.stdin.write('["time", "sleep", [1e6], {}]\n')
     assert worker.wait(60) == -signal.SIGTERM
 
 

@@ -126,40 +126,40 @@ OWN_STEPS = {
         (
             "algorithm.local_steps=8",
             {"cells": OWN_STEPS},
-            "cells swift; small: --set algorithm.local_steps=8: overridden by algorithm; ",
+            "cell swift: --set algorithm.local_steps",
         ),
         # Another component starts afresh.
         (
             "optimizer.lr=0.5",
             {"cells": {"a": {"optimizer.name": "adam"}}},
-            "cell a: --set optimizer.lr=0.5: overridden by optimizer.name; ",
+            "cell a: --set optimizer.lr",
         ),
         (
             "batch_size=8",
             {"cells": OWN_STEPS},
-            "cell small: --set batch_size=8: overridden by batch_size; ",
+            "cell small: --set batch_size",
         ),
         # Above what a cell sets.
         (
             "optimizer={name: sgd, lr: 0.5}",
             {"cells": {"a": {"optimizer.lr": 0.2}}},
-            "cell a: --set optimizer={name: sgd, lr: 0.5}: overridden by optimizer.lr; ",
+            "cell a: --set optimizer",
         ),
         (
             "batch_size=8",
             {"grid": {"batch_size": [4, 16]}},
-            "cells batch_size=4; batch_size=16: --set batch_size=8: overridden by batch_size; ",
+            "cell batch_size=4: --set batch_size",
         ),
         (
             "topology.degree=3",
             {"grid": {"topology": {"one": {"name": "random-regular", "degree": 2}}}},
-            "cell topology=one: --set topology.degree=3: overridden by topology; ",
+            "cell topology=one: --set topology.degree",
         ),
         # A value under a name of its own would be another's.
         (
             "batch_size=8",
             {"grid": {"batch_size": {"small": 4}}},
-            "cell batch_size=small: --set batch_size=8: overridden by batch_size; ",
+            "cell batch_size=small: --set batch_size",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_an_assignment_that_cells_would_undo_is_refused(
     with pytest.raises(BadInput) as caught:
         given(assignment, **fields)
     accepted = "accepted: fields that no cell overrides, and those to which the grid gives one value"
-    assert caught.value.problems == (said + accepted,)
+    assert caught.value.problems == (f"{said}: overridden by the sweep; {accepted}",)
 
 
 def test_the_command_line_sets_what_the_grid_gives_to_all_cells(tmp_path: Path) -> None:
@@ -374,26 +374,6 @@ def test_what_can_not_be_used_is_named_with_its_cell(
         sweep(tmp_path, **fields)
 
 
-def test_a_problem_of_several_cells_is_said_once(tmp_path: Path) -> None:
-    cells = {f"c{i}": {"optimizer.lr": -1} for i in range(7)} | {"d": {"batch_size": 0}, "fine": {}}
-    with pytest.raises(BadInput) as caught:
-        sweep(tmp_path, seeds=5, cells=cells)
-    assert [text.split(": ")[:2] for text in caught.value.problems] == [
-        ["cells c0; c1; c2 and 4 more", "optimizer.lr"],
-        ["cell d", "batch_size"],
-    ]
-
-
-def test_an_entry_all_of_whose_cells_have_a_problem_is_named_alone(tmp_path: Path) -> None:
-    cells = {"a": {"optimizer.lr": -1}, "b": {"optimizer.lr": -1}, "c": {}}
-    with pytest.raises(BadInput, match=r"^cells a; b: optimizer.lr: got -1"):
-        sweep(tmp_path, cells=cells, grid={"batch_size": [4, 8, 16]})
-    with pytest.raises(
-        BadInput, match=r"^cells a, nodes=2; b, nodes=2: evaluation.nodes: got 3; accepted: at most 2"
-    ):
-        sweep(tmp_path, cells={"a": {}, "b": {}}, grid={"nodes": [2, 4]}, base={"evaluation": {"nodes": 3}})
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no.yaml: No such file.*accepted: a YAML sweep file"):
         Sweep.load(tmp_path / "no.yaml")
@@ -410,7 +390,9 @@ def test_the_example_of_the_documentation_can_be_read() -> None:
     example = text.partition("```yaml\n")[2].partition("```")[0]
     found = Sweep.of(yaml.safe_load(example), FOLDER / "sweeps")
     for assignment in ("topology.degree=4", "algorithm.local_steps=5"):
-        with pytest.raises(BadInput, match=rf"^cells? .*: --set {assignment}: overridden by "):
+        with pytest.raises(
+            BadInput, match=rf"^cell .*: --set {assignment.partition('=')[0]}: overridden by "
+        ):
             Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
     assert len(found.planned) == 3 * 3 * 2 * 2
     assert "epidemic, topology.degree=3, network=far" in names(found)

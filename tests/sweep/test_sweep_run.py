@@ -20,8 +20,8 @@ from sweeps import TINY, done, sweep, workers
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
 from gossamer.results.folder import locked
 from gossamer.sweep.execute import Counts, SweepOutcome, jobs_for
-from gossamer.sweep.state import State, states
 from gossamer.sweep.sweep import Planned
+from gossamer.sweep.table import State, states
 
 
 def statuses(of: Sweep) -> list[str]:

@@ -12,8 +12,7 @@ from sweeps import sweep
 from gossamer import BadInput, Sweep, load_run
 from gossamer.results.folder import RunFolder
 from gossamer.results.tidy import ASYNCHRONY, final_summary
-from gossamer.sweep.state import states
-from gossamer.sweep.table import by_cell, label_columns, metric_columns, summary
+from gossamer.sweep.table import by_cell, label_columns, metric_columns, states, summary
 
 
 @pytest.fixture(scope="module")

@@ -286,11 +286,11 @@ def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
         ({"weights": "uniform"}, "topology.weights: uniform for cyclon"),
         (
             {"bootstrap": "cyclon"},
-            "topology.bootstrap: cyclon; accepted: a topology that does not change",
+            "topology.bootstrap: cyclon; accepted: one that does not change",
         ),
         (
             {"bootstrap": {"name": "random-regular", "degree": 3, "every_rounds": 1}},
-            "topology.bootstrap: random-regular; accepted: a topology that does not change",
+            "topology.bootstrap: random-regular; accepted: one that does not change",
         ),
         ({"bootstrap": "rings"}, "topology.bootstrap: unknown name 'rings'"),
         ({"view": 10, "shuffle": 2}, "topology.view: 10 for 10 nodes; accepted: 1 to 9"),

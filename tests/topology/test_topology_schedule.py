@@ -22,7 +22,7 @@ from gossamer.topology import (
     TopologySchedule,
     union,
 )
-from gossamer.topology.schedule import CACHED_GRAPHS
+from gossamer.topology.topology import CACHED_GRAPHS
 
 
 def schedule(spec: Any, nodes: int, seed: int = 1, **more: Any) -> TopologySchedule:
@@ -111,7 +111,7 @@ def test_rounds_of_a_period_share_a_graph_in_any_order_of_calls(rounds: list[int
 def test_graphs_that_left_the_cache_are_drawn_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of a graph of ten nodes with three neighbours each is 40; small graphs stay in the cache longer."""
     for room, kept in ((0, CACHED_GRAPHS), (40 * 25, 25)):
-        monkeypatch.setattr("gossamer.topology.schedule.CACHED_SIZE", room)
+        monkeypatch.setattr("gossamer.topology.topology.CACHED_SIZE", room)
         dynamic = schedule(DYNAMIC, 10)
         graphs = [dynamic.graph(round) for round in range(kept)]
         for _ in range(2):

@@ -49,12 +49,10 @@ class ADPSGD(Algorithm):
         wait_free: an active node whose averaging takes longer than its steps continues with the next steps, and begins
             the next averaging in the first round that finds this one finished. Otherwise a round ends when both are done.
         timeout_s: seconds after which an active node stops waiting for an answer in this round; a later answer still
-            counts. A lost question costs this time. After its last round, a node waits as long again for late answers.
-    """
+            counts. A lost question costs this time. After its last round, a node waits as long again for late answers."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     wait_free: bool = False
     timeout_s: float = Field(default=30.0, gt=0)
@@ -115,8 +113,7 @@ def active_ranks(graph: Graph) -> frozenset[int]:
     """The active nodes: those at an even depth of the depth-first tree from the lowest rank (of each component).
 
     In a bipartite graph these are one side. In any other one, the edges between active and passive nodes contain the
-    tree, so that the graph that they form is connected; in a complete graph, active and passive nodes alternate.
-    """
+    tree, so that the graph that they form is connected; in a complete graph, active and passive nodes alternate."""
     # Not through networkx, which takes over a gigabyte for a complete graph of 4096 nodes.
     depth: dict[int, int] = {}
     for root in range(graph.nodes):

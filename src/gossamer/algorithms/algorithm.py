@@ -23,13 +23,15 @@ class Algorithm(Component):
             neither for weights nor for the graph. Not the default.
         mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
             ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
-        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default).
-    """
+        sends_differences: whether what it sends as :class:`~gossamer.Model` are differences, encoded by
+            :meth:`Node.compress`. Not the default.
+        tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default)."""
 
     gathers: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = False
+    sends_differences: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 

@@ -64,8 +64,7 @@ from gossamer.learning.optimizer import SGD
 from gossamer.node import Node, Setting
 from gossamer.topology import TopologySchedule
 
-LOWEST = -1 / 3
-"""D2 converges if every eigenvalue of W is above this."""
+LOWEST = -1 / 3  # D2 converges if every eigenvalue of W is above this
 
 
 @register("algorithm", "d2")
@@ -79,8 +78,7 @@ class D2(Algorithm):
     analysis does not cover it.
 
     Args:
-        exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019).
-    """
+        exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
 
     exact_diffusion: bool = False
 
@@ -92,15 +90,11 @@ class D2(Algorithm):
 
         W = sparse_matrix(topology, 0)
         if abs(W - W.T).max() > 1e-6:
-            raise BadInput(
-                "topology.weights: not symmetric, for d2; accepted: metropolis-hastings, for example"
-            )
+            raise BadInput("topology.weights: not symmetric, for d2; accepted: metropolis-hastings")
         lowest = smallest_eigenvalue(W)
         if lowest is not None and self._damped(lowest - 1) + 1 <= LOWEST + 1e-9:
-            raise BadInput(
-                f"topology: the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2; accepted: above -1/3, or"
-                " algorithm.exact_diffusion: true"
-            )
+            found = f"the smallest eigenvalue of its mixing matrix is {lowest:.6g}, for d2"
+            raise BadInput(f"topology: {found}; accepted: above -1/3, or algorithm.exact_diffusion: true")
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -128,10 +122,8 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
 
     off = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if off.max() > 1e-6:
-        raise BadInput(
-            f"topology.weights: not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm};"
-            " accepted: metropolis-hastings, for example"
-        )
+        found = f"not doubly stochastic (column {off.argmax()} does not sum to 1), for {algorithm}"
+        raise BadInput(f"topology.weights: {found}; accepted: metropolis-hastings, for example")
 
 
 def correction(node: Node) -> Float[Tensor, " params"]:
@@ -152,8 +144,7 @@ class GradientTracking(Algorithm):
     missing from a round counts as the node's own, as for d-psgd.
 
     Args:
-        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from.
-    """
+        variant: "dsgt" mixes what the step gives, "diging" mixes what the step starts from."""
 
     variant: Literal["dsgt", "diging"] = "dsgt"
 
@@ -191,11 +182,9 @@ class QuasiGlobalMomentum(Algorithm):
     Args:
         beta: factor of the momentum in a step.
         mu: share of the old momentum that remains when a round's movement is added.
-        nesterov: look ahead along the momentum.
-    """
+        nesterov: look ahead along the momentum."""
 
     mixes_models: ClassVar[bool] = True
-
     beta: float = Field(default=0.9, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -204,9 +193,7 @@ class QuasiGlobalMomentum(Algorithm):
         if not isinstance(setting.optimizer, SGD):
             raise BadInput(f"optimizer.name: {setting.optimizer.name_of()} for qg-momentum; accepted: sgd")
         if momentum := setting.optimizer.momentum:
-            raise BadInput(
-                f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0, see algorithm.beta"
-            )
+            raise BadInput(f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0 (algorithm.beta)")
         check_doubly_stochastic(setting.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
@@ -223,9 +210,7 @@ class QuasiGlobalMomentum(Algorithm):
                 moved = (before - node.parameters) / node.lr
                 node.state["momentum"] = self.mu * momentum + (1 - self.mu) * moved
 
-    def _accelerated(
-        self, step: Float[Tensor, " params"], momentum: Float[Tensor, " params"]
-    ) -> Float[Tensor, " params"]:
+    def _accelerated(self, step: Tensor, momentum: Tensor) -> Float[Tensor, " params"]:
         """-eta m, or -eta (g + beta m), of the plain step -eta g and eta mhat."""
         if self.nesterov:
             return (1 + self.beta) * step - self.beta**2 * momentum

@@ -28,11 +28,9 @@ class DPSGD(Algorithm):
         local_steps: mini-batch steps a round.
         overlap: mix the models from before the steps, while the steps are computed (the paper's Algorithm 1
             for one step; the displacement of all steps for several). Batch-norm buffers are not mixed in this
-            form.
-    """
+            form."""
 
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     overlap: bool = False
 

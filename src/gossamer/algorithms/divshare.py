@@ -64,12 +64,10 @@ class DivShare(Algorithm):
         backlog: with "keep", the number of rounds whose messages may still be waiting to leave; a node waits until older
             ones have left. Null, as in the published code, sets no limit.
 
-    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends.
-    """
+    Records ``received_share``: fragments that a round has averaged, divided by the J C that a node sends."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
-
     fraction: float = Field(default=0.1, gt=0, le=1)
     recipients: int | None = Field(default=None, ge=1)
     local_steps: int = Field(default=1, ge=1)
@@ -84,13 +82,10 @@ class DivShare(Algorithm):
                 f"algorithm.recipients: {J} for {nodes} nodes; accepted: 1 to {nodes - 1}, or null"
             )
         if self.backlog is not None and self.queue == "drop":
-            raise BadInput(
-                f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or queue "keep"'
-            )
+            raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
         if topology.sampled and self.recipients_from == "all":
-            raise BadInput(
-                f'algorithm.recipients_from: "all" on {topology.topology.name_of()}; accepted: "neighbors"'
-            )
+            found = f'"all" on {topology.topology.name_of()}'
+            raise BadInput(f'algorithm.recipients_from: {found}; accepted: "neighbors"')
 
     def reaches_all(self) -> bool:
         return self.recipients_from == "all"
@@ -121,11 +116,7 @@ class DivShare(Algorithm):
             received = node.drain("fragment", newest=True)
             node.record(received_share=len(received) / max(len(pairs), 1))
             await fragments.average(received)
-            if self.queue == "keep" and self.backlog is not None:
-                leaving.append(queue)
-                if len(leaving) > self.backlog:
-                    for sending in leaving.popleft():
-                        await sending
+            await wait_for_backlog(leaving, queue, self.backlog)
 
     async def _pairs(self, node: Node, r: int, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """(fragment, recipient), J recipients each, in random order."""
@@ -135,6 +126,15 @@ class DivShare(Algorithm):
         drawn = np.argsort(rng.random((len(numbers), len(others))), axis=1)[:, :J].tolist()
         pairs = [(c, others[k]) for c, row in zip(numbers, drawn, strict=True) for k in row]
         return [pairs[k] for k in rng.permutation(len(pairs)).tolist()]
+
+
+async def wait_for_backlog(leaving: deque[list[Sending]], sent: list[Sending], backlog: int | None) -> None:
+    """Wait until at most the messages of the last ``backlog`` rounds are still leaving; None sets no limit."""
+    if backlog is not None:
+        leaving.append(sent)
+        if len(leaving) > backlog:
+            for sending in leaving.popleft():
+                await sending
 
 
 class Fragments:
@@ -178,17 +178,11 @@ class Fragments:
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """How a vector [n] is dealt out to fragments.
+    """How a vector [n] is dealt out to fragments."""
 
-    Args:
-        order: the coordinates, fragment by fragment, int64 [n].
-        places: where each coordinate is in that order, int64 [n].
-        sizes: lengths of the fragments.
-    """
-
-    order: Int[Tensor, " n"]
-    places: Int[Tensor, " n"]
-    sizes: tuple[int, ...]
+    order: Int[Tensor, " n"]  # the coordinates, fragment by fragment
+    places: Int[Tensor, " n"]  # where each coordinate is in that order
+    sizes: tuple[int, ...]  # lengths of the fragments
 
     def dealt(self, v: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A new vector of the same values, fragment by fragment."""
@@ -234,12 +228,10 @@ class SwiftArtifact(Algorithm):
     Args:
         recipients: J; null is ceil(log2 n).
         local_steps: mini-batch steps a round.
-        backlog: as in ``divshare``.
-    """
+        backlog: as in ``divshare``."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     recipients: int | None = Field(default=None, ge=1)
     local_steps: int = Field(default=1, ge=1)
     backlog: int | None = Field(default=None, ge=1)
@@ -272,12 +264,10 @@ class ADPSGDArtifact(Algorithm):
         backlog: number of rounds whose questions may still be waiting to leave; null, as in the published code, sets no
             limit. Answers are not limited.
 
-    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average.
-    """
+    Records ``received_share``: models that a round has averaged, divided by those that a node sends on average."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     degree: int = Field(default=6, ge=2)
     local_steps: int = Field(default=1, ge=1)
     backlog: int | None = Field(default=None, ge=1)
@@ -298,18 +288,13 @@ class ADPSGDArtifact(Algorithm):
             await node.train(self.local_steps)
             state["latest"] = node.model
             drawn = node.rng("peers", r).integers(len(peers), size=asked)
-            questions = [
-                node.send(peers[k], state["latest"], tag=("model", "question")) for k in drawn.tolist()
-            ]
+            latest = state["latest"]
+            questions = [node.send(peers[k], latest, tag=("model", "question")) for k in drawn.tolist()]
             heard = {message.source: message.payload for message in node.drain("heard", newest=True)}
             node.record(received_share=len(heard) / (2 * asked))
             await node.mix(heard, dict.fromkeys(heard, 1 / (1 + len(heard))))
             del heard
-            if self.backlog is not None:
-                leaving.append(questions)
-                if len(leaving) > self.backlog:
-                    for question in leaving.popleft():
-                        await question
+            await wait_for_backlog(leaving, questions, self.backlog)
 
     async def _listen(self, node: Node) -> None:
         """Answer questions as long as the run lasts; the models stay in the mailbox until the next averaging."""

@@ -31,11 +31,9 @@ class Epidemic(Algorithm):
 
     Args:
         degree: s, how many nodes a node sends its model to.
-        local_steps: mini-batch steps a round.
-    """
+        local_steps: mini-batch steps a round."""
 
     mixes_models: ClassVar[bool] = True
-
     degree: int = Field(default=7, ge=1)
     local_steps: int = Field(default=1, ge=1)
 
@@ -88,13 +86,10 @@ class EpidemicLocal(Epidemic):
     def _draw(self, node: Node, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         table = _recipients(self._seed(node, r), node.size, self.degree)
         senders = np.flatnonzero((table == node.rank).any(axis=1))
-        return tuple(int(rank) for rank in table[node.rank]), tuple(int(rank) for rank in senders)
+        return tuple(table[node.rank].tolist()), tuple(senders.tolist())
 
 
-# Pure functions of their arguments: cached, so that a simulation draws each round once, not once for each node.
-
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # a simulation draws each round once, not once for each node
 def _regular_graph(seed: int, nodes: int, degree: int) -> Graph:
     return random_regular(nodes, degree, np.random.default_rng(seed))
 

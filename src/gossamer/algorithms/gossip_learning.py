@@ -36,13 +36,11 @@ class GossipLearning(Algorithm):
         local_steps: mini-batch steps a round.
         merge: "each": one message after the other, as it comes (but not within a step); "all": all that have come by the end
             of the steps, at once.
-        period_s: seconds from one round's start to the next; null, or less than the round takes: as fast as it goes.
-    """
+        period_s: seconds from one round's start to the next; null, or less than the round takes: as fast as it goes."""
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     merge: Literal["each", "all"] = "each"
     period_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)

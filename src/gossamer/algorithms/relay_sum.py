@@ -40,8 +40,7 @@ class RelaySum(Algorithm):
         local_steps: mini-batch steps a round.
         tree: "given": the topology is a tree; "spanning": the breadth-first tree of the topology from rank 0 is used, for
             which every node needs the whole graph (an oracle).
-        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one.
-    """
+        stand_in: the model that replaces those that have not arrived: the node's "own" or the "initial" one."""
 
     local_steps: int = Field(default=1, ge=1)
     tree: Literal["given", "spanning"] = "given"
@@ -58,10 +57,8 @@ class RelaySum(Algorithm):
             if not fits:
                 raise BadInput(f"topology: {name}, which {found}, for relay-sum; accepted: {accepted}")
         if self.tree == "given" and graph.arcs != 2 * (graph.nodes - 1):
-            raise BadInput(
-                f"topology: {graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum; accepted: a tree, or"
-                " algorithm.tree: spanning, which takes one out of the graph"
-            )
+            found = f"{graph.arcs // 2} edges between {graph.nodes} nodes, for relay-sum"
+            raise BadInput(f"topology: {found}; accepted: a tree, or algorithm.tree: spanning")
 
     def sends_models(self) -> bool:
         return False  # but sums of models

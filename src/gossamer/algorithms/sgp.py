@@ -46,12 +46,10 @@ class SGP(Algorithm):
             The k-th exchange uses the graph of round k. 0: exchange and wait in every round.
 
     A network that loses messages is refused, and so are faults that take nodes away with their weight. Messages that come
-    after ``gather.timeout_s`` are lost too: unless it is null, it has to be longer than any message takes.
-    """
+    after ``gather.timeout_s`` are lost too: unless it is null, it has to be longer than any message takes."""
 
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
-
     local_steps: int = Field(default=1, ge=1)
     overlap: int = Field(default=0, ge=0)
 

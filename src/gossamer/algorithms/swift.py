@@ -43,12 +43,10 @@ class Swift(Algorithm):
             graph, while the paper's nodes exchange it before the start); "topology" is ``topology.weights``.
 
     Records ``heard``, the number of models that arrived for the last averaging, and with stored models
-    ``mixed_staleness_s``, the mean age of the neighbours' models, where the initial one is as old as the run.
-    """
+    ``mixed_staleness_s``, the mean age of the neighbours' models, where the initial one is as old as the run."""
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-
     local_steps: int = Field(default=1, ge=1)
     average_every: int = Field(default=1, ge=1)
     memory: Literal["stored", "fresh"] = "stored"
@@ -61,13 +59,11 @@ class Swift(Algorithm):
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:
-            raise BadInput(
-                'topology: one that changes, for algorithm.memory "stored"; accepted: a static one, or "fresh"'
-            )
+            found = 'one that changes, for algorithm.memory "stored"'
+            raise BadInput(f'topology: {found}; accepted: a static one, or "fresh"')
         if graph.directed and self.weights == "ccs":
-            raise BadInput(
-                'algorithm.weights: "ccs" on a directed graph; accepted: "topology", or an undirected graph'
-            )
+            accepted = '"topology", or an undirected graph'
+            raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
 
     async def run(self, node: Node) -> None:
         if self.memory == "stored":

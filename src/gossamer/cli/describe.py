@@ -1,67 +1,52 @@
-"""``gossamer list`` and ``gossamer topology``: what an experiment can name, and the graph that it describes."""
+"""``gossamer report``, ``list`` and ``topology``: pages of runs, what an experiment can name, and the graph that it
+describes."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
 from pydantic_core import to_jsonable_python
 
-from gossamer.cli.options import File, Json, Overrides
+from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option
 from gossamer.errors import BadInput, listed, suggest
 
-if TYPE_CHECKING:
-    from gossamer.config import Experiment
-    from gossamer.topology import TopologySchedule
-
-_WITHOUT_TOPOLOGY = frozenset(
-    ("all-reduce", "centralized", "epidemic-local", "epidemic-oracle", "fedavg", "local")
-)
-"""The algorithms that do not use the experiment's topology."""
-_ROUNDS = 1000
-"""A change of the graph is searched for in this number of rounds."""
+_ROUNDS = 1000  # in which a change of the graph is searched for
 
 
 def listing(
-    kind: Annotated[str | None, typer.Argument(help="algorithm, topology, partition, task, ...")] = None,
+    kind: Annotated[str | None, argument("algorithm, topology, partition, task, ...")] = None,
     as_json: Json = False,
 ) -> None:
     """List the names that an experiment can use; those of one kind with their parameters and defaults."""
     from gossamer.config.registry import KINDS, names
+    from gossamer.results.formatting import print_table
 
-    plurals = {plural: each for each in KINDS for plural in (f"{each}s", f"{each[:-1]}ies")}
-    only = kind if kind in KINDS else plurals.get(kind or "")
-    if kind is not None and only is None:
+    plurals = {plural: each for each in KINDS for plural in (each, f"{each}s", f"{each[:-1]}ies")}
+    if kind is not None and kind not in plurals:
         raise BadInput(f"kind: got {kind!r}{suggest(kind, KINDS)}; accepted: {listed(KINDS)}")
-    found = {each: dict(sorted(names(each).items())) for each in ([only] if only else sorted(KINDS))}
+    kinds = sorted(KINDS) if kind is None else [plurals[kind]]
+    found = {each: dict(sorted(names(each).items())) for each in kinds}
     if as_json:
         table = {
             each: {name: _parameters(cls) for name, cls in classes.items()} for each, classes in found.items()
         }
         typer.echo(json.dumps(table))
-        return
-    from gossamer.results.formatting import print_table
-
-    if only is None:
+    elif kind is None:
         rows = [(each, ", ".join(classes) or "(none)") for each, classes in found.items()]
         print_table(("kind", "names"), rows, labels=2)
         typer.echo("\nparameters: gossamer list KIND; any name can also be module:Class")
-        return
-    described = [
-        (
-            name,
-            "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items()),
-            _first_paragraph(cls.__doc__ or ""),
-        )
-        for name, cls in found[only].items()
-    ]
-    print_table(("name", "parameters", "description"), described, labels=3)
+    else:
+        described = []
+        for name, cls in found[kinds[0]].items():
+            parameters = "\n".join(f"{key}: {value}" for key, value in _parameters(cls).items())
+            described.append((name, parameters, _first_paragraph(cls.__doc__ or "")))
+        print_table(("name", "parameters", "description"), described, labels=3)
 
 
 def _first_paragraph(docstring: str) -> str:
@@ -90,8 +75,8 @@ def _yaml(value: Any) -> str:
 def topology(
     file: File,
     overrides: Overrides = None,
-    round_: Annotated[int, typer.Option("--round", help="The round whose graph is measured.", min=0)] = 0,
-    png: Annotated[Path | None, typer.Option(help="Draw the graph into this PNG file.")] = None,
+    round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
+    png: Annotated[Path | None, option("Draw the graph into this PNG file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
@@ -119,22 +104,84 @@ def topology(
         return
     for name, value in measures.items():
         typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
-    for note in _notes(experiment, schedule, round_):
-        typer.echo(f"{'note':24} {note}")
+    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
+    if schedule.sampled:
+        typer.echo(
+            f"{'note':24} the figures describe the views that the nodes start with; later views are recorded"
+        )
+    elif any(schedule.graph(r) is not graph for r in range(rounds)):
+        typer.echo(f"{'note':24} the graph changes during the run: the figures describe round {round_} only")
     if png is not None:
         typer.echo(f"{'picture':24} {png}")
 
 
-def _notes(experiment: Experiment, schedule: TopologySchedule, round_: int) -> Iterator[str]:
-    """Limits of the printed figures."""
-    name = experiment.algorithm.name_of()
-    if name in _WITHOUT_TOPOLOGY:
-        yield f"{name} does not use the topology: the figures say nothing about a run of this experiment"
-    if schedule.sampled:
-        yield (
-            "the figures describe the views that the nodes start with; later views depend on the messages of the run, and are"
-            " recorded with it"
-        )
-    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
-    if any(schedule.graph(r) is not graph for r in range(rounds)):
-        yield f"the graph changes during the run: the figures describe round {round_} only"
+def report(
+    runs: Annotated[list[Path], argument("Folders of runs or sweeps to compare.", metavar="RUN...")],
+    out: Annotated[
+        Path | None, option("The page; default: report.html in the run's folder, or here.")
+    ] = None,
+    png: Annotated[Path | None, option("A folder for the charts, <metric>-vs-<axis>.png.")] = None,
+    csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
+    time_to: Annotated[
+        list[str] | None,
+        option("Compare the times to these levels; a table.", metavar="METRIC=LEVEL[,LEVEL...]"),
+    ] = None,
+    baseline: Annotated[str | None, option("The group that --time-to compares with.", metavar="NAME")] = None,
+    group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
+    timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
+    window: Annotated[
+        str | None, option("Show these seconds of the timeline, e.g. 10:14.", metavar="FROM:TO")
+    ] = None,
+    nodes: Annotated[
+        str | None, option("Show the timeline of these nodes, e.g. 0,3,8-12.", metavar="RANKS")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a report page of one or several runs: one HTML file that needs no network."""
+    log_errors_only(quiet)
+    from gossamer.results import comparison
+    from gossamer.results.formatting import print_table
+    from gossamer.results.plots import choose, write_timeline
+    from gossamer.results.report import write_report, write_time_to
+    from gossamer.results.run import load_runs
+    from gossamer.results.tidy import finite
+
+    if baseline is not None and not time_to:
+        raise BadInput("--baseline: accepted together with --time-to")
+    levels = comparison.parse_levels(time_to or ())
+    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
+    groups = comparison.groups(loaded, group_by or ())
+    loaded = [run for group in groups for run in group.runs]
+    against = None if baseline is None else comparison.find_baseline(baseline, groups)
+    title = None if against is None else against.title
+    rows = comparison.time_to(groups, levels, against)
+    within = choose(loaded, window, nodes)
+    # A page of several runs, or of a part of one, must not replace the page of a run.
+    folder = loaded[0].path if len(loaded) == 1 and within is None else Path()
+    if timeline is not None:
+        write_timeline(loaded, timeline, within)
+    page = write_report(
+        loaded,
+        out or folder / "report.html",
+        png=png,
+        csv=csv,
+        groups=groups,
+        time_to=rows,
+        baseline=title,
+        within=within,
+    )
+    table = None if rows.is_empty() else write_time_to(rows, page)
+    written = {"report": page, "png": png, "csv": csv, "time_to": table, "timeline": timeline}
+    said: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
+    if as_json:
+        if table is not None:
+            said["table"] = finite(rows).to_dicts()
+        typer.echo(json.dumps(said, default=str))
+    elif not quiet:
+        for heading, head, lines in comparison.tables(rows, title):
+            print_table(head, lines, title=heading)
+            print()
+        if table is not None:
+            print(comparison.note(title))
+        typer.echo("\n".join(map(str, said.values())))

@@ -12,12 +12,10 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer import __version__
-from gossamer.cli.describe import listing, topology
+from gossamer.cli.describe import listing, report, topology
 from gossamer.cli.options import EXIT_CODES, INTERRUPTED
-from gossamer.cli.report import report
-from gossamer.cli.run import resume, run, sweep
-from gossamer.cli.worker import worker
-from gossamer.errors import BadInput, GossamerError, RunFailed, listed, suggest
+from gossamer.cli.run import resume, run, sweep, worker
+from gossamer.errors import BadInput, GossamerError, RunFailed
 
 # click's class, which some versions of typer contain and others import.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -66,21 +64,25 @@ def main() -> None:
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))
     logging.basicConfig(level=logging.WARNING, format="gossamer: %(message)s", handlers=[handler])
     logging.getLogger("gossamer").setLevel(logging.INFO)
-    atexit.register(
-        gc.freeze
-    )  # otherwise Python searches all of torch for garbage at its end, for half a second
+    # Otherwise Python searches all of torch for garbage at its end, for half a second.
+    atexit.register(gc.freeze)
+    sys.exit(_main())
+
+
+def _main() -> int:
+    """Run the command; gives the exit code."""
     try:
-        # Not standalone, so that an error of the parser is worded like all other bad input.
-        sys.exit(app(prog_name="gossamer", standalone_mode=False) or 0)
+        # Not standalone, so that an error of the parser is one line, too.
+        return app(prog_name="gossamer", standalone_mode=False) or 0
     except typer.Abort:
-        sys.exit(_say(INTERRUPTED, "interrupted"))
+        return _say(INTERRUPTED, "interrupted")
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             cast(Any, error).show()
-            sys.exit(2)
-        sys.exit(_say(2, _usage_problem(error)))
+            return 2
+        return _say(2, cast(Any, error).format_message())
     except BadInput as error:
-        sys.exit(_say(2, *error.problems))
+        return _say(2, *error.problems)
     except RunFailed as error:
         if error.traceback:
             typer.echo(error.traceback.rstrip(), err=True)
@@ -88,48 +90,12 @@ def main() -> None:
         if error.folder is not None:
             typer.echo(f"what was recorded is kept in {error.folder}", err=True)
             typer.echo(f"a page of it: gossamer report {shlex.quote(str(error.folder))}", err=True)
-        sys.exit(1)
+        return 1
     except GossamerError as error:
-        sys.exit(_say(1, str(error)))
+        return _say(1, str(error))
 
 
 def _say(exit_code: int, *problems: str) -> int:
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     return exit_code
-
-
-def _usage_problem(error: Any) -> str:
-    """An error of the parser in one line, worded like all bad input."""
-    match type(error).__name__:
-        case "MissingParameter":
-            return f"{_name(error.param)}: missing; a value is required"
-        case "NoSuchOption":
-            accepted = [name for each in error.ctx.command.params for name in _options(each)]
-            near = suggest(error.option_name, accepted)
-            return f"{error.option_name}: no such option{near}; accepted: {listed(accepted)}"
-        case "BadParameter" if error.param is not None:
-            return f"{_name(error.param)}: {_refused(error)}"
-    help_ = f"; accepted: see {error.ctx.command_path} --help" if error.ctx is not None else ""
-    return f"{error.format_message().rstrip('.')}{help_}"
-
-
-def _refused(error: Any) -> str:
-    """A refused value and what is accepted; in the parser's words unless it had pydantic check the value."""
-    from pydantic import ValidationError
-
-    from gossamer.config.validation import accepted
-
-    if not isinstance(error.__cause__, ValidationError):
-        return str(error.message).rstrip(".")
-    problem = error.__cause__.errors(include_url=False)[0]
-    return f"got {problem['input']!r}; accepted: {accepted(problem)}"
-
-
-def _name(parameter: Any) -> str:
-    """An option's long form, or an argument's name in the help."""
-    return max(_options(parameter), key=len, default=parameter.metavar or parameter.name.upper())
-
-
-def _options(parameter: Any) -> list[str]:
-    return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]

@@ -1,8 +1,9 @@
-"""``gossamer run``, ``resume`` and ``sweep``, and the summary that they print."""
+"""``gossamer run``, ``resume``, ``sweep`` and ``worker``, and the summary that they print."""
 
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -21,63 +22,45 @@ from gossamer.cli.options import (
     Overrides,
     Quiet,
     Report,
-    importing,
+    argument,
     interruptible,
     log_errors_only,
+    option,
     overriding,
 )
 from gossamer.errors import BadInput
 
 if TYPE_CHECKING:
+    from gossamer.api import Silent
     from gossamer.config import Experiment
-    from gossamer.progress import Watcher
     from gossamer.results.run import Run
-    from gossamer.results.tidy import Final
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 ListenAt = Annotated[
-    str | None,
-    typer.Option(
-        "--listen",
-        metavar="HOST:PORT",
-        help="Run the nodes on workers that join here (gossamer worker), with the engine processes.",
-    ),
+    str | None, option("Run the nodes on workers that join here.", "--listen", metavar="HOST:PORT")
 ]
 Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="GOSSAMER_TOKEN",
-        help="What workers must know to join: 16 characters or more; default: a new one.",
-    ),
+    str | None, option("What workers must know: at least 16 characters.", envvar="GOSSAMER_TOKEN")
 ]
-MinWorkers = Annotated[int, typer.Option(min=1, help="Wait for at least this many workers.")]
+MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1)]
 Workers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Start the workers: ray, or module:factory of an executor. They join here unless --listen says where.",
-    ),
+    str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
+]
+EngineName = Annotated[str | None, option("simulate or processes, in place of the file's engine.")]
+Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
+Unfinished = Annotated[
+    bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
 ]
 
 
 def run(
     file: File,
     overrides: Overrides = None,
-    engine: Annotated[
-        str | None, typer.Option(help="simulate or processes, in place of the file's engine.")
-    ] = None,
+    engine: EngineName = None,
     out: Out = Path("runs"),
     report: Report = True,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Print where the time went, and the peak of memory.")
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue the newest unfinished run of the same experiment, if it has a checkpoint.",
-        ),
-    ] = False,
+    profile: Profile = False,
+    resume: Unfinished = False,
     listen: ListenAt = None,
     token: Token = None,
     min_workers: MinWorkers = 1,
@@ -87,32 +70,28 @@ def run(
 ) -> None:
     """Run an experiment and record it. Ctrl-C ends the run cleanly and keeps its record; a second Ctrl-C ends it at once."""
     log_errors_only(quiet)
-    from gossamer.config import Experiment, engine_name
+    from gossamer.config import Experiment
 
     where = _listen(listen, token, min_workers, workers)
-
     raw = Experiment.read(file, overrides or (), engine)
-    with _server(engine_name(raw.get("engine", {}))) as server:
-        with importing():
-            experiment = Experiment.of(raw, file.resolve().parent)
-            from gossamer.api import resume as resume_run
-            from gossamer.api import run as run_experiment
-            from gossamer.api import unfinished
+    with _server(raw) as server:
+        experiment = Experiment.of(raw, file.resolve().parent)
+        from gossamer import api
 
-        left = unfinished(experiment, out) if resume else None
+        left = api.unfinished(experiment, out) if resume else None
 
-        def carry_out(watcher: Watcher) -> Run:
+        def carry_out(watcher: Silent) -> Run:
             if left is not None:
-                return resume_run(left, observer=watcher, server=server, listen=where)
+                return api.resume(left, observer=watcher, server=server, listen=where)
             if resume and experiment.has_faults:
                 watcher.say("starts from the beginning: a run with faults or engine.restart can't be resumed")
-            return run_experiment(experiment, out, observer=watcher, server=server, listen=where)
+            return api.run(experiment, out, observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, profile, quiet, as_json)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, argument("The folder of a run.", metavar="RUN")],
     overrides: Annotated[list[str] | None, overriding("a field of stop or checkpoint")] = None,
     report: Report = True,
     listen: ListenAt = None,
@@ -124,48 +103,33 @@ def resume(
 ) -> None:
     """Continue a run from its newest checkpoint, after it was killed or stopped, or has failed, or with a later end."""
     log_errors_only(quiet)
-    from gossamer.config import Experiment, engine_name
+    from gossamer.config import Experiment
 
     where = _listen(listen, token, min_workers, workers)
-
     file = folder / "experiment.yaml"
     raw = Experiment.read(file, overrides or ()) if file.is_file() else {}
-    with _server(engine_name(raw.get("engine", {}))) as server:
-        with importing():
-            from gossamer.api import resume as resume_run
-            from gossamer.results.folder import RunFolder
+    with _server(raw) as server:
+        from gossamer import api
+        from gossamer.results.folder import RunFolder
 
-            experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
+        experiment = Experiment.of(raw, RunFolder.open(folder).path.resolve())
 
-        def carry_out(watcher: Watcher) -> Run:
-            return resume_run(folder, overrides or (), observer=watcher, server=server, listen=where)
+        def carry_out(watcher: Silent) -> Run:
+            return api.resume(folder, overrides or (), observer=watcher, server=server, listen=where)
 
         _watch(experiment, carry_out, report, False, quiet, as_json)
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (YAML).")],
+    file: Annotated[Path, argument("A sweep file (YAML).", metavar="FILE")],
     overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="CELL", help="Run only this cell. May be repeated.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="The number of runs at a time; default: by the number of cores.")
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Start failed runs again.")] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Start finished runs again; the newest run of a cell counts, older ones are kept."
-        ),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
+    only: Annotated[list[str] | None, option("Run only this cell. May be repeated.", metavar="CELL")] = None,
+    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
+    retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
+    again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
+    dry_run: Annotated[bool, option("List the cells without running them.", "--dry-run")] = False,
     workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Have an executor do the runs: ray, or module:factory of a concurrent.futures executor.",
-        ),
+        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
     ] = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -178,22 +142,14 @@ def sweep(
     loaded = Sweep.load(file, overrides or (), out)
     chosen = loaded.chosen(only or ())
     from gossamer.sweep.display import as_data, print_plan, print_summary, watching_sweep
+    from gossamer.sweep.execute import run_sweep
 
     if dry_run:
         print_plan(loaded, chosen)
         return
-    from gossamer.sweep.execute import run_sweep
-
+    options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
     with watching_sweep(loaded.name, quiet=quiet or as_json) as watcher, interruptible():
-        outcome = run_sweep(
-            loaded,
-            workers,
-            jobs=jobs,
-            only=only or (),
-            retry_failed=retry_failed,
-            again=again,
-            observer=watcher,
-        )
+        outcome = run_sweep(loaded, workers, observer=watcher, **options)
     if as_json:
         typer.echo(json.dumps(as_data(loaded, outcome)))
     elif not quiet:
@@ -204,10 +160,47 @@ def sweep(
         raise typer.Exit(1)
 
 
+def worker(
+    coordinator: Annotated[str, argument("Where gossamer run --listen waits.", metavar="HOST:PORT")],
+    token: Annotated[
+        str, option("The token of the run.", "--join", metavar="TOKEN", envvar="GOSSAMER_TOKEN")
+    ],
+    slots: Annotated[int | None, option("The most nodes to take; default: one per core.", min=1)] = None,
+    address: Annotated[
+        str | None, option("This machine's address for other nodes; default: the one that reaches HOST.")
+    ] = None,
+    data_root: Annotated[
+        Path | None, option("Where this machine has the data, if not where the experiment says.")
+    ] = None,
+    wait_s: Annotated[float, option("Seconds to wait for the coordinator.", "--wait")] = 60.0,
+    quiet: Quiet = False,
+) -> None:
+    """Join a run and carry out some of its nodes, until it is over."""
+    log_errors_only(quiet)
+    from gossamer.runtime.processes.channel import parse_address
+    from gossamer.runtime.processes.security import check_token
+
+    parse_address(coordinator, "HOST:PORT")
+    check_token(token)
+    from gossamer.cores import cores
+    from gossamer.runtime.processes.worker.worker import run_worker
+
+    with interruptible():
+        run_worker(
+            coordinator,
+            token,
+            slots or cores(),
+            address=address,
+            data_root=None if data_root is None else str(data_root),
+            wait_s=wait_s,
+            say=logging.getLogger("gossamer").info,
+        )
+
+
 def _listen(address: str | None, token: str | None, least: int, workers: str | None) -> Listen | None:
     """Where workers join, as the options say."""
     from gossamer.runtime.processes.fork_server import Listen
-    from gossamer.runtime.processes.security.join import check_token, new_token
+    from gossamer.runtime.processes.security import check_token, new_token
 
     if address is None and workers is None:
         return None
@@ -216,9 +209,11 @@ def _listen(address: str | None, token: str | None, least: int, workers: str | N
 
 
 @contextmanager
-def _server(engine: Any) -> Iterator[ForkServer | None]:
+def _server(raw: dict[str, Any]) -> Iterator[ForkServer | None]:
     """The fork server, if the engine is processes: it imports torch while this process does."""
-    if engine != "processes":
+    from gossamer.config import engine_name
+
+    if engine_name(raw.get("engine", {})) != "processes":
         yield None
         return
     from gossamer.runtime.processes.fork_server import ForkServer
@@ -229,7 +224,7 @@ def _server(engine: Any) -> Iterator[ForkServer | None]:
 
 def _watch(
     experiment: Experiment,
-    carry_out: Callable[[Watcher], Run],
+    carry_out: Callable[[Silent], Run],
     report: bool,
     profile: bool,
     quiet: bool,
@@ -237,18 +232,25 @@ def _watch(
 ) -> None:
     """Carry out a run with a progress display, and print its summary."""
     from gossamer.progress import watching
+    from gossamer.results.tidy import final_summary
 
     with watching(experiment, quiet=quiet or as_json) as watcher, interruptible():
         done = carry_out(watcher)
     page = _write_page(done) if report else None
     if as_json:
-        typer.echo(json.dumps(_as_data(done, page), default=str))
+        said = {"run": done.path, "report": page, **asdict(final_summary(done))}
+        typer.echo(json.dumps(said, default=str))
     elif not quiet:
-        _print_summary(done, page, watcher.round)
+        _print(_summary(done, page))
     if profile and not as_json:
-        _print_profile(done)
+        _print(_profile(done))
     if done.status == "stopped":
         raise typer.Exit(INTERRUPTED)
+
+
+def _print(lines: list[tuple[str, str]]) -> None:
+    for name, text in lines:
+        typer.echo(f"{name:20} {text}")
 
 
 def _write_page(done: Run) -> Path | None:
@@ -262,54 +264,50 @@ def _write_page(done: Run) -> Path | None:
         return None
 
 
-def _as_data(done: Run, page: Path | None) -> dict[str, Any]:
-    """The summary of a run for ``--json``."""
-    from gossamer.results.tidy import final_summary
-
-    return {"run": done.path, "report": page, **asdict(final_summary(done))}
-
-
-def _print_summary(done: Run, page: Path | None, round_: int) -> None:
-    """Print the summary of a run; ``round_`` is the last round that the progress display has seen."""
-    from gossamer.progress import megabytes
+def _summary(done: Run, page: Path | None) -> list[tuple[str, str]]:
+    """The summary of a run."""
+    from gossamer.progress import numerals
     from gossamer.results.checkpoints import newest
+    from gossamer.results.formatting import bytes_text
     from gossamer.results.tidy import ASYNCHRONY, final_summary
 
-    summary, lines = final_summary(done), {}
-    if done.status == "stopped":
+    summary, lines, stopped = final_summary(done), {}, done.status == "stopped"
+    if stopped:
         of = f" of {rounds}" if (rounds := done.experiment["stop"]["rounds"]) else ""
-        at = f"at round {max(round_, summary.rounds or 0)}{of}"
+        at = f"at round {summary.rounds or 0}{of}"
         lines["STOPPED"] = f"{at}, before its end; the figures below are those recorded until then"
     if done.lost:
         lines["status"] = done.outcome
     for name, final in summary.metrics.items():
         if name not in ASYNCHRONY:
-            lines[name.replace("_", " ")] = _spread(final)
+            mean, std = numerals(final.mean, final.std)
+            of_nodes = f", std {std} over {final.count} nodes" if final.count > 1 else ""
+            lines[name.replace("_", " ")] = mean + of_nodes
     lines["virtual time" if done.virtual else "time"] = f"{summary.time_s or 0:.4g} s"
     lines["wall time"] = f"{summary.wall_s or 0:.1f} s"
-    lines["sent"] = megabytes(summary.bytes_sent or 0)
+    lines["sent"] = bytes_text(summary.bytes_sent)
     if done.private_bytes is not None:
-        mean, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
-        lines["private memory"] = f"{mean:.1f} MiB per node, {most:.1f} at most"
+        mean_mib, most = (done.private_bytes[name] / 2**20 for name in ("mean", "max"))
+        lines["private memory"] = f"{mean_mib:.1f} MiB per node, {most:.1f} at most"
     lines["run"] = str(done.path)
     if page is not None:
         lines["report"] = str(page)
-    if done.status == "stopped":
+    if stopped:
         saved = newest(done.path / "checkpoints") is not None
         to_go_on = f"gossamer resume {done.path}" if saved else "not possible: the run saved no checkpoint"
         lines["to go on"] = to_go_on
-    for name, text in lines.items():
-        typer.echo(f"{name:20} {text}")
+    return list(lines.items())
 
 
-def _print_profile(done: Run) -> None:
-    """Print where the time of a run went, and the peak of memory."""
-    wall_s, parts = done.wall_s or 0.0, done.profile
-    lines = []
+def _profile(done: Run) -> list[tuple[str, str]]:
+    """Where the time of a run went, and the peak of memory."""
+    wall_s, parts = done.wall_s or 0.0, dict(done.profile)
     if parts:
         parts["events"] = wall_s - sum(parts.values())
-    for name, seconds in sorted(parts.items(), key=lambda part: -part[1]):
-        lines.append((name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)"))
+    lines = [
+        (name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
+        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
+    ]
     for part, forms in done.execution.items():
         unit = "sums" if part == "mix" else "shapes of input"
         lines += [(part, f"{form} ({unit}: {count})") for form, count in forms.items()]
@@ -318,13 +316,4 @@ def _print_profile(done: Run) -> None:
         lines.append(("vectors at the peak", f"{done.peak_vectors} ({share:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
-    lines.append(("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB"))
-    for name, text in lines:
-        typer.echo(f"{name:20} {text}")
-
-
-def _spread(final: Final) -> str:
-    from gossamer.progress import numerals
-
-    mean, std = numerals(final.mean, final.std)
-    return f"{mean}, std {std} over {final.count} nodes" if final.count > 1 else mean
+    return [*lines, ("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")]

@@ -1,7 +1,30 @@
 """Codecs: compressors of the models that nodes send each other, one file per family."""
 
 from gossamer.codecs.codec import Chain, Codec, Coder, Identity
-from gossamer.codecs.quantize import Float16, Quantize
-from gossamer.codecs.sparsify import RandomK, TopK
+from gossamer.codecs.entropy import Entropy
+from gossamer.codecs.low_rank import LowRank
+from gossamer.codecs.quantize import QSGD, BFloat16, Float16, Quantize, Sign
+from gossamer.codecs.sparsify import RandomK, RoundRobin, Threshold, TopK
+from gossamer.codecs.ternary import STC
+from gossamer.codecs.wavelet import JWINS, Wavelet
 
-__all__ = ["Chain", "Codec", "Coder", "Float16", "Identity", "Quantize", "RandomK", "TopK"]
+__all__ = [
+    "JWINS",
+    "QSGD",
+    "STC",
+    "BFloat16",
+    "Chain",
+    "Codec",
+    "Coder",
+    "Entropy",
+    "Float16",
+    "Identity",
+    "LowRank",
+    "Quantize",
+    "RandomK",
+    "RoundRobin",
+    "Sign",
+    "Threshold",
+    "TopK",
+    "Wavelet",
+]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 STATE = "~codec"
 """Where a node's state has what its codecs remember, by their names."""
+PADDING = 1024
+"""Codecs that transform a vector may lengthen it by up to so many values."""
 
 
 class Codec(Component):
@@ -37,7 +39,10 @@ class Codec(Component):
         needs_static_graph: whether the topology must not change.
         needs_every_message: whether every message must arrive: none lost, taken back or too late.
         sparse: whether it decodes to a :class:`Part`; then it comes first in a chain.
-        final: whether its output is not floating-point, so that no codec can follow it in a chain.
+        final: whether its output is not floating-point, so that only a lossless codec can follow it in a chain.
+        lossless: whether it takes values of any type and returns them as they were.
+        only_differences: whether it is for algorithms that send differences of models: what it decodes is too far from a
+            model.
         decodes_alike: whether ``decode`` returns the same to every receiver of a payload, as is the default: then it is
             called once for all receivers within one process.
     """
@@ -46,6 +51,8 @@ class Codec(Component):
     needs_every_message: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
     final: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
+    only_differences: ClassVar[bool] = False
     decodes_alike: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "self.memory(node), which checkpoints keep"
 
@@ -78,6 +85,11 @@ class Codec(Component):
             ``[vector]`` itself travels as if there were no codec.
         """
 
+    def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        """As :meth:`encode`, for a difference instead of a model (:meth:`~gossamer.Node.compress`): a codec that encodes a
+        model by its change encodes the difference itself."""
+        return self.encode(node, vector, round)
+
     @abstractmethod
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
@@ -88,7 +100,8 @@ class Codec(Component):
             node: the receiver.
             source: the sender.
             payload: from a peer that may be faulty.
-            own: returns the receiver's own parameters, where decoding depends on them.
+            own: returns the vector that decoding may depend on: the receiver's own parameters, or zeros where differences are
+                sent.
 
         Raises:
             ValueError, TypeError: for a payload that the codec doesn't make.
@@ -125,9 +138,9 @@ def _codecs(value: Any, info: Any) -> Any:
             raise BadInput(
                 f"codec.{place}: {codec.name_of()} after another codec; accepted: in the first place"
             )
-        if codec.final and place < len(codecs) - 1:
+        if codec.final and any(not each.lossless for each in codecs[place + 1 :]):
             raise BadInput(
-                f"codec.{place}: {codec.name_of()} before another codec; accepted: in the last place"
+                f"codec.{place}: {codec.name_of()} before another codec; accepted: in the last place, or before lossless ones"
             )
     return codecs
 
@@ -153,9 +166,15 @@ class Chain(Codec):
         return [codec.spec() for codec in self.codecs]
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        whole = inner = self.codecs[0].encode(node, vector, round)
+        return self._continue(node, self.codecs[0].encode(node, vector, round), round)
+
+    def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        return self._continue(node, self.codecs[0].compress(node, vector, round), round)
+
+    def _continue(self, node: Node, whole: list[Payload], round: int) -> list[Payload]:
+        inner = whole
         for codec in self.codecs[1:]:
-            encoded = codec.encode(node, inner[0], round)
+            encoded = codec.compress(node, inner[0], round)
             inner[0], inner = encoded, encoded
         return whole
 
@@ -200,16 +219,27 @@ class Coder:
     Args:
         codec: the experiment's.
         node: the node.
+        differences: whether the algorithm sends differences (:attr:`~gossamer.Algorithm.sends_differences`).
     """
 
-    def __init__(self, codec: Codec, node: Node) -> None:
+    def __init__(self, codec: Codec, node: Node, *, differences: bool = False) -> None:
         self._codec, self._node = codec, node
+        self._own = self._zeros if differences else lambda: node.parameters
         self._alike = all(part.decodes_alike for part in codec.parts())
         self._last: tuple[Tensor, int, int, Coded] | None = None
         for part in codec.parts():
             part.begin(node)
 
+    def _zeros(self) -> Tensor:
+        return torch.zeros_like(self._node.parameters)
+
     # --- out
+
+    def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
+        """What travels in place of a difference, and what receivers decode it to."""
+        coded = Coded(self._codec.compress(self._node, vector, self._node.round))
+        decoded = self._vector(self._node.rank, coded)
+        return coded, decoded
 
     def encode(self, payload: Payload) -> Payload:
         """A payload with its models encoded. A model that is sent again in the same round is not encoded again.
@@ -278,7 +308,7 @@ class Coder:
             return coded.decoded[0]
         node, size = self._node, parameter_count(self._node)
         try:
-            found = self._codec.decode(node, source, _encoded(coded.payload), lambda: node.parameters)
+            found = self._codec.decode(node, source, _encoded(coded.payload), self._own)
             if (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
         except (ValueError, TypeError, LookupError) as error:

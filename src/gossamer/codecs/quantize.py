@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8, UInt16
+from jaxtyping import Float, Int, UInt8, UInt16
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.codecs.codec import Codec, parameter_count, vector_in
+from gossamer.codecs.codec import PADDING, Codec, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
 
@@ -39,55 +40,220 @@ class Float16(Codec):
         return vector_in(values, torch.float16).float()
 
 
-@register("codec", "quantize")
-class Quantize(Codec):
-    """Uniform quantization with stochastic rounding, which is unbiased: with m = max |x| and s = 2^(bits - 1) - 1,
+@register("codec", "bfloat16")
+class BFloat16(Codec):
+    """Values in the 16 bits of bfloat16, rounded to nearest: float32's range, 8 bits of precision."""
 
-        q = floor(s x / m + u),   u ~ U[0, 1) for each value,   decoded as m q / s
+    final: ClassVar[bool] = True
 
-    q, of -s to s, is packed into ``bits`` bits a value. A vector that is not finite decodes to NaN. The noise u is keyed by
-    the sender, the round and the number of vectors that it has encoded before.
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        return [vector.bfloat16()]
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        (values,) = payload
+        return vector_in(values, torch.bfloat16).float()
+
+
+class _Scaled(Codec):
+    """Base of codecs that send small whole numbers and one scale (float32) for each block of values.
 
     Args:
-        bits: bits a value.
+        block: the values that share a scale: a number of adjacent ones, "vector" for all, or "tensor" for those of one tensor
+            of the model (not after a sparsifier, whose values are of any tensor).
     """
 
     final: ClassVar[bool] = True
 
-    bits: int = Field(default=8, ge=2, le=16)
+    block: Annotated[int, Field(ge=1)] | Literal["vector", "tensor"] = "vector"
+
+    def starts(self, node: Node, count: int) -> Int[np.ndarray, " blocks"]:
+        """Where the blocks of ``count`` values begin.
+
+        Raises:
+            ValueError: where they can't be blocks of tensors.
+        """
+        if isinstance(self.block, int):
+            return np.arange(0, count, self.block)
+        if self.block == "vector":
+            return np.zeros(min(count, 1), np.int64)
+        if count != parameter_count(node):
+            raise ValueError(f"{count} values in blocks of tensors, of a vector of {parameter_count(node)}")
+        return np.array([field.start for field in node.layout if math.prod(field.shape)])
+
+    def payload(
+        self, codes: UInt16[np.ndarray, " n"], scales: Float[np.ndarray, " blocks"], bits: int
+    ) -> list[Payload]:
+        """The payload of some numbers below 2^bits."""
+        return [torch.from_numpy(_packed(codes, bits)), torch.from_numpy(scales), len(codes)]
+
+    def opened(
+        self, node: Node, payload: list[Payload], bits: int
+    ) -> tuple[UInt16[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+        """The numbers of a payload, and the scale of each.
+
+        Raises:
+            ValueError: for anything that :meth:`payload` does not make.
+        """
+        packed, scales, count = payload
+        data, scales = vector_in(packed, torch.uint8), vector_in(scales, torch.float32)
+        if type(count) is not int or len(data) != -(-count * bits // 8):
+            raise ValueError(f"{len(data)} bytes for {count!r} values of {bits} bits")
+        if (
+            not 0 <= count <= (size := parameter_count(node)) + PADDING
+        ):  # before anything of that size is allocated
+            raise ValueError(f"{count} values of a vector of {size}")
+        starts = self.starts(node, count)
+        if len(scales) != len(starts):
+            raise ValueError(f"{len(scales)} scales for {len(starts)} blocks")
+        codes = _unpacked(data.cpu().numpy(), bits, count)
+        return codes, _spread(scales.cpu().numpy(), starts, count)
+
+
+def _spread(
+    scales: Float[np.ndarray, " blocks"], starts: Int[np.ndarray, " blocks"], count: int
+) -> Float[np.ndarray, " n"]:
+    """The scale of each value; of a single block, one for all."""
+    return scales if len(scales) <= 1 else np.repeat(scales, np.diff(starts, append=count))
+
+
+class _Levels(_Scaled):
+    """Base of the quantizers to s levels of either sign, as multiples of a block's scale m:
+
+        q = floor(s x / m + u),   decoded as m q / s
+
+    with u ~ U[0, 1) for each value, which is unbiased, or u = 1/2, which rounds to nearest. The noise is keyed by the
+    sender, the round and the number of vectors that it has encoded before. A block that is not finite decodes to NaN.
+    """
 
     @property
-    def levels(self) -> int:
-        """s."""
-        return int(2 ** (self.bits - 1)) - 1
+    @abstractmethod
+    def s(self) -> int:
+        """The number of levels."""
+
+    @property
+    def bits_a_value(self) -> int:
+        """Bits of a number of -s to s."""
+        return (2 * self.s).bit_length()
+
+    @abstractmethod
+    def scales(
+        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, " blocks"]:
+        """m of each block."""
+
+    def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
+        """u."""
+        memory = self.memory(node)
+        drawn = node.rng(f"~codec/{self.name_of()}", round, memory["encoded"]).random(count, dtype=np.float32)
+        memory["encoded"] += 1
+        return drawn
 
     def begin(self, node: Node) -> None:
         self.memory(node)["encoded"] = 0
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        s, largest = self.levels, float(vector.abs().max()) if len(vector) else 0.0
-        memory = self.memory(node)
-        noise = node.rng("~codec/quantize", round, memory["encoded"]).random(len(vector), dtype=np.float32)
-        memory["encoded"] += 1
-        if 0 < largest < math.inf:
-            # (x / m first: s / m may overflow.)
-            q = (vector / largest).mul_(s).add_(torch.from_numpy(noise).to(vector.device))
-            codes = q.floor_().clamp_(-s, s).add_(s).cpu().numpy().astype(np.uint16)
-        else:
-            codes = np.full(len(vector), s, dtype=np.uint16)
-        return [torch.from_numpy(_packed(codes, self.bits)), largest, len(vector)]
+        x = vector.cpu().numpy()
+        starts = self.starts(node, len(x))
+        scales = self.scales(x, starts) if len(x) else np.empty(0, np.float32)
+        u = self.noise(node, len(x), round)
+        # (x / m first: s / m may overflow. What is zero, or not finite, becomes zero.)
+        divisors = _spread(np.where(np.isfinite(scales) & (scales > 0), scales, np.inf), starts, len(x))
+        with np.errstate(invalid="ignore"):
+            q = np.floor(np.nan_to_num(x / divisors.astype(np.float32)) * np.float32(self.s) + u)
+        codes = (np.clip(q, -self.s, self.s) + self.s).astype(np.uint16)
+        scales = np.where(np.isfinite(scales), scales, np.float32(np.nan))
+        return self.payload(codes, scales, self.bits_a_value)
 
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
     ) -> Tensor | Part:
-        packed, largest, count = payload
-        data = vector_in(packed, torch.uint8)
-        if type(count) is not int or type(largest) is not float or len(data) != -(-count * self.bits // 8):
-            raise ValueError(f"{len(data)} bytes for {count!r} values of {self.bits} bits")
-        if not 0 <= count <= (size := parameter_count(node)):  # before anything of that size is allocated
-            raise ValueError(f"{count} values of a vector of {size}")
-        codes = _unpacked(data.cpu().numpy(), self.bits, count).astype(np.float32)
-        return torch.from_numpy(codes).sub_(self.levels).div_(self.levels).mul_(largest)
+        codes, scales = self.opened(node, payload, self.bits_a_value)
+        values = (codes.astype(np.float32) - np.float32(self.s)) / np.float32(self.s)
+        return torch.from_numpy(values * scales)
+
+
+@register("codec", "quantize")
+class Quantize(_Levels):
+    """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and a number takes ``bits`` bits.
+
+    Args:
+        bits: bits a value.
+        rounding: "stochastic", which is unbiased, or "nearest".
+    """
+
+    bits: int = Field(default=8, ge=2, le=16)
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+
+    @property
+    def s(self) -> int:
+        return int(2 ** (self.bits - 1)) - 1
+
+    def scales(
+        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, " blocks"]:
+        return np.maximum.reduceat(np.abs(x), starts)
+
+    def noise(self, node: Node, count: int, round: int) -> Float[np.ndarray, " n"] | float:
+        return 0.5 if self.rounding == "nearest" else super().noise(node, count, round)
+
+
+@register("codec", "qsgd")
+class QSGD(_Levels):
+    """QSGD (Alistarh et al., NeurIPS 2017, section 3.1): unbiased rounding to s levels of the Euclidean norm m = ||x||_2.
+
+    Args:
+        levels: s.
+        contract: divide by 1 + min(n / s^2, sqrt(n) / s), n the block's length, as CHOCO-SGD needs it: the error is then
+            below that of sending nothing (Koloskova et al., ICML 2019, section 3.5).
+    """
+
+    levels: int = Field(default=16, ge=1, le=2**14)
+    contract: bool = False
+
+    @property
+    def s(self) -> int:
+        return self.levels
+
+    def scales(
+        self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
+    ) -> Float[np.ndarray, " blocks"]:
+        return np.sqrt(np.add.reduceat(np.square(x, dtype=np.float64), starts)).astype(np.float32)
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        found = super().decode(node, source, payload, own)
+        if not self.contract or not isinstance(found, Tensor):
+            return found
+        starts = self.starts(node, len(found))
+        n = np.diff(starts, append=len(found))
+        divisors = 1 + np.minimum(n / self.s**2, np.sqrt(n) / self.s)
+        return found / torch.from_numpy(_spread(divisors.astype(np.float32), starts, len(found)))
+
+
+@register("codec", "sign")
+class Sign(_Scaled):
+    """One bit a value: sign(x) times the mean magnitude of its block (Karimireddy et al., "Error Feedback Fixes SignSGD",
+    ICML 2019, scaled sign). Zero counts as positive. Only for algorithms that send differences: they feed back what is
+    lost.
+    """
+
+    only_differences: ClassVar[bool] = True
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        x = vector.cpu().numpy()
+        starts = self.starts(node, len(x))
+        sums = np.add.reduceat(np.abs(x), starts, dtype=np.float64) if len(x) else np.empty(0)
+        scales = sums / np.diff(starts, append=len(x))
+        return self.payload((x >= 0).astype(np.uint16), scales.astype(np.float32), 1)
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        codes, scales = self.opened(node, payload, 1)
+        return torch.from_numpy((codes.astype(np.float32) * 2 - 1) * scales)
 
 
 def _packed(codes: UInt16[np.ndarray, " n"], bits: int) -> UInt8[np.ndarray, " bytes"]:

@@ -1,4 +1,5 @@
-"""Sparsifying codecs: some coordinates are sent, and receivers take their own values for the others.
+"""Sparsifying codecs: some coordinates are sent, and receivers take their own values for the others, or renormalize
+(``gather.missing``).
 
 Such partial models are those of DecentralizePy (Dhasade et al., "Decentralized Learning Made Easy with DecentralizePy",
 EuroMLSys 2023), from whose code the rules were read: ``PartialModel`` is top-k, ``SubSampling`` is random-k, which here draws
@@ -8,6 +9,7 @@ not know earlier messages.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -18,6 +20,7 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
+from gossamer.codecs import indices
 from gossamer.codecs.codec import Codec, parameter_count, vector_in
 from gossamer.config.registry import register
 from gossamer.messages.tags import Part, Payload
@@ -26,29 +29,50 @@ if TYPE_CHECKING:
     from gossamer.node import Node
 
 
-class Sparsifier(Codec):
-    """A codec that sends k = round(fraction P) coordinates, at least one.
+def part_of(
+    vector: Float[Tensor, " params"], where: Int[Tensor, " k"]
+) -> tuple[Float[Tensor, " k"], Tensor | None]:
+    """The values at some coordinates, ascending, and these as they travel; None stands for all coordinates."""
+    if len(where) == len(vector):
+        return vector, None
+    packed = indices.packed(where.cpu().numpy(), len(vector))
+    return vector.index_select(0, where), torch.from_numpy(packed)
 
-    Args:
-        fraction: share of the coordinates that is sent.
+
+def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] | None:
+    """The coordinates of ``count`` values in a vector [size], as :func:`part_of` has packed them; None for all of them.
+
+    Raises:
+        ValueError: for anything that it does not make.
     """
-
-    sparse: ClassVar[bool] = True
-
-    fraction: float = Field(gt=0, le=1)
-
-    def count(self, size: int) -> int:
-        """k, of a vector [size]."""
-        return max(1, round(self.fraction * size))
+    if packed is None and count == size:
+        return None
+    return torch.from_numpy(indices.unpacked(vector_in(packed, torch.uint8).cpu().numpy(), count, size))
 
 
-@register("codec", "top-k")
-class TopK(Sparsifier):
-    """Sends the coordinates that have changed most, with their indices (int32).
+def count_of(share: float, size: int) -> int:
+    """How many of ``size`` coordinates a share is: at least one."""
+    return max(1, round(share * size))
 
-    The change of a coordinate is counted from a reference y, initially the node's initial model:
 
-        S = the k largest of |x - y|,   send x[S],   y[S] <- x[S]
+def largest(values: Float[Tensor, " n"], count: int) -> Int[Tensor, " k"]:
+    """Where the ``count`` largest magnitudes are, ascending. Of equal ones the first count, and NaN counts as infinite."""
+    if count >= len(values):
+        return torch.arange(len(values), device=values.device)
+    # (NumPy partitions several times as fast as torch sorts out the largest.)
+    magnitudes = np.nan_to_num(np.abs(values.cpu().numpy()), copy=False, nan=np.inf, posinf=np.inf)
+    last = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
+    above, equal = np.flatnonzero(magnitudes > last), np.flatnonzero(magnitudes == last)
+    chosen = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    return torch.from_numpy(chosen).to(values.device)
+
+
+class ChangeSparsifier(Codec):
+    """Base of the codecs that send what has changed most since a reference y, initially the node's initial model:
+
+        S = selected by |x - y|,   send x[S],   y[S] <- x[S]
+
+    A difference (:meth:`Codec.compress`) has no reference: y = 0.
 
     Args:
         accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
@@ -56,42 +80,102 @@ class TopK(Sparsifier):
             after mixing, so that only the round's local changes count (DecentralizePy's default).
     """
 
+    sparse: ClassVar[bool] = True
+
     accumulate: bool = True
 
+    @abstractmethod
+    def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
+        """The coordinates that are sent of those that changed so, ascending."""
+
+    def forward(self, vector: Float[Tensor, " params"]) -> Float[Tensor, " n"]:
+        """A vector in the basis in which coordinates are selected."""
+        return vector
+
     def begin(self, node: Node) -> None:
-        self.memory(node)["last"] = node.parameters
+        self.memory(node)["last"] = self.forward(node.parameters)
 
     def end_round(self, node: Node) -> None:
         if not self.accumulate:
-            self.memory(node)["last"] = node.parameters
+            self.begin(node)
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        memory = self.memory(node)
-        change = (vector - memory["last"]).abs_()
-        where = torch.topk(change, self.count(len(vector)), sorted=False).indices.sort().values
-        values = vector.index_select(0, where)
+        memory, transformed = self.memory(node), self.forward(vector)
+        where = self.select(node, transformed - memory["last"], round)
+        values, packed = part_of(transformed, where)
         if self.accumulate:
-            memory["last"] = node.store(memory["last"].scatter(0, where, values))
-        return [values, where.int()]
+            last = memory["last"].scatter(0, where, values)
+            memory["last"] = node.store(last) if len(last) == len(node.parameters) else last
+        return [values, packed]
+
+    def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        transformed = self.forward(vector)
+        return [*part_of(transformed, self.select(node, transformed, round))]
 
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
     ) -> Tensor | Part:
-        values, where = payload
-        size = parameter_count(node)
-        values, where = vector_in(values, torch.float32), vector_in(where, torch.int32)
-        if len(values) != len(where) or (len(where) and not 0 <= int(where.min()) <= int(where.max()) < size):
-            raise ValueError(f"{len(values)} values with {len(where)} indices for a vector of {size}")
-        return Part(values, where, size)
+        values, packed = payload
+        values, size = vector_in(values, torch.float32), parameter_count(node)
+        where = coordinates_in(packed, len(values), size)
+        return values if where is None else Part(values, where, size)
+
+
+class _Fraction(Codec):
+    """A codec that sends k = round(fraction P) coordinates, at least one.
+
+    Args:
+        fraction: share of the coordinates that is sent.
+    """
+
+    fraction: float = Field(gt=0, le=1)
+
+    def count(self, size: int) -> int:
+        """k, of a vector [size]."""
+        return count_of(self.fraction, size)
+
+
+@register("codec", "top-k")
+class TopK(_Fraction, ChangeSparsifier):
+    """Sends the k coordinates that have changed most, with their indices.
+
+    Args:
+        whole_from: a fraction of this or more sends all coordinates, and no index (DecentralizePy's ``metadata_cap``).
+    """
+
+    whole_from: float = Field(default=1.0, gt=0, le=1)
+
+    def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
+        size = len(change)
+        return largest(change, size if self.fraction >= self.whole_from else self.count(size))
+
+
+@register("codec", "threshold")
+class Threshold(ChangeSparsifier):
+    """Sends the coordinates that have changed by more than a threshold, with their indices; perhaps none.
+
+    Args:
+        threshold: the change; absolute, or a multiple of the root mean square of all changes.
+        relative: whether it is such a multiple.
+    """
+
+    threshold: float = Field(ge=0)
+    relative: bool = False
+
+    def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
+        scale = float(change.double().square().mean().sqrt()) if self.relative else 1.0
+        return torch.nonzero(change.abs() > self.threshold * scale).flatten()
 
 
 @register("codec", "random-k")
-class RandomK(Sparsifier):
+class RandomK(_Fraction):
     """Sends coordinates that are drawn afresh in every round; the seed of the draw travels in place of indices.
 
     Args:
         support: "own": every node draws its own coordinates; "common": all nodes send the same ones in a round.
     """
+
+    sparse: ClassVar[bool] = True
 
     support: Literal["own", "common"] = "own"
 
@@ -121,3 +205,43 @@ def _drawn(seed: int, size: int, count: int) -> Int[Tensor, " k"]:
     """Coordinates that a seed stands for, ascending."""
     drawn = np.random.default_rng(seed).choice(size, count, replace=False, shuffle=False)
     return torch.from_numpy(np.sort(drawn))
+
+
+@register("codec", "round-robin")
+class RoundRobin(Codec):
+    """Sends one block of adjacent coordinates after the other, one in a round: of ``blocks`` blocks, which differ in length
+    by at most one coordinate, block (round + shift) mod ``blocks``, whose number travels.
+
+    Args:
+        blocks: their number.
+        support: "own": the shift is the node's rank; "common": it is 0, so that all nodes in one round send the same block.
+    """
+
+    sparse: ClassVar[bool] = True
+
+    blocks: int = Field(ge=1)
+    support: Literal["own", "common"] = "own"
+
+    @property
+    def common_support(self) -> bool:
+        return self.support == "common"
+
+    def _bounds(self, block: int, size: int) -> tuple[int, int]:
+        return block * size // self.blocks, (block + 1) * size // self.blocks
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        block = (round + (0 if self.common_support else node.rank)) % self.blocks
+        first, end = self._bounds(block, len(vector))
+        return [vector[first:end], block]
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        values, block = payload
+        values, size = vector_in(values, torch.float32), parameter_count(node)
+        if type(block) is not int or not 0 <= block < self.blocks:
+            raise ValueError(f"block {block!r} of {self.blocks}")
+        first, end = self._bounds(block, size)
+        if len(values) != end - first:
+            raise ValueError(f"{len(values)} values for a block of {end - first}")
+        return Part(values, torch.arange(first, end), size)

@@ -1,29 +1,158 @@
-"""Experiment: one complete description of a run."""
+"""Experiment: one complete description of a run. docs/experiments.md has the meaning and the default of every field."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from gossamer.config.mappings import assign_all, parse_mapping, read_mapping
-from gossamer.config.registry import ComponentField, FilePath
-from gossamer.config.sections import (
-    Checkpoints,
-    Count,
-    Evaluation,
-    Failures,
-    Gather,
-    Processes,
-    Section,
-    Simulate,
-    Stop,
-)
+from gossamer.config.registry import ComponentField, FilePath, FromCommandLine
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, shown, suggest
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A whole number, at least 1. Strict: ``yes`` is not a number."""
+
+
+# --- the parts that are not pluggable
+
+
+class Section(BaseModel):
+    """A frozen group of fields; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Timeline(Section):
+    """The window of the engine's time in which computations and messages of some ``nodes`` (ranks, or a number of them from
+    rank 0) are recorded one by one."""
+
+    from_s: float = Field(default=0.0, ge=0)
+    to_s: float = Field(gt=0)
+    nodes: Count | list[int] = 16
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Timeline:
+        if self.to_s <= self.from_s:
+            raise ValueError(f"to_s: got {self.to_s}; accepted: more than from_s, {self.from_s}")
+        return self
+
+    def ranks(self, nodes: int) -> list[int]:
+        """The recorded ranks in a run of ``nodes`` nodes, ascending."""
+        return sorted(set(self.nodes)) if isinstance(self.nodes, list) else [*range(min(self.nodes, nodes))]
+
+
+class Evaluation(Section):
+    """When and on what models are evaluated for the record. It takes no time on the nodes' clocks."""
+
+    every_rounds: Count | None = 10
+    every_s: float | None = Field(default=None, gt=0)
+    nodes: Literal["all", "average"] | Count | list[int] = "all"
+    samples: int | None = Field(default=1000, ge=1)
+    timeline: Timeline | None = None
+
+
+class Target(Section):
+    """The level ``value`` of a recorded column (e.g. test_accuracy) at which a run stops. It applies to the mean over
+    evaluated nodes; of losses, errors and distances, lower is better.
+    """
+
+    metric: str
+    value: float
+
+
+class Stop(Section):
+    """When a run ends: after a number of rounds of every node, a time of the engine's clock, or at a target."""
+
+    rounds: Count | None = None
+    time_s: float | None = Field(default=None, gt=0)
+    target: Target | None = None
+
+    @model_validator(mode="after")
+    def _ends(self) -> Stop:
+        if self.rounds is None and self.time_s is None:
+            raise ValueError("stop.rounds or stop.time_s, so that the run ends")
+        return self
+
+
+class Gather(Section):
+    """How a node waits for slow and dead peers; see docs/faults.md."""
+
+    timeout_s: float | None = Field(default=None, gt=0)
+    lost_peer: Literal["fail", "skip", "wait"] = "fail"
+    missing: Literal["own", "renormalize"] = "own"
+
+    @model_validator(mode="after")
+    def _waits_for_a_time(self) -> Gather:
+        if self.lost_peer == "wait" and self.timeout_s is None:
+            raise ValueError("with lost_peer: wait, a timeout_s: a dead peer may not come back")
+        return self
+
+
+class Failures(Section):
+    """When peers consider a node dead. A null ``heartbeat_s`` sends none on one machine, where the parent process sees which
+    node ends or stops, elsewhere every fifth of ``detection_s``. With heartbeats, a peer that hangs is noticed within
+    detection_s + heartbeat_s / 2 seconds."""
+
+    heartbeat_s: float | None = Field(default=None, gt=0)
+    detection_s: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _beats_in_time(self) -> Failures:
+        if self.heartbeat_s is not None and 2 * self.heartbeat_s > self.detection_s:
+            raise ValueError("heartbeat_s of at most half of detection_s")
+        return self
+
+
+class Checkpoints(Section):
+    """When a run is saved, so that it can be resumed. A node is saved at the end of one of its rounds."""
+
+    every_rounds: Count | None = None
+    every_s: float | None = Field(default=None, gt=0)
+    keep: Count = 2
+
+    @property
+    def on(self) -> bool:
+        """Whether there are checkpoints; if so, there is one at the end too."""
+        return self.every_rounds is not None or self.every_s is not None
+
+    def due(self, rounds: int, time_s: float) -> int:
+        """The number of checkpoints that are due within a number of rounds and a time; a node is saved when it grows."""
+        by_rounds = 0 if self.every_rounds is None else rounds // self.every_rounds
+        return by_rounds + (0 if self.every_s is None else int(time_s / self.every_s))
+
+
+class Simulate(Section):
+    """The engine ``simulate``: virtual time on one machine."""
+
+    name: Literal["simulate"] = "simulate"
+    trainer: Literal["auto", "sequential", "batched", "compiled"] = "auto"
+    workers: Count | None = None
+    threads: Count = 1
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+
+
+class Processes(Section):
+    """The engine ``processes``: one operating-system process for each node, TCP between them. A process has one node and
+    can't batch: the trainer "auto" is "sequential"."""
+
+    name: Literal["processes"] = "processes"
+    trainer: Literal["auto", "sequential"] = "auto"
+    threads: Literal[1] = 1
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    train_at_once: Count | None = None
+    memory: Literal["auto", "keep", "trim"] = "auto"
+    pace: bool = Field(default=False, strict=True)
+    restart: Literal["never", "always"] = "never"
+    restart_limit: Count = 3
+
+
+# --- all of it
+
 
 _ENGINES: dict[str, type[Simulate] | type[Processes]] = {"simulate": Simulate, "processes": Processes}
 _FIELDS = "a mapping of fields such as 'task' and 'nodes'"
@@ -116,7 +245,7 @@ class Experiment(Section):
             path: a YAML file; relative paths in it are relative to its folder.
             overrides: assignments like ``"optimizer.lr=0.05"``, whose values are YAML; relative paths in them
                 are relative to the working directory.
-            engine: the name of an engine that replaces the file's; the overrides may not name a different one.
+            engine: the name of an engine that replaces the file's.
 
         Raises:
             BadInput: for a missing file, broken YAML, or anything in it that can't be used.
@@ -142,24 +271,21 @@ class Experiment(Section):
         engine: str | None = None,
         *,
         folder: Path | None = None,
-        source: str = "experiment",
     ) -> Experiment:
         """The experiment in a YAML text; arguments and errors as for :meth:`load`."""
-        return cls.of(cls._assigned(parse_mapping(text, source, _FIELDS), overrides, engine), folder)
+        return cls.of(cls._assigned(parse_mapping(text, "experiment", _FIELDS), overrides, engine), folder)
 
     @classmethod
     def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:
-        if engine is not None and engine_name(raw.get("engine")) != engine:
-            raw["engine"] = {"name": engine}
-        assign_all(raw, overrides, cls)
-        if engine is not None:  # the overrides may leave it unnamed, or name another one
-            said = raw["engine"] if isinstance(raw["engine"], Mapping) else {"name": raw["engine"]}
-            raw["engine"] = {"name": engine, **said}
-            if (other := raw["engine"]["name"]) != engine:
-                raise BadInput(
-                    f"engine.name: got {shown(other)} by --set, and {engine!r} by --engine or by the command;"
-                    " accepted: one of them"
-                )
+        given = list(overrides)
+        if engine is not None:
+            if isinstance(raw.get("engine"), Mapping):
+                raw["engine"] = {"name": "simulate", **raw["engine"]}
+            # As if it were the last word of all assignments; another engine drops the options of the old one.
+            given = [each for each in given if not each.startswith("engine.name=")] + [
+                f"engine.name={engine}"
+            ]
+        assign_all(raw, given, cls)
         return raw
 
     @classmethod
@@ -181,3 +307,103 @@ class Experiment(Section):
     def save(self, path: str | Path) -> None:
         """Write the resolved experiment as a YAML file."""
         Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+
+# --- the mapping in a YAML file, before it is validated: reading it, and assignments to its fields
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice: YAML itself would silently keep the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in seen:
+                twice = f"{key.value!r} a second time"
+                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return node
+
+
+def read_mapping(path: str | Path, accepted: str, fields: str = "a mapping of fields") -> dict[str, Any]:
+    """The mapping in a YAML file; a missing file, broken YAML, or anything but a mapping is bad input. ``accepted`` and
+    ``fields`` say in messages which file and which fields are expected."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadInput(f"{path}: {reason}; accepted: {accepted}") from None
+    return parse_mapping(text, str(path), fields)
+
+
+def parse_mapping(text: str, source: str, fields: str = "a mapping of fields") -> dict[str, Any]:
+    """The mapping in a YAML text that comes from ``source``; ``fields`` and errors as for :func:`read_mapping`."""
+    try:
+        raw = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as the date 2026-13-01
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise BadInput(f"{source}{where}: not YAML: {said}") from None
+    if not isinstance(raw, dict):
+        found = "empty" if raw is None else f"a {type(raw).__name__}"
+        raise BadInput(f"{source}: {found}; accepted: {fields}")
+    return raw
+
+
+_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+
+
+def assign_all(raw: dict[str, Any], overrides: Iterable[str], model: type[BaseModel]) -> None:
+    """Carry out assignments of the command line, ``"a.b=value"`` with a YAML value, in place and whatever their order; one
+    that can't be carried out, or a second one to the same field, is bad input."""
+    values: dict[str, tuple[Any, str]] = {}
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        said = f"--set {override}"
+        if not separator or not _PATH.fullmatch(path):
+            raise BadInput(f"{said}: accepted: a.b=value, e.g. optimizer.lr=0.05")
+        if path in values:
+            raise BadInput(f"{said}: {path} is set already; accepted: every field once")
+        try:
+            values[path] = _from_command_line(yaml.safe_load(text)), said
+        except (yaml.YAMLError, ValueError):
+            raise BadInput(
+                f"{said}: {text!r} is not YAML; accepted: a YAML value, e.g. 0.05 or '{{name: ring}}'"
+            ) from None
+    # A component is replaced or named before its parameters are set.
+    for path in sorted(values, key=lambda path: (path.count("."), not path.endswith(".name"))):
+        assign(raw, path, *values[path], model)
+
+
+def assign(raw: dict[str, Any], path: str, value: Any, said: str, model: type[BaseModel]) -> None:
+    """Set one field of a file's mapping in place: ``"a"`` replaces it, ``"a.b"`` sets one parameter, ``"a.name"`` chooses
+    another component. ``said`` is the origin of the assignment, for messages. The defaults of ``model`` stand for
+    components that the file leaves out. A path through something that has no fields is bad input."""
+    if not _PATH.fullmatch(path):
+        raise BadInput(f"{said}: got {path!r}; accepted: names joined by dots, e.g. optimizer.lr")
+    *parents, last = path.split(".")
+    fields = raw
+    for depth, name in enumerate(parents):
+        default = model.model_fields[name].default if depth == 0 and name in model.model_fields else None
+        inner = fields.get(name, default if isinstance(default, dict | str) else {})
+        if isinstance(inner, str) and depth == 0:
+            inner = {"name": inner}  # a bare name stands for a component with default parameters
+        if not isinstance(inner, dict):
+            raise BadInput(f"{said}: {'.'.join(parents[: depth + 1])} is {shown(inner)}, which has no fields")
+        fields[name] = inner if name in fields else dict(inner)
+        fields = fields[name]
+    if parents and last == "name" and fields.get("name", value) != value:
+        fields.clear()  # the parameters of the old component do not apply to the new one
+    fields[last] = value
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, str):
+        return FromCommandLine(value)
+    if isinstance(value, list):
+        return [_from_command_line(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _from_command_line(item) for key, item in value.items()}
+    return value

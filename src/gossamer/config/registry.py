@@ -43,17 +43,12 @@ _builtin: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
 
 
 class Component(BaseModel):
-    """Base of everything that an experiment names. Its fields are its parameters; it is frozen.
-
-    Raises:
-        BadInput: when a subclass is defined with a field ``name``.
-    """
+    """Base of everything that an experiment names. Its fields are its parameters; it is frozen. A field ``name`` is bad
+    input."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     registered_name: ClassVar[str] = ""
-    _state_goes_to: ClassVar[str] = (
-        "local variables, or functools.cached_property for values derived from the settings"
-    )
+    _state_goes_to: ClassVar[str] = "local variables, or functools.cached_property for derived values"
     _has_state: ClassVar[bool] = False  # whether private attributes can be assigned
 
     @classmethod
@@ -114,19 +109,16 @@ def names(kind: str) -> dict[str, type[Component]]:
     found = dict(_builtin[kind])
     for point in entry_points(group=f"gossamer.{kind}"):
         if point.name not in found:
-            found[point.name] = _as_component(point.load(), point.name, point.value)
+            found[point.name] = _as_component(kind, point.load(), point.name, f"{kind} {point.name!r}")
     return found
 
 
 def find(kind: str, name: str, field: str | None = None) -> type[Component]:
-    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind).
-
-    Raises:
-        BadInput: for an unknown name, or a module or attribute that can't be imported.
-    """
+    """The component class behind a name; ``field`` is the field that holds it, for messages (default: the kind). An unknown
+    name, and a module or attribute that can't be imported, are bad input."""
     field = field or kind
     if ":" in name:
-        return _import(kind, field, name)
+        return _import(kind, name, f"{field} {name!r}")
     importlib.import_module(KINDS[kind][0])
     if name in _builtin[kind]:  # entry points need not be loaded
         return _builtin[kind][name]
@@ -138,17 +130,9 @@ def find(kind: str, name: str, field: str | None = None) -> type[Component]:
 
 
 def build(kind: str, value: Any, context: Any = None, field: str | None = None) -> Component:
-    """Build a component from an entry of an experiment file.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        value: a mapping with ``name`` and parameters, a bare name, or a component.
-        context: pydantic's validation context; relative paths are relative to its ``folder``.
-        field: the field that holds the value, for messages; default: the kind.
-
-    Raises:
-        BadInput: for an unknown name, or parameters that the component refuses.
-    """
+    """Build a component of a kind from an entry of an experiment file: a mapping with ``name`` and parameters, or a bare
+    name; a component stays. Relative paths are relative to the ``folder`` in the context; ``field`` is the field that holds
+    the value, for messages (default: the kind). An unknown name, and parameters that the component refuses, are bad input."""
     field = field or kind
     if isinstance(value, Component):
         return value
@@ -161,8 +145,6 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
     parameters = {key: item for key, item in value.items() if key != "name"}
     cls = find(kind, value["name"], field)
     said = f"{field} {value['name']!r}"
-    if issubclass(cls, FunctionComponent) and KINDS[kind][1]:
-        raise _not_a_subclass(said, cls.function, kind)
     if inspect.isabstract(cls):
         missing = ", ".join(f"{name}()" for name in sorted(cls.__abstractmethods__))
         raise BadInput(f"{said}: {cls.__name__} has no {missing}; accepted: a class that defines {missing}")
@@ -176,12 +158,7 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
         raise BadInput(f"{said}: {cause(error)}") from error
 
 
-def _not_a_subclass(said: str, found: Any, kind: str) -> BadInput:
-    what = "a plain class" if inspect.isclass(found) else "a function"
-    return BadInput(f"{said}: {what}; accepted: a subclass of gossamer's {KINDS[kind][1]}")
-
-
-def _import(kind: str, field: str, path: str) -> type[Component]:
+def _import(kind: str, path: str, said: str) -> type[Component]:
     module_name, _, attribute = path.partition(":")
     # The working directory is importable, as with `python -m`.
     here = str(Path.cwd())
@@ -191,63 +168,45 @@ def _import(kind: str, field: str, path: str) -> type[Component]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{field} {path!r}: no module named {error.name!r} (the working directory is searched too)"
+            f"{said}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
     except Exception as error:
-        raise BadInput(f"{field} {path!r}: importing {module_name!r} raised {cause(error)}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        package = module_name.partition(".")[0]  # (of what is imported from elsewhere nothing is suggested)
-        own = [
-            key
-            for key, each in vars(module).items()
-            if (getattr(each, "__module__", "") or "").startswith(package)
-        ]
-        raise BadInput(f"{field} {path!r}: {module_name!r} has no {attribute!r}{suggest(attribute, own)}")
-    component = inspect.isclass(found) and issubclass(found, Component)
-    if KINDS[kind][1] and callable(found) and not component:
-        raise _not_a_subclass(f"{field} {path!r}", found, kind)
-    try:
-        return _as_component(found, path, path)
-    except BadInput as error:
-        raise BadInput(*(f"{field} {problem}" for problem in error.problems)) from None
+        raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
+    if (found := getattr(module, attribute, None)) is None:
+        raise BadInput(f"{said}: {module_name!r} has no {attribute!r}{suggest(attribute, vars(module))}")
+    return _as_component(kind, found, path, said)
 
 
-def _as_component(found: Any, name: str, path: str) -> type[Component]:
+def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
+    """What a user's name stands for, as a component class."""
     if inspect.isclass(found) and issubclass(found, Component):
-        if not found.registered_name:
-            found.registered_name = name
+        found.registered_name = found.__dict__.get("registered_name") or name
         return found
+    if base := KINDS[kind][1]:
+        raise BadInput(f"{said}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")
     if not callable(found):
-        raise BadInput(f"{path!r} is {type(found).__name__}; accepted: a Component class or a function")
-    return _from_function(found, name)
+        raise BadInput(f"{said} is {type(found).__name__}; accepted: a Component class or a function")
+    return _from_function(found, name, said)
 
 
 @cache
-def _from_function(function: Callable[..., Any], name: str) -> type[Component]:
+def _from_function(function: Callable[..., Any], name: str, said: str) -> type[Component]:
     fields: dict[str, Any] = {}
     hints = inspect.get_annotations(function, eval_str=True)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise BadInput(f"{name!r}: parameter {parameter}; accepted: parameters by name")
-        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            raise BadInput(f"{said}: parameter {parameter}; accepted: parameters by name")
+        default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     cls = create_model(function.__name__, __base__=FunctionComponent, **fields)
-    cls.function = staticmethod(function)
-    cls.registered_name = name
+    cls.function, cls.registered_name = staticmethod(function), name
     return cls
 
 
 @dataclass(frozen=True)
 class ComponentField:
-    """Pydantic annotation of a field that holds a component of a kind, or a list of them.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        field: the field's path in the experiment file, for messages; default: the kind.
-        many: whether it is a list.
-        optional: whether null is accepted.
-    """
+    """Pydantic annotation of a field that holds a component of a kind; a list of them if ``many``; or null if ``optional``.
+    ``field`` is its path in the experiment file, for messages; the kind by default."""
 
     kind: str
     field: str = ""
@@ -272,9 +231,7 @@ class ComponentField:
 
     @staticmethod
     def _specs(value: Any) -> Any:
-        if value is None:
-            return None
-        return [item.spec() for item in value] if isinstance(value, tuple) else value.spec()
+        return [item.spec() for item in value] if isinstance(value, tuple) else value and value.spec()
 
 
 class FromCommandLine(str):

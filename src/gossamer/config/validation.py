@@ -31,7 +31,7 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
             values[name], expected[name] = "missing; a value is required", []
         else:
             values[name] = f"got {shown(problem['input'])}; accepted: "
-            expected.setdefault(name, []).append(_between(model, problem) or accepted(problem))
+            expected.setdefault(name, []).append(accepted(problem))
     return BadInput(
         *(
             f"{name}: {value}{' or '.join(dict.fromkeys(expected[name]))}"
@@ -90,22 +90,6 @@ def _is_branch(part: int | str) -> bool:
     return isinstance(part, str) and (
         "[" in part or "-" in part or part in {"int", "float", "str", "bool"} or part[:1].isupper()
     )
-
-
-def _between(model: type[BaseModel], problem: ErrorDetails) -> str | None:
-    """Both bounds of a number that is beyond one of them; None where there is only one."""
-    *outer, name = problem["loc"] or ("",)
-    field = _model_at(model, outer).model_fields.get(str(name))
-    if field is None or not problem["type"].startswith(("greater_than", "less_than")):
-        return None
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    found = [
-        f"{words[key]} {getattr(each, key):g}"
-        for each in field.metadata
-        for key in words
-        if hasattr(each, key)
-    ]
-    return ", ".join(found) if len(found) == 2 else None
 
 
 def _model_at(model: type[BaseModel], location: list[int | str]) -> type[BaseModel]:

@@ -1,24 +1,10 @@
 """Faults: what goes wrong in a run, described once for both engines."""
 
-from gossamer.faults.fault import Fault, FaultInterval, RoundCrash, StartFrom
-from gossamer.faults.network_faults import Loss, Partition
-from gossamer.faults.node_faults import Churn, Crash, Freeze, Join, Leave, Slow
-from gossamer.faults.schedule import FaultEvent, FaultEventQueue, FaultSchedule
-
-__all__ = [
-    "Churn",
-    "Crash",
-    "Fault",
-    "FaultEvent",
-    "FaultEventQueue",
-    "FaultInterval",
-    "FaultSchedule",
-    "Freeze",
-    "Join",
-    "Leave",
-    "Loss",
-    "Partition",
-    "RoundCrash",
-    "Slow",
-    "StartFrom",
-]
+from gossamer.faults.fault import Fault as Fault
+from gossamer.faults.fault import FaultEvent as FaultEvent
+from gossamer.faults.fault import FaultEventQueue as FaultEventQueue
+from gossamer.faults.fault import FaultInterval as FaultInterval
+from gossamer.faults.fault import FaultSchedule as FaultSchedule
+from gossamer.faults.fault import RoundCrash as RoundCrash
+from gossamer.faults.fault import StartFrom as StartFrom
+from gossamer.faults.kinds import Crash as Crash

@@ -1,11 +1,17 @@
-"""The base of faults, and what they do to nodes, computations and links."""
+"""The base of faults, what they do, and their schedule in a run, the same under both engines. docs/faults.md describes
+all."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import count
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
@@ -13,8 +19,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from gossamer.config.registry import Component
 from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
-from gossamer.network import Path, SlowdownWindow
-from gossamer.network.nodes import check_ranks
+from gossamer.network import ComputeProfile, Conditions, Network, Path, Slowdowns, SlowdownWindow
+from gossamer.network.inputs import check_ranks
+from gossamer.network.network import Changing, states_of
 from gossamer.randomness import generator
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
@@ -33,16 +40,9 @@ Nodes = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FaultInterval:
-    """An interval of time in which something is wrong.
-
-    Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end; ``math.inf`` is never.
-        kind: "crash", "leave" and "join" (a node is away), "freeze", or another name for the record.
-        node: the node that it affects; None if it is not about one node.
-        start_from: the model with which a node that was away starts.
-        detail: a description, for the record.
-    """
+    """An interval of the engine's clock in which something is wrong; an end of ``math.inf`` is never. ``kind`` is "crash",
+    "leave" or "join" (a node is away), "freeze", or another name for the record; ``node`` is None if it is not about one
+    node; ``start_from`` is the model with which a node that was away starts; ``detail`` is for the record."""
 
     from_s: float
     to_s: float
@@ -64,15 +64,9 @@ class RoundCrash:
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """An interval in which links behave differently.
-
-    Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end.
-        path: gives the path from one node to another in place of the usual one; None if there is none.
-        stopped: numbers of the links that carry nothing.
-        loses: whether messages may be lost.
-    """
+    """An interval in which links behave differently: ``path`` gives the path from one node to another in place of the usual
+    one (None if there is none), ``stopped`` are numbers of links that carry nothing, and ``loses`` says whether messages
+    may be lost."""
 
     from_s: float
     to_s: float
@@ -83,16 +77,8 @@ class LinkFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What a fault does to an experiment's nodes.
-
-    Args:
-        intervals: in which something is wrong, by ``from_s``; may be infinite.
-        affected: the nodes that may be away.
-        at_rounds: crashes that are given by a round instead of a time.
-        slowdowns: when computations are slower.
-        link_faults: when links behave differently.
-        endless: whether ``intervals`` is infinite.
-    """
+    """What a fault does: its intervals by ``from_s`` (infinitely many if ``endless``), the nodes that may be away, crashes
+    that are given by a round instead of a time, and when computations are slower and links behave differently."""
 
     intervals: Iterable[FaultInterval]
     affected: tuple[int, ...] = ()
@@ -107,25 +93,12 @@ class Fault(Component):
 
     @abstractmethod
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
-        """What it does.
-
-        Args:
-            nodes: number of nodes.
-            seed: the experiment's seed.
-            field: the fault's field in the experiment, which is named in errors and keys the draws.
-
-        Raises:
-            BadInput: for a description that does not fit the number of nodes; names the field.
-        """
+        """What it does to ``nodes`` nodes. The fault's ``field`` in the experiment is named in errors, and keys the draws
+        with the seed; a description that does not fit the number of nodes is bad input."""
 
 
 class TemporaryFault(Fault):
-    """A fault with a start and an end.
-
-    Args:
-        from_s: when it starts, seconds of the engine's clock.
-        to_s: when it ends; null is never.
-    """
+    """A fault with a start and an end (null is never), seconds of the engine's clock."""
 
     from_s: NonNegativeFloat = 0.0
     to_s: PositiveFloat | None = None
@@ -143,17 +116,7 @@ class TemporaryFault(Fault):
 
 
 def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-    """The ranks of the nodes that a fault affects, ascending.
-
-    Args:
-        which: the fault's ``nodes``.
-        nodes: number of nodes.
-        seed: the experiment's seed.
-        field: the fault's field in the experiment.
-
-    Raises:
-        BadInput: for more nodes than there are, or a rank out of range.
-    """
+    """The ranks of the nodes that a fault affects, ascending; arguments and errors as for :meth:`Fault.plan`."""
     if which == "all":
         return tuple(range(nodes))
     if isinstance(which, tuple):
@@ -165,3 +128,192 @@ def select_ranks(which: Nodes, nodes: int, seed: int, field: str) -> tuple[int, 
         raise BadInput(f"{field}.nodes: {count} of {nodes} nodes; accepted: 1 to {nodes}")
     drawn = generator(seed, f"{field}.nodes").choice(nodes, count, replace=False)
     return tuple(sorted(int(rank) for rank in drawn))
+
+
+AWAY = ("crash", "leave", "join")
+"""The kinds of intervals in which a node is away."""
+END_EVENTS = {"freeze": "thaw", "partition": "healed", "loss": "loss-over", "slowed": "full-speed"}
+"""The event at the end of an interval, by its kind; for those in which a node is away it is "return"."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEvent:
+    """The start or the end of a :class:`~gossamer.faults.fault.FaultInterval`. ``what`` is "crash", "leave", "join" (a node
+    is away from now on), "return", "freeze" or "thaw", which engines carry out; other events are only recorded."""
+
+    time_s: float
+    what: str
+    node: int | None = None
+    start_from: StartFrom = "checkpoint"
+    detail: str = ""
+
+
+class FaultSchedule:
+    """The faults of an experiment, for a number of nodes.
+
+    Attributes:
+        affected: the nodes that may be away at some time.
+        at_rounds: by node, its crashes after a number of completed rounds.
+        freezes: whether any node ever freezes.
+        asks_neighbors: whether a node may start with the model of a neighbour.
+        settled_s: the end of all faults but the endless ones; ``math.inf`` if no fault is endless.
+
+    Raises:
+        BadInput: for faults that do not fit the number of nodes; names the field.
+    """
+
+    def __init__(self, faults: Sequence[Fault], nodes: int, seed: int) -> None:
+        self._faults, self._nodes, self._seed = faults, nodes, seed
+        plans = self._plans()
+        self.affected = frozenset(rank for plan in plans for rank in plan.affected)
+        self.at_rounds: dict[int, list[RoundCrash]] = {}
+        for crash in (crash for plan in plans for crash in plan.at_rounds):
+            self.at_rounds.setdefault(crash.node, []).append(crash)
+        self._slowdowns = [window for plan in plans for window in plan.slowdowns]
+        self._link_faults = [fault for plan in plans for fault in plan.link_faults]
+        finite = [each for plan in plans if not plan.endless for each in plan.intervals]
+        self.freezes = any(fault.stopped for fault in self._link_faults)
+        self.asks_neighbors = any(
+            "neighbor" in (getattr(fault, "start_from", None), getattr(fault, "restart_from", None))
+            for fault in faults
+        )
+        self.settled_s = math.inf
+        if any(plan.endless for plan in plans):
+            ends = [time_s for each in finite for time_s in (each.from_s, each.to_s) if math.isfinite(time_s)]
+            self.settled_s = max(ends, default=0.0)
+
+    def _plans(self) -> list[FaultPlan]:
+        each = enumerate(self._faults)
+        return [fault.plan(self._nodes, self._seed, f"faults.{number}") for number, fault in each]
+
+    def __bool__(self) -> bool:
+        return bool(self._faults)
+
+    def event_queue(self) -> FaultEventQueue:
+        """The events from the start on."""
+        return FaultEventQueue(merge(*(plan.intervals for plan in self._plans()), key=attrgetter("from_s")))
+
+    def network(self, base: Network, *, frozen: bool) -> Network:
+        """A network under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is the network that
+        keeps messages from frozen nodes."""
+        link_faults = tuple(fault for fault in self._link_faults if frozen or not fault.stopped)
+        if not link_faults:
+            return base
+        return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
+
+    def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
+        """A settled compute profile under the faults; ``base`` itself if they don't change it. ``frozen`` says whether it is
+        the profile that stops computations of frozen nodes. A profile other than ``slowdowns`` that depends on the time is
+        bad input."""
+        windows = tuple(each for each in self._slowdowns if frozen or math.isfinite(each.factor))
+        if not windows:
+            return base
+        if isinstance(base, Slowdowns):
+            return base.model_copy(update={"windows": (*base.windows, *windows)})
+        if base.depends_on_time:
+            raise BadInput(
+                f"compute: {base.name_of()}, which depends on the time, with faults that slow nodes down or freeze them;"
+                " accepted: slowdowns, or a profile that does not depend on the time"
+            )
+        return Slowdowns.model_construct(base=base, windows=windows, random=None)
+
+    def factor(self, rank: int, time_s: float) -> float:
+        """The factor by which the computations of a node that is not frozen take longer at some time."""
+        return math.prod(
+            window.factor
+            for window in self._slowdowns
+            if rank in (window.ranks or ())
+            and window.from_s <= time_s < window.to_s
+            and math.isfinite(window.factor)
+        )
+
+
+class FaultEventQueue:
+    """The fault events of a run in order of time, and which nodes are away.
+
+    A node is away as long as any of its intervals says so; the last of them says with which model it starts when it
+    returns. The intervals, by ``from_s``, may be infinite; unforeseen ones are added during the run (:meth:`add`).
+    """
+
+    def __init__(self, intervals: Iterator[FaultInterval]) -> None:
+        self._intervals = intervals
+        # time_s, whether the interval ends then, node, number
+        self._heap: list[tuple[float, bool, int, int, FaultInterval]] = []
+        self._latest: FaultInterval | None = None  # the last one taken from ``intervals``
+        self._numbers = count()
+        self._active: Counter[tuple[int, str]] = Counter()
+        self._gone_for_good: set[int] = set()
+        self._take_next()
+
+    @property
+    def next_s(self) -> float:
+        """The time of the next event; ``math.inf`` is never."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def due(self, now_s: float) -> Iterator[FaultEvent]:
+        """Remove and return the events up to now."""
+        while self._heap and self._heap[0][0] <= now_s:
+            time_s, ends, _, _, interval = heapq.heappop(self._heap)
+            node, away = interval.node, interval.kind in AWAY
+            if not ends:
+                self._push(interval.to_s, True, interval)
+                if interval is self._latest:
+                    self._take_next()
+                if node is not None and away and math.isinf(interval.to_s):
+                    self._gone_for_good.add(node)
+            if node is not None:
+                state = node, "away" if away else interval.kind
+                self._active[state] += -1 if ends else 1
+                if self._active[state] != (not ends):
+                    continue  # another interval says the same
+            what, detail = interval.kind, interval.detail
+            if ends:
+                what, detail = "return" if away else END_EVENTS.get(what, f"{what}-over"), ""
+            yield FaultEvent(time_s, what, node, interval.start_from, detail)
+
+    def add(self, interval: FaultInterval) -> None:
+        """Add an interval that starts now or later."""
+        self._push(interval.from_s, False, interval)
+
+    def returns(self, node: int) -> bool:
+        """Whether a node is away and known to return."""
+        return self._active[node, "away"] > 0 and node not in self._gone_for_good
+
+    def _take_next(self) -> None:
+        self._latest = next(self._intervals, None)
+        if self._latest is not None:
+            self._push(self._latest.from_s, False, self._latest)
+
+    def _push(self, time_s: float, ends: bool, interval: FaultInterval) -> None:
+        if math.isfinite(time_s):
+            rank = -1 if interval.node is None else interval.node
+            heapq.heappush(self._heap, (time_s, ends, rank, next(self._numbers), interval))
+
+
+class FaultyNetwork(Changing):
+    """A network under link faults; transfers share links as ``base`` says. No experiment names it."""
+
+    base: Network
+    link_faults: tuple[LinkFault, ...]
+
+    def loses(self, nodes: int, seed: int) -> bool:
+        return self.base.loses(nodes, seed) or any(fault.loses for fault in self.link_faults)
+
+    def _states(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        ends = {end for fault in self.link_faults for end in (fault.from_s, fault.to_s) if math.isfinite(end)}
+        for time_s, base in states_of(self.base, nodes, seed, ends):
+            active = [fault for fault in self.link_faults if fault.from_s <= time_s < fault.to_s]
+            yield time_s, _FaultyConditions(base, active) if active else base
+
+
+class _FaultyConditions(Conditions):
+    def __init__(self, base: Conditions, active: Sequence[LinkFault]) -> None:
+        self._base, self._active = base, active
+        self.rates = base.rates.copy()
+        self.rates[[link for fault in active for link in fault.stopped]] = 0.0
+
+    def path(self, source: int, to: int) -> Path | None:
+        path = self._base.path(source, to)
+        for fault in self._active:
+            path = path and fault.path(source, to, path)
+        return path

@@ -1,4 +1,4 @@
-"""Aggregators: how a node makes one model of its own and those that it received.
+"""Aggregators: how a node computes one model from its own and those that it received.
 
 ``Node.mix`` uses the experiment's ``aggregator``: the weighted mean unless another one is named. The robust ones count every
 model once, whatever its weight, except that a model of weight 0 takes no part (a server's own in ``fedavg``). With up to f
@@ -22,8 +22,8 @@ from gossamer.errors import BadInput
 from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight
 from gossamer.messages.tags import Model
 
-_ROUNDING = 1e-12
-"""What is left of 1 after all other weights is taken for 0 below this value: their sum is rounded."""
+Vector = Float[Tensor, " params"]
+_ROUNDING = 1e-12  # a smaller rest of 1 after all other weights is taken for 0
 
 
 class Aggregator(Component):
@@ -31,8 +31,7 @@ class Aggregator(Component):
     :meth:`aggregate_models` if parameters and buffers count differently.
 
     Attributes:
-        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default.
-    """
+        takes_parts: whether it takes parts of models, as sparsifying codecs send them. Not the default."""
 
     takes_parts: ClassVar[bool] = False
 
@@ -43,12 +42,8 @@ class Aggregator(Component):
 
     @abstractmethod
     def aggregate(
-        self,
-        own: Float[Tensor, " params"],
-        vectors: Sequence[Float[Tensor, " params"]],
-        weights: Sequence[float],
-        self_weight: float,
-    ) -> Float[Tensor, " params"]:
+        self, own: Vector, vectors: Sequence[Vector], weights: Sequence[float], self_weight: float
+    ) -> Vector:
         """One vector of a node's own and those that it received, in rank order, with their weights. Reads only."""
 
     def aggregate_models(
@@ -59,19 +54,13 @@ class Aggregator(Component):
         return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
 
     def mix(self, step: Mix, fresh: Fresh) -> Any:
-        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates.
-
-        Raises:
-            ValueError: for a part of a model, or lengths that differ.
-        """
+        """:meth:`aggregate` of a node's inbox, in vectors that ``fresh`` creates. A ValueError for a part of a model, or
+        lengths that differ."""
         own, inbox = step.own, step.inbox
         ranks, share = sorted(inbox), own_share(step)
         given = [step.weights[rank] for rank in ranks]
         if isinstance(own, Model):
-            halves = [
-                [self._whole(half(inbox[rank], which), own[which], rank) for rank in ranks]
-                for which in range(2)
-            ]
+            halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
             mixed = self.aggregate_models(own, list(map(Model, *halves)), given, share)
             return Model(*(fresh(len(each)).copy_(each) for each in mixed))
         vectors = [self._whole(inbox[rank], own, rank) for rank in ranks]
@@ -124,10 +113,8 @@ class _Unweighted(Aggregator):
             raise ValueError(f"aggregator: weights {weights}; accepted: finite numbers")
         taken = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
         if len(taken) < self.least:
-            raise ValueError(
-                f"aggregator: {self.name_of()} got {len(taken)} models, the node's own included; accepted: at least"
-                f" {self.least}"
-            )
+            found = f"{self.name_of()} got {len(taken)} models, the node's own included"
+            raise ValueError(f"aggregator: {found}; accepted: at least {self.least}")
         return torch.stack(taken)
 
 
@@ -150,22 +137,17 @@ class CoordinateMean(_Unweighted):
 @register("aggregator", "trimmed-mean")
 class TrimmedMean(_Unweighted):
     """Per coordinate, the mean without the smallest and the largest values (Yin et al., "Byzantine-Robust Distributed
-    Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b.
+    Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b."""
 
-    Args:
-        count: b; or
-        share: beta, with b = floor(beta n) of the n models that are there, and at least one value left.
-    """
-
-    count: int | None = Field(default=None, ge=0)
+    count: int | None = Field(default=None, ge=0)  # b
+    # beta, with b = floor(beta n) of the n models that are there, and at least one value left.
     share: float | None = Field(default=None, ge=0, lt=0.5)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TrimmedMean:
         if (self.count is None) == (self.share is None):
-            raise BadInput(
-                f"aggregator: trimmed-mean with count {self.count} and share {self.share}; accepted: one of both"
-            )
+            found = f"trimmed-mean with count {self.count} and share {self.share}"
+            raise BadInput(f"aggregator: {found}; accepted: one of both")
         return self
 
     @property
@@ -198,14 +180,11 @@ class Krum(_Unweighted):
     """Krum and Multi-Krum (Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017): of n models, the mean of
     the m with the lowest scores s(i) = sum_{i -> j} ||x_i - x_j||^2 over the n - f - 2 models j that are nearest to i. Of
     equal scores, the own model's counts as lowest, then that of the lower rank. Distances are those of the parameters;
-    buffers are the mean of the selected models' buffers.
+    buffers are the mean of the selected models' buffers."""
 
-    Args:
-        byzantine: f, how many Byzantine models there are at most; n has to be above 2 f + 2.
-        selected: m; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
-    """
-
+    # f, how many Byzantine models there are at most; n has to be above 2 f + 2.
     byzantine: int = Field(ge=0)
+    # m; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
     selected: int = Field(default=1, ge=1)
 
     @property

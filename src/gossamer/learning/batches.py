@@ -16,15 +16,9 @@ from gossamer.randomness import generator
 class BatchStream:
     """The mini-batches of one node; batch k is a function of (seed, rank, k) only.
 
-    The node's samples are shuffled in each epoch, and the sequence of epochs is split into batches of equal size: every
-    sample is seen once an epoch, and a batch may straddle two epochs.
-
-    Args:
-        seed: the experiment's seed.
-        rank: the node.
-        samples: indices of the node's samples in the training set [n].
-        batch_size: samples a batch; more than n means n; ``"full"`` is all n samples, unshuffled.
-    """
+    The node's samples [n], indices in the training set, are shuffled in each epoch, and the sequence of epochs is split into
+    batches of equal size: every sample is seen once an epoch, and a batch may straddle two epochs. A ``batch_size`` above n
+    means n; ``"full"`` is all n samples, unshuffled."""
 
     def __init__(
         self, seed: int, rank: int, samples: Int[np.ndarray, " n"], batch_size: int | Literal["full"]

@@ -2,13 +2,12 @@
 
 A step of a small model is some fifty tensor operations that take microseconds each; going through Python, autograd
 and ``vmap`` for every one of them costs as much again, and holds Python's lock while the other threads wait for it.
-The recorded program runs below all that, as one call without the lock. It has the same operations in the same order,
-hence the same bits.
+The recorded program has the same operations in the same order, hence the same bits.
 
 Only pure functions of tensors can be recorded: no random draws, no control flow that depends on values, nothing written but
-what the function created. So a function is recorded twice, on different values, while it runs as usual; the program must be
-the same both times and reproduce the second result to the bit. Otherwise the function goes on as usual, and
-:meth:`Captured.forms` says why. (Draws from Python's own ``random`` go unnoticed.)
+what the function created. So a function is recorded twice, on different values; the program must be the same both times and
+reproduce the second result to the bit. Otherwise the function goes on as usual, and :meth:`Captured.forms` says why. (Draws
+from Python's own ``random`` go unnoticed.)
 """
 
 from __future__ import annotations
@@ -26,22 +25,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Function = Callable[..., tuple[Tensor, ...]]
-"""Tensors in, tensors out."""
+Function = Callable[..., tuple[Tensor, ...]]  # tensors in, tensors out
 
-MOST_SHAPES = 64
-"""Shapes of one function that are recorded; further ones go on through Python."""
+MOST_SHAPES = 64  # of one function that are recorded; further ones go on through Python
 
 _LEAVING = ("numpy", "tolist", "item", "data_ptr", "__array__", "__dlpack__")
+# These write their running statistics, and their schemas don't say so.
 _STATISTICS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
-"""They write their running statistics, and their schemas don't say so."""
 _SEEN_ONCE = "called with one set of values only; a call with others completes the recording"
 _COMPILING = threading.Lock()
 
 
 class Program:
-    """Recorded operations: TorchScript whose arguments are the function's and the constants, which are tensors that the
-    function read and was not given."""
+    """Recorded operations: TorchScript whose arguments are the function's, and the tensors that it read and was not given."""
 
     def __init__(self, source: str, constants: Sequence[Tensor]) -> None:
         self.source, self.constants = source, tuple(constants)
@@ -56,47 +52,41 @@ class Program:
 
 
 class Captured:
-    """A function that is recorded, once for each of the first ``most_shapes`` shapes of its arguments, in its first two calls
-    on different values, and then runs as a program. ``function`` gives the function, or this thread's own one."""
+    """A function that is recorded, for each of the first ``most_shapes`` shapes of its arguments, in its first two calls on
+    different values, and then runs as a program. ``function`` gives the function, or this thread's own one."""
 
     def __init__(self, function: Callable[[], Function], most_shapes: int = MOST_SHAPES) -> None:
         self._function, self._most_shapes = function, most_shapes
         self._lock = threading.Lock()
-        self._programs: dict[Hashable, Program] = {}
+        self.programs: dict[Hashable, Program] = {}
         self._once: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # recorded once, with these arguments
         self._reasons: dict[Hashable, str] = {}  # why a shape has no program
 
-    @property
-    def programs(self) -> list[Program]:
-        """The programs that were found to do what the function does."""
-        return list(self._programs.values())
-
     def forms(self) -> dict[str, int]:
-        """In which form calls run: the number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the
-        reason."""
+        """The number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the reason."""
         reasons = [*self._reasons.values(), *[_SEEN_ONCE] * len(self._once)]
-        return dict(Counter(["recorded"] * len(self._programs) + [f"eager: {reason}" for reason in reasons]))
+        return dict(Counter(["recorded"] * len(self.programs) + [f"eager: {reason}" for reason in reasons]))
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
-        if (program := self._programs.get(key)) is not None:
+        if (program := self.programs.get(key)) is not None:
             return program(*arguments)
         if key not in self._reasons:
-            shapes = len(self._programs) + len(self._reasons) + len(self._once)
+            shapes = len(self.programs) + len(self._reasons) + len(self._once)
             if key in self._once or shapes < self._most_shapes:
                 return self._record(key, arguments)
             self._reasons[None] = f"more than {self._most_shapes} shapes of input"
         return self._function()(*arguments)
 
     def only_reads(self, *arguments: Tensor) -> bool:
-        """Whether it is known that a call will not write its arguments."""
-        return _key(arguments) in self._programs
+        """Whether a call is known not to write its arguments."""
+        return _key(arguments) in self.programs
 
     def _record(self, key: Hashable, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
         results, program = record(self._function(), arguments)
         with self._lock:
-            if key in self._programs or key in self._reasons:
+            if key in self.programs or key in self._reasons:
                 return results  # another thread was first
             first = self._once.get(key)
             if isinstance(program, str):
@@ -109,7 +99,7 @@ class Captured:
             elif problem := _difference(first[0], program, before, results):
                 self._reasons[key] = problem
             else:
-                self._programs[key] = program
+                self.programs[key] = program
             self._once.pop(key, None)
         return results
 
@@ -121,7 +111,6 @@ def _key(arguments: Sequence[Tensor]) -> Hashable:
 def _difference(
     first: Program, program: Program, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> str | None:
-    """How a second recording differs from the first one, or its results from its call's; None if nothing differs."""
     if first.source != program.source:
         return "two calls are not the same operations"
     if any(one is not other for one, other in zip(first.constants, program.constants, strict=True)):
@@ -171,9 +160,6 @@ def _brief(error: Exception) -> str:
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Base of modes that see the operations below autograd and vmap."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Nothing is compiled here; to say so to the compiler would load it, which takes a second.
@@ -181,10 +167,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations."""
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # They hold every tensor, so that no two have the same id.
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self._made: set[int] = set()  # storages that the function itself made
@@ -203,14 +187,12 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def wrote(self) -> bool:
-        """Whether anything was written that the function did not make: an argument, or a memory of its own."""
         if any(tensor._version != version for tensor, version in self._versions.values()):
             return True
         return any(storage_of(tensor) in self._given for call in self.calls for tensor in _written(*call[:3]))
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a call writes, by its schema."""
     written = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -219,9 +201,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
 
 
 class _Watch(TorchFunctionMode):
-    """Notices when values leave torch, where nobody sees what becomes of them."""
-
-    left_torch = False
+    left_torch = False  # whether values have left torch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.left_torch |= getattr(func, "__name__", "") in _LEAVING
@@ -295,5 +275,5 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """The same number for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)

@@ -26,23 +26,16 @@ class ComputationKind(Enum):
 
 @dataclass(eq=False, slots=True)
 class Computation:
-    """One await of a node that computes.
-
-    Args:
-        kind: decides which computations can share a batch.
-        rank: the node.
-        first_step: number of the node's first local step in it.
-        work: its duration in local steps.
-        prepare: returns the job; called when the node's earlier computations are done, since they hand on optimizer state.
-        commit: takes the result at its due instant and returns the value of the await.
-    """
+    """One await of a node that computes, ``work`` local steps long from the node's step ``first_step`` on."""
 
     kind: ComputationKind
     rank: int
     first_step: int
     work: float
     prepare: Callable[[], Any]
+    """Returns the job; called when the node's earlier computations are done, since they hand on optimizer state."""
     commit: Callable[[Any], Any]
+    """Takes the result at its due instant and returns the value of the await."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +55,15 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
         return list(trainer.gradient(jobs))
     if kind is ComputationKind.APPLY:
         return [trainer.apply(job) for job in jobs]
-    sets = dict.fromkeys(job.on for job in jobs if job.on != "train")
-    tested = {on: iter(evaluator.test_each([job.model for job in jobs if job.on == on], on)) for on in sets}
     found: list[Any] = [
-        evaluator.train(job.model, job.samples) if job.on == "train" else next(tested[job.on]) for job in jobs
+        None if job.on != "train" else evaluator.train(job.model, job.samples) for job in jobs
     ]
-    for error in found:
-        if isinstance(error, Exception):
-            raise error
+    for on in dict.fromkeys(job.on for job in jobs if job.on != "train"):
+        numbers = [number for number, job in enumerate(jobs) if job.on == on]
+        for number, each in zip(
+            numbers, evaluator.test_each([jobs[n].model for n in numbers], on), strict=True
+        ):
+            if isinstance(each, Exception):
+                raise each
+            found[number] = each
     return found

@@ -23,39 +23,37 @@ from torch.utils._pytree import tree_leaves
 
 from gossamer.errors import GossamerError, cause, is_own
 from gossamer.learning.capture import Captured, DispatchMode, Function
-from gossamer.learning.gradients import ForMany, channels_last, one_value
-from gossamer.learning.parameters import Layout, bare_module, named_buffers, named_parameters
+from gossamer.learning.parameters import (
+    ForMany,
+    Layout,
+    bare_module,
+    channels_last,
+    named_buffers,
+    named_parameters,
+    one_value,
+)
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import Metric, RootMean, Task
 
-BATCH = 100
-"""Samples in a forward pass: enough to amortise calls, few enough that activations stay in the cache."""
+BATCH = 100  # samples in a forward pass: few enough that activations stay in the cache
 LEAST = 4
-"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, passes are bound by arithmetic or by memory, and
-models are evaluated one at a time."""
+"""Models in a chunk, at least. If fewer fit, as with convolutions on a CPU, models are evaluated one at a time."""
 
-Found = dict[str, float]
-"""Name -> value of the loss and of each metric."""
+Found = dict[str, float]  # name -> value of the loss and of each metric
 
 
 class Evaluator:
     """Evaluates models; the samples of the evaluation sets are drawn and laid out once.
 
-    Args:
-        task: has evaluation sets, loss and metrics.
-        seed: the experiment's seed.
-        samples: number of samples of each set to use; None is all.
-        device: where it computes.
-        workers: the threads that may call it at the same time.
-        say: called with a message if many models can't be evaluated at once.
+    ``samples`` of each set are used; None is all of them. The workers may call it at the same time. ``say`` is called with a
+    message if many models can't be evaluated at once.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample.
-        rows: the store of parameters, for many models at once; None, the default, is one model at a time.
-    """
+        rows: the store of parameters, for many models at once; None, the default, is one model at a time."""
 
     def __init__(
         self,
@@ -86,12 +84,11 @@ class Evaluator:
         problem, rows = None, self.rows
         if rows is not None and models:
             try:
-                if self._chunk is None:
-                    self._chunk = self._size(models[0], rows)
+                self._chunk = self._chunk or self._size(models[0], rows)
                 if self._chunk >= LEAST:
                     split = chunks([list(range(len(models)))], self._chunk)
                     parts = self.workers.map(
-                        lambda some: self._together([models[i] for i in some], on, rows), split
+                        lambda part: self._together([models[i] for i in part], on, rows), split
                     )
                     return [found for part in parts for found in part]
             except Exception as error:  # noqa: BLE001 - the user's own, of any kind, or something that vmap can't run
@@ -127,7 +124,7 @@ class Evaluator:
         for model in models:
             for inputs, targets in self.sets.values():
                 rest = len(inputs) % BATCH
-                for end in (slice(BATCH), slice(len(inputs) - rest, len(inputs))):  # (empty without a rest)
+                for end in (slice(BATCH), slice(len(inputs) - rest, None)):  # (empty without a rest)
                     self._evaluate(model, inputs[end], targets[end])
 
     def forms(self) -> dict[str, int]:
@@ -168,7 +165,7 @@ class Evaluator:
 
     def _size(self, model: Model, rows: Rows) -> int:
         """The number of models like this one in a chunk."""
-        largest, means = _Largest(), self._make_means(many=True)
+        largest, means = _Largest(), self._make_means(many=True)  # type: ignore[no-untyped-call]
         with largest, torch.no_grad():
             means(*rows.stack_models([model]), *(half[:BATCH] for half in self.sets["test"]))
         return chunk_size(4 * len(model.parameters) + largest.nbytes, rows.device.type)
@@ -199,9 +196,7 @@ class Evaluator:
 
 
 class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the size of the largest tensor that is created."""
-
-    nbytes = 0
+    nbytes = 0  # of the largest tensor that is created
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -212,7 +207,6 @@ class _Largest(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tensor, Tensor]:
-    """The keyed sample of an evaluation set, in the order of the data."""
     inputs, targets = task.tests[name]
     if samples is None or samples >= len(inputs):
         return inputs, targets
@@ -222,7 +216,7 @@ def _sample(task: Task, name: str, seed: int, samples: int | None) -> tuple[Tens
 
 
 def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean that a measure returns, as a tensor of one value; a user's metric may also return a plain number."""
+    """The mean that a measure returns; a user's metric may also return a plain number."""
     if isinstance(measure, RootMean):
         measure = measure.mean
     field = "task.loss" if name == "loss" else f"task.metrics.{name}"
@@ -241,16 +235,12 @@ def _naming(field: str, **given: Any) -> Iterator[None]:
     except Exception as error:
         if is_own(error) or isinstance(error, GossamerError):
             raise
-        tensors = " and ".join(
-            f"{name} {tuple(each.shape)} of {each.dtype}"
-            for name, each in given.items()
-            if isinstance(each, Tensor)
-        )
+        tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+        said = " and ".join(f"{name} {tuple(each.shape)} of {each.dtype}" for name, each in tensors.items())
         message = " ".join(str(error).split())
-        raise RuntimeError(f"{field}, given {tensors}: {type(error).__name__}: {message}") from error
+        raise RuntimeError(f"{field}, given {said}: {type(error).__name__}: {message}") from error
 
 
 def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a forward pass; none of no samples."""
     for start in range(0, len(inputs), BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

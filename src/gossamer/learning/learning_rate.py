@@ -18,23 +18,19 @@ from gossamer.errors import BadInput
 
 
 class LearningRateSchedule(Component):
-    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`.
+    """Base of schedules: a pure function of the round. A subclass implements :meth:`factor_after_warmup`."""
 
-    Args:
-        warmup_rounds: rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own
-            rounds count from there (gradual warm-up: Goyal et al., 2017).
-    """
-
+    # Rounds over which the factor first rises linearly to the schedule's first factor; the schedule's own rounds
+    # count from there (gradual warm-up: Goyal et al., 2017).
     warmup_rounds: int = Field(default=0, ge=0)
 
     @final
     def factor_at(self, round: int) -> float:
         """The factor of a round, from 0."""
-        left = self.warmup_rounds - round
-        if left > 0:
+        if round < self.warmup_rounds:
             # The first factor is 1 / (w + 1) and not 0, since a round with a learning rate of zero would be lost.
             return self.factor_after_warmup(0) * (round + 1) / (self.warmup_rounds + 1)
-        return self.factor_after_warmup(-left)
+        return self.factor_after_warmup(round - self.warmup_rounds)
 
     @abstractmethod
     def factor_after_warmup(self, round: int) -> float:

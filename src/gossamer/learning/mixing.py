@@ -27,23 +27,15 @@ if TYPE_CHECKING:
     from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
-Fresh = Callable[[int], Tensor]
-"""length -> a new, writable vector"""
+Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Torch adds no unsigned integers but bytes; the bits of a sum are the same."""
-CACHE_BYTES = 16 << 20
-"""Size of a block of columns of all rows that are read or written: a core's share of the last-level cache, since shorter
-pieces of rows are slow to fetch."""
-LEAST_COLUMNS = 512
-"""Shorter pieces of rows (with 10,000 rows and more) take longer to fetch than the cache saves."""
-SHARE_BYTES = 4 << 20
-"""A thread's share of the work, at least."""
-REACH = 2**31 - 1
-"""The largest index of a matrix for MKL, which counts by 32 bits."""
-SHORT_RUN = 8
-"""Fewer sums are not worth a separate product."""
-_COLUMNS = 64
-"""Blocks begin at multiples of this many columns and are no narrower, where kernels would round differently."""
+CACHE_BYTES = 16 << 20  # of all rows in a block of columns: a core's share of the last-level cache
+LEAST_COLUMNS = 512  # shorter pieces of 10,000 rows take longer to fetch than the cache saves
+SHARE_BYTES = 4 << 20  # a thread's share of the work, at least
+REACH = 2**31 - 1  # the largest index of a matrix for MKL
+SHORT_RUN = 8  # fewer sums are not worth a separate product
+_COLUMNS = 64  # blocks are multiples of this many columns; kernels round differently at narrower ones
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +58,7 @@ class Mix:
         return combine(*given, missing=self.missing, absent=self.absent, fresh=fresh)
 
     def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors; else None."""
+        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors."""
         rule = self.missing or ("own" if len(self.inbox) == len(self.weights) else self.absent)
         ranks = sorted(self.inbox)
         vectors = [self.own, *[self.inbox[rank] for rank in ranks]]
@@ -98,8 +90,7 @@ def combine(
         weights: rank -> weight, at least for every rank in the inbox.
         self_weight: weight of ``own``; None is one minus the sum of ``weights``.
         missing: for a coordinate that a rank in ``weights`` did not send, ``"own"`` takes the own value (the weight goes to
-            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent`` for
-            ranks that sent nothing, and ``"own"`` for the coordinates that a part lacks.
+            self), and ``"renormalize"`` leaves it out and divides by the weight that is present. None is ``absent``.
         absent: see ``missing``.
         fresh: creates the result's vector.
 
@@ -107,8 +98,7 @@ def combine(
         A new vector [n], or a new Model.
 
     Raises:
-        ValueError: for a rank without a weight, or lengths that differ.
-    """
+        ValueError: for a rank without a weight, or lengths that differ."""
     if isinstance(own, Model):
         halves = [{rank: half(payload, which) for rank, payload in inbox.items()} for which in range(2)]
         rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}
@@ -119,9 +109,9 @@ def combine(
         return _ring_sum(own, inbox, weights, _self_weight(inbox, weights, self_weight))
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
-    if missing is None and absent == "renormalize" and len(inbox) < len(weights):
-        inbox = {rank: _filled(payload, own) for rank, payload in inbox.items()}
-        missing = "renormalize"
+    if missing is None:
+        whole = len(inbox) == len(weights) and not any(isinstance(each, Part) for each in inbox.values())
+        missing = "own" if whole else absent
     renormalizes = missing == "renormalize"
     if renormalizes:
         own_part = _self_weight(inbox, weights, self_weight)
@@ -153,11 +143,7 @@ def combine(
 def _ring_sum(
     own: Integer[Tensor, " n"], inbox: Mapping[int, Any], weights: Mapping[int, float], self_weight: float
 ) -> Integer[Tensor, " n"]:
-    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing.
-
-    Raises:
-        ValueError: for weights that are not whole numbers, or vectors of another dtype.
-    """
+    """The sum of integer vectors modulo 2^bits of their dtype: exact, in any order. An absent rank adds nothing."""
     wrong = [weight for weight in (self_weight, *weights.values()) if weight != int(weight)]
     if wrong:
         raise ValueError(f"combine: a weight of {wrong[0]} for integers; accepted: whole numbers")
@@ -190,17 +176,8 @@ def own_weight(inbox: Mapping[int, Any], weights: Mapping[int, float], given: fl
 def half(payload: Any, which: int) -> Any:
     """The parameters (0) or the buffers (1) of a model; a ValueError for anything else."""
     if not isinstance(payload, Model):
-        raise ValueError(
-            f"combine: a {type(payload).__name__} can't be mixed with a Model; accepted: a Model"
-        )
+        raise ValueError(f"combine: a {type(payload).__name__} can't be mixed with a Model")
     return payload[which]
-
-
-def _filled(payload: Any, own: Float[Tensor, " n"]) -> Any:
-    """A part with the own values where it has none; anything else as it came."""
-    if not isinstance(payload, Part):
-        return payload
-    return own.scatter(0, _region(payload, own), payload.values)
 
 
 def _add_at(
@@ -212,7 +189,6 @@ def _add_at(
 
 
 def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
-    """The coordinates of a part of a vector like ``own``; a ValueError if the part does not fit it."""
     if part.size != len(own):
         raise ValueError(f"combine: a part of a vector of length {part.size} met one of length {len(own)}")
     if part.where.shape != part.values.shape:
@@ -221,7 +197,7 @@ def _region(part: Part, own: Float[Tensor, " n"]) -> Int[Tensor, " k"]:
 
 
 def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
-    """A whole vector, as it came; a ValueError if it is none, or its length is not that of ``own``."""
+    """The vector itself; a ValueError if it is no tensor, or its length is not that of ``own``."""
     if not isinstance(vector, Tensor):
         found = type(vector).__name__
         raise ValueError(f"combine: rank {rank} sent {found}; accepted: a vector, a Part or a Model")
@@ -247,31 +223,16 @@ class Sum:
 def mix_rows(
     rows: Rows, sums: Sequence[Sum], workers: Workers, results: Sequence[Float[Tensor, " params"]]
 ) -> bool:
-    """Write sums of vectors into new rows, whose version counters stay as they are.
-
-    Returns:
-        Whether this was possible: False if the vectors differ in shape, type or device, or if no kernel on this machine has
-        the bits of ``combine``.
-    """
+    """Write sums of vectors into new rows, whose version counters stay as they are. False, and nothing done, if the vectors
+    differ in shape, type or device, or if no kernel on this machine has the bits of ``combine``."""
     vectors = [vector for each in sums for vector in each.vectors]
     numbers, written = rows.numbers(vectors), rows.numbers(results)
     wide = numbers is not None and rows.matrix.stride(0) >= _COLUMNS
-    if numbers is not None and written is not None and wide and _in_order(stacked=False):
-        _mix_sparse(rows, sums, workers, numbers, written)
-        return True
-    mixed = mix_stacked(sums) if vectors[0].device.type != "cpu" or _in_order(stacked=True) else None
-    if mixed is not None:
-        torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
-    return mixed is not None
-
-
-def _mix_sparse(
-    rows: Rows,
-    sums: Sequence[Sum],
-    workers: Workers,
-    numbers: Int[np.ndarray, " terms"],
-    written: Int[np.ndarray, " sums"],
-) -> None:
+    if numbers is None or written is None or not wide or not _in_order(stacked=False):
+        mixed = mix_stacked(sums) if vectors[0].device.type != "cpu" or _in_order(stacked=True) else None
+        if mixed is not None:
+            torch._foreach_copy_([row.data for row in results], list(mixed.unbind()))
+        return mixed is not None
     columns = rows.matrix.stride(0)  # with the padding between rows: widths are multiples of 16 then
     most = max(1, REACH // columns)
     firsts = np.cumsum([0, *(len(each.vectors) for each in sums)])
@@ -291,6 +252,7 @@ def _mix_sparse(
             add(pool[:, edges[number] : edges[number + 1]])
 
     workers.map(block, range(blocks))
+    return True
 
 
 def _runs(written: Int[np.ndarray, " sums"], most: int) -> list[tuple[int, int]]:
@@ -305,8 +267,8 @@ def _runs(written: Int[np.ndarray, " sums"], most: int) -> list[tuple[int, int]]
 def _sparse(
     sums: Sequence[Sum], numbers: Int[np.ndarray, " terms"], target: slice | Tensor, most: int
 ) -> Callable[[Float[Tensor, "rows columns"]], None]:
-    """Writes the columns of sums of rows, which are given by number, into the target rows, by MKL's product of a sparse and a
-    dense matrix: from rows to rows without copies where at most ``most`` rows lie between the first and the last."""
+    """A function that writes the columns of sums of rows, which are given by number, into the target rows: without copies
+    where at most ``most`` rows lie between the first and the last."""
     read, positions = np.unique(numbers, return_inverse=True)
     first, stop = int(read[0]), int(read[-1]) + 1
     near = stop - first <= most

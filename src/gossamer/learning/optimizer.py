@@ -41,26 +41,22 @@ State = dict[str, Tensor]
 
 class Optimizer(Component):
     """Base of optimizers: holds settings, while the caller holds the state. A subclass implements :meth:`init` and
-    :meth:`update`.
-
-    Args:
-        lr: learning rate.
-        schedule: multiplies the learning rate, round by round; None keeps it.
-        clip_value: clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
-        clip_norm: scales a node's gradient down to this Euclidean norm, after ``clip_value``, as
-            torch.nn.utils.clip_grad_norm_ does (Pascanu et al., 2013).
-        reset_every_round: starts each round with a new state (momentum and so on), as DecentralizePy does.
-    """
+    :meth:`update`."""
 
     elementwise: ClassVar[bool] = False
     """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
     lr: float = Field(gt=0)
+    # Multiplies the learning rate, round by round; None keeps it.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
     ] = None
+    # Clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
     clip_value: float | None = Field(default=None, gt=0)
+    # Scales a node's gradient down to this Euclidean norm, after clip_value, as torch.nn.utils.clip_grad_norm_ does
+    # (Pascanu et al., 2013).
     clip_norm: float | None = Field(default=None, gt=0)
+    # Starts each round with a new state (momentum and so on), as DecentralizePy does.
     reset_every_round: bool = False
 
     def lr_at(self, round: int) -> float:
@@ -83,17 +79,13 @@ class Optimizer(Component):
         self, parameters: Tensor, gradient: Tensor, state: State, lr: float, start: Tensor | None = None
     ) -> None:
         """Clip the gradient and take one step, from ``start`` (which is only read) if it is given, else from the parameters.
-
         Parameters [..., P] and state are written in place, and the gradient may be overwritten. Where :attr:`by_coordinate`
-        holds, all of them may be any part of the coordinates, in any one shape.
-        """
+        holds, all of them may be any part of the coordinates, in any one shape."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-            gradient.mul_(
-                (self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0)
-            )  # 1e-6 as in torch's clip_grad_norm_
+            gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
         if start is None or not self._stepped_from(start, parameters, gradient, lr):
             if start is not None:
                 parameters.copy_(start)
@@ -109,7 +101,7 @@ class Optimizer(Component):
 
 
 def counter(parameters: Tensor) -> Tensor:
-    """No steps taken so far, [..., 1]; on the CPU, since it is read before each step."""
+    """No steps so far, [..., 1]; on the CPU, since it is read before each step."""
     return torch.zeros((*parameters.shape[:-1], 1))
 
 
@@ -118,7 +110,6 @@ class SGD(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD, with momentum (Polyak, 1964; Nesterov, 1983)."""
 
     elementwise: ClassVar[bool] = True
-
     momentum: float = Field(default=0.0, ge=0, lt=1)
     dampening: float = Field(default=0.0, ge=0, le=1)
     nesterov: bool = False
@@ -127,9 +118,9 @@ class SGD(Optimizer):
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:
         if self.nesterov and (self.dampening or not self.momentum):
+            found = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
             raise BadInput(
-                f"optimizer.nesterov: got True with momentum {self.momentum:g} and dampening {self.dampening:g};"
-                " accepted: True with a momentum above 0 and dampening 0"
+                f"optimizer.nesterov: got {found}; accepted: True with a momentum above 0 and dampening 0"
             )
         return self
 
@@ -163,11 +154,8 @@ class SGD(Optimizer):
 
 
 class TorchOptimizer(Optimizer):
-    """Base of the other optimizers. Each calls one function of torch.optim.
-
-    The function takes lists of tensors: a stack of nodes is one tensor if all of them have taken equally many steps, else
-    one tensor for each node.
-    """
+    """Base of the other optimizers. Each calls one function of torch.optim, with lists of tensors: a stack of nodes is one
+    tensor if all of them have taken equally many steps, else one tensor for each node."""
 
     elementwise: ClassVar[bool] = True
     function: ClassVar[Callable[..., Any]]
@@ -199,17 +187,12 @@ class TorchOptimizer(Optimizer):
         def tensors(stack: Tensor) -> List:
             return list(stack.view(-1, stack.shape[-1]).unbind()) if by_node else [stack]
 
-        type(self).function(
-            tensors(parameters),
-            tensors(gradient),
-            *(tensors(state[name]) if name in state else [] for name in self.vectors),
-            list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()],
-            lr=lr,
-            foreach=False,
-            maximize=False,
-            **self._settings,
-            **({"fused": True} if fused else {}),
-        )
+        vectors = [tensors(state[name]) if name in state else [] for name in self.vectors]
+        counts = list(steps.view(-1).clone().unbind()) if by_node else [steps.view(-1)[0].clone()]
+        options = {"lr": lr, "foreach": False, "maximize": False, **self._settings}
+        if fused:
+            options["fused"] = True
+        type(self).function(tensors(parameters), tensors(gradient), *vectors, counts, **options)
         if "steps" in state:
             steps.add_(1)
 
@@ -220,11 +203,10 @@ class Rprop(TorchOptimizer):
     signs of gradients. The learning rate is the first step size and has no effect later."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(
-        lambda *args, lr, **options: rprop(*args, **options)
+        lambda *given, lr, **options: rprop(*given, **options)
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
-
     eta_minus: float = Field(default=0.5, gt=0, lt=1)
     eta_plus: float = Field(default=1.2, gt=1)
     min_step: float = Field(default=1e-6, gt=0)
@@ -254,12 +236,10 @@ class DecayingOptimizer(TorchOptimizer):
 
 
 @wraps(asgd)
-def _asgd(
-    p: List, g: List, averages: List, steps: List, *, lr: float, lambd: float, alpha: float, **options: Any
-) -> None:
+def _asgd(p: List, g: List, averages: List, steps: List, *, lr: float, **options: Any) -> None:
     weights = [1 / (count.double() - options["t0"]).clamp(min=1) for count in steps]
-    sizes = [lr / (1 + lambd * lr * count.double()) ** alpha for count in steps]
-    asgd(p, g, averages, weights, sizes, steps, lr=lr, lambd=lambd, alpha=alpha, **options)
+    sizes = [lr / (1 + options["lambd"] * lr * count.double()) ** options["alpha"] for count in steps]
+    asgd(p, g, averages, weights, sizes, steps, lr=lr, **options)
 
 
 @register("optimizer", "asgd")
@@ -269,7 +249,6 @@ class ASGD(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
-
     lambd: float = Field(default=1e-4, ge=0)
     alpha: float = Field(default=0.75, ge=0)
     t0: float = Field(default=1e6, ge=0)
@@ -279,7 +258,6 @@ class MomentOptimizer(DecayingOptimizer):
     """Base of Adam and its variants, which keep moving averages of the gradient and of its square."""
 
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
-
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -292,7 +270,6 @@ class Adam(MomentOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(adam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "largest")
     fused: ClassVar[bool] = True
-
     amsgrad: bool = False
 
     def init(self, parameters: Tensor) -> State:
@@ -305,7 +282,6 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adamw)
-
     weight_decay: float = Field(default=0.01, ge=0)
 
 
@@ -333,7 +309,6 @@ class NAdam(MomentOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_nadam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "product")
-
     momentum_decay: float = Field(default=0.004, ge=0)
     decoupled_weight_decay: bool = False
 
@@ -347,7 +322,6 @@ class RAdam(MomentOptimizer):
     enough."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(radam)
-
     decoupled_weight_decay: bool = False
 
 
@@ -357,7 +331,6 @@ class Adagrad(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adagrad)
     vectors: ClassVar[tuple[str, ...]] = ("sum",)
-
     lr_decay: float = Field(default=0.0, ge=0)
     initial_accumulator_value: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-10, gt=0)
@@ -374,7 +347,6 @@ class RMSprop(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(rmsprop)
     vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
     counts: ClassVar[bool] = False
-
     alpha: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
@@ -392,6 +364,5 @@ class Adadelta(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(adadelta)
     vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
     counts: ClassVar[bool] = False
-
     rho: float = Field(default=0.9, ge=0, lt=1)
     eps: float = Field(default=1e-6, gt=0)

@@ -1,8 +1,7 @@
 """The store of parameter vectors: a pool of immutable, reference-counted rows.
 
 Each row is a tensor with a separate storage over the pool's memory. The row is taken while any tensor, slice or view of that
-storage exists, and free again when the last one goes. So snapshots, messages and results share rows without copies, and
-memory is not returned to the system at every step.
+storage exists, and free again when the last one goes. So snapshots, messages and results share rows without copies.
 
 The pool is one matrix, so that many rows can be read by number in one call. Its address space is reserved at once; memory is
 used when a row is first written. The lowest free row is taken first, so that rows taken together are adjacent.
@@ -29,28 +28,20 @@ from gossamer.messages.tags import Model
 
 ALIGNMENT = 64
 """Rows begin at multiples of this many bytes, so that kernels see the same alignment as in a separate vector."""
-SPREAD = 1.5
-"""Largest size of the store, in multiples of the rows in use, for the sake of adjacent rows."""
-_RESERVED = 4
-"""Address space in multiples of the machine's memory; less where the system refuses that."""
+SPREAD = 1.5  # largest size of the store, in multiples of the rows in use, for the sake of adjacent rows
+_RESERVED = 4  # address space in multiples of the machine's memory; less where the system refuses that
 
 # Python has this name from 3.13 on; the number is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
 
 class Rows:
-    """Rows of one length.
-
-    Args:
-        length: values in a row, P.
-        device: on other devices than the CPU, torch's caching allocator is the pool.
+    """Rows of one length P; on other devices than the CPU, torch's caching allocator is the pool.
 
     Attributes:
-        device: where the rows are.
         rows: number of rows that have memory.
         peak: largest number of rows that were taken at once.
-        matrix: all rows, by number [rows, P]; on the CPU only.
-    """
+        matrix: all rows, by number [rows, P]; on the CPU only."""
 
     def __init__(self, length: int, device: str = "cpu") -> None:
         self.length = length
@@ -62,7 +53,6 @@ class Rows:
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
         self._taken: dict[int, _RowReference] = {}
-        self._gathered: list[Tensor] = []
         self.rows = self.peak = 0
         if self._pooled:
             self._array = _reserve(self._stride)
@@ -73,8 +63,6 @@ class Rows:
     def taken(self) -> int:
         """Rows that are in use now."""
         return len(self._taken) - len(self._ended)
-
-    # --- taking rows
 
     def fresh(self) -> Float[Tensor, " length"]:
         """A new row, writable until it is shared; its values are undefined."""
@@ -93,12 +81,11 @@ class Rows:
         return vector if self.number(vector) is not None else self.fresh().copy_(vector.detach())
 
     def block(self, count: int) -> tuple[list[Tensor], Float[Tensor, "count length"]]:
-        """New rows, and one writable matrix of their values: over the rows themselves if they are adjacent, else separate
-        memory. :meth:`filled` gives the rows their values."""
+        """New rows, and one writable matrix of their values, over the rows themselves if they are adjacent; :meth:`filled`
+        gives the rows their values."""
         if not self._pooled:
             matrix = torch.empty(count, self.length, device=self.device)
-            # (Plain rows would share a version counter.)
-            return [row.data for row in matrix.unbind()], matrix
+            return [row.data for row in matrix.unbind()], matrix  # (plain rows would share a version counter)
         with self._lock:
             self._collect()
             numbers = self._together(count)
@@ -148,8 +135,6 @@ class Rows:
             return list(range(first, first + count))
         return lowest
 
-    # --- many rows as a matrix
-
     def filled(self, rows: list[Tensor], matrix: Float[Tensor, "count length"]) -> list[Tensor]:
         """The rows of a :meth:`block`, or any vectors, with the values of a matrix."""
         for row, values in zip(rows, matrix, strict=True):
@@ -170,19 +155,9 @@ class Rows:
         parameters = self.stack([model.parameters for model in models])
         return parameters, torch.stack([model.buffers for model in models])
 
-    def gather(self, vectors: Sequence[Float[Tensor, " length"]]) -> Float[Tensor, "count length"]:
-        """Vectors as a new contiguous matrix, over free rows if enough of them are adjacent: the pool never gets these
-        back."""
-        rows, matrix = self.block(len(vectors))
-        self._gathered += rows
-        whole = matrix.as_strided((len(vectors), self.length), (self.length, 1))
-        return torch.stack(list(vectors), out=whole)
-
     def _apart(self, count: int) -> Float[Tensor, "count length"]:
-        """A matrix outside the store with the store's distance between rows."""
+        # With the store's distance between rows.
         return torch.empty(count, self._stride, device=self.device)[:, : self.length]
-
-    # --- finding rows again
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a row or a view of one."""
@@ -241,12 +216,12 @@ def _reserve(stride: int) -> Float[np.ndarray, "rows stride"]:
     while True:
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
             break
         except OSError:
             size //= 2
             if size < stride * 4:
                 raise
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     count = size // (stride * 4)
     return np.frombuffer(memory, dtype=np.float32, count=count * stride).reshape(count, stride)

@@ -10,9 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,27 +19,22 @@ from torch import Tensor, nn
 
 from gossamer.errors import BadInput
 from gossamer.learning.capture import MOST_SHAPES, Captured, Function
-from gossamer.learning.gradients import gradient_function
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import Layout, bare_module
+from gossamer.learning.parameters import Layout, bare_module, gradient_function
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.tasks.task import Task
 
-MEASURED_NODES = 64
-"""The most nodes whose first batch is used to measure..."""
-MEASURED_VALUES = 1_500_000
-"""...and fewer of large models, of which a few take long enough to tell."""
+MEASURED_NODES = 64  # the most nodes whose first batch is used to measure,
+MEASURED_VALUES = 1_500_000  # and fewer of large models, of which a few take long enough to tell
 BOUND_S = 0.0025
 """A step of one node that takes this many seconds on a CPU is bound by its arithmetic or its memory, as those of
 convolutional networks are. Then the batched trainer is not measured, which would take half a second and more."""
-FEW, MUCH = 4, 1.4
-"""If a few nodes take this many times as long in the batched trainer (convolutions), that settles it."""
+FEW, MUCH = 4, 1.4  # if a few nodes take this many times as long in the batched trainer, that settles it
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainJob:
+class TrainJob(NamedTuple):
     """Some local steps of one node, each with a batch of sample indices. Model and state, those before the first step, are
     never written; the seed is for layers that draw (dropout)."""
 
@@ -51,8 +45,7 @@ class TrainJob:
     seed: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainResult:
+class TrainResult(NamedTuple):
     """The model and optimizer state after the last step, and the mean of the steps' losses."""
 
     model: Model
@@ -60,8 +53,7 @@ class TrainResult:
     loss: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class GradientJob:
+class GradientJob(NamedTuple):
     """The mean gradient of the loss over one batch [batch] at a model."""
 
     at: Model
@@ -69,8 +61,7 @@ class GradientJob:
     seed: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ApplyJob:
+class ApplyJob(NamedTuple):
     """One optimizer step with a given gradient [P]."""
 
     start: Model
@@ -84,20 +75,12 @@ R = TypeVar("R")
 
 
 class Trainer(ABC):
-    """Computes local steps and gradients.
-
-    Args:
-        task: the data, model and loss; data is moved to the store's device once.
-        optimizer: takes the steps.
-        rows: the store of models and results; its device computes.
-        workers: share the jobs; results do not depend on their number.
-    """
+    """Computes local steps and gradients on the device of the rows, which hold models and results. Workers share the jobs;
+    results do not depend on their number."""
 
     name = ""
-    nodes = False
-    """Whether it computes the gradients of many nodes at once."""
-    compiled = False
-    """Whether it computes them by torch.compile."""
+    nodes = False  # whether it computes the gradients of many nodes at once
+    compiled = False  # whether it computes them by torch.compile
 
     def __init__(self, task: Task, optimizer: Optimizer, rows: Rows, workers: Workers | None = None) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
@@ -106,7 +89,7 @@ class Trainer(ABC):
         self._workers = workers or Workers(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
-        fields = [*zip(self.layout.parameters, self.module.parameters(), strict=True)]
+        fields = list(zip(self.layout.parameters, self.module.parameters(), strict=True))
         self._trained = tuple(field for field, parameter in fields if parameter.requires_grad)
         self._frozen = tuple(field for field, parameter in fields if not parameter.requires_grad)
         # (Below compiled code there are no operations of torch's to be recorded.)
@@ -125,12 +108,10 @@ class Trainer(ABC):
         return {"given to torch.compile": 1} if self.compiled else self._gradients.forms()
 
     @abstractmethod
-    def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
-        """Run every job's steps; results in the jobs' order."""
+    def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]: ...
 
     @abstractmethod
-    def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
-        """Every job's gradient, in the jobs' order."""
+    def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]: ...
 
     def apply(self, job: ApplyJob) -> TrainResult:
         """Take an optimizer step; without a loss."""
@@ -203,8 +184,7 @@ class SequentialTrainer(Trainer):
 
 
 class CompiledTrainer(SequentialTrainer):
-    """One node at a time, with the loss through torch.compile: for models whose steps gain more than the compilation takes,
-    on machines with a C++ compiler. Its bits differ from those of the other trainers."""
+    """One node at a time, with the loss through torch.compile, which needs a C++ compiler. Its bits are its own."""
 
     name = "compiled"
     compiled = True
@@ -222,14 +202,9 @@ def first_step_at(
 
 
 class BatchedTrainer(Trainer):
-    """Many nodes at once.
-
-    Jobs are grouped by number of steps, batch size and learning rate; a group is split into chunks.
-
-    Raises:
-        BadInput: for models with dropout, whose draws would depend on the nodes that share a batch, and with torch's
-            recurrent layers.
-    """
+    """Many nodes at once, in chunks of jobs that have the same number of steps, batch size and learning rate.
+    A BadInput refuses models with dropout, whose draws would depend on the nodes that share a batch, and with torch's
+    recurrent layers."""
 
     name = "batched"
     nodes = True
@@ -276,8 +251,9 @@ class BatchedTrainer(Trainer):
         batches = [torch.stack(step) for step in zip(*(job.batches for job in jobs), strict=True)]
         first = first_step_at(self._gradients, start, parameters, buffers, batches)
         for batch in batches:
-            at = parameters if first is None else first
-            loss, buffers, *gradients = self._gradients(at, buffers, batch)
+            loss, buffers, *gradients = self._gradients(
+                parameters if first is None else first, buffers, batch
+            )
             losses += loss
             self._optimize(parameters, gradients, state, jobs[0].lr, first)
             first = None
@@ -334,8 +310,7 @@ def _hindrance(module: nn.Module) -> str | None:
 
 
 def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -> tuple[Trainer, str]:
-    """The trainer that takes less time for some jobs, one step of each of some nodes, and what was found, in words. One
-    trainer computes all of a run: both have the same mathematics, not the same bits."""
+    """The trainer that takes less time for some jobs, one step of each of some nodes, and what was found, in words."""
     jobs = jobs[: max(8, MEASURED_VALUES // len(jobs[0].start.parameters))]
     sequential = make(SequentialTrainer)
     if len(jobs) < 2 or _hindrance(sequential.module):
@@ -360,7 +335,7 @@ def choose(make: Callable[[type[Trainer]], Trainer], jobs: Sequence[TrainJob]) -
 
 
 def _seconds(trainer: Trainer, jobs: Sequence[TrainJob], count: int) -> float:
-    """Seconds of this many jobs: other ones, or in another order, each time, since the same step again is not recorded."""
+    """Seconds of this many jobs: other ones each time, since the same step again is not recorded."""
     taken: list[float] = []
     while len(taken) < 3 and sum(taken) < 1.0:
         turn, start = len(taken) + 1, time.perf_counter()

@@ -12,22 +12,16 @@ import torch
 
 from gossamer.cores import cores
 
+# The most bytes of a chunk of nodes or models, and the most of these: a CPU's cache; few launches of a GPU's kernels.
 LIMITS = {"cpu": (8 << 20, 256), "gpu": (1 << 30, 8192)}
-"""The most bytes of a chunk of nodes or models, and the most of these. On a CPU a chunk fits into the cache; on a GPU each
-kernel is launched once for a chunk."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Workers:
-    """The calling thread and some others.
-
-    Args:
-        count: number of threads; None is one per core.
-        threads: torch's threads in each.
-        between: called by the calling thread after each of its items.
-    """
+    """The calling thread and some others: ``count`` in all (None is one per core), with ``threads`` of torch in each. The
+    calling thread calls ``between`` after each of its items."""
 
     def __init__(
         self, count: int | None = None, threads: int = 1, between: Callable[[], None] = lambda: None

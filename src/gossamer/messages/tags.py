@@ -17,21 +17,15 @@ Payload = Any
 """None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Model`, :class:`Part`, :class:`Coded`, and
 lists and dicts of these."""
 
-WINDOW = 64 * 1024
-"""Bytes of a message that may be sent and not yet acknowledged."""
+WINDOW = 64 * 1024  # bytes of a message that may be sent and not yet acknowledged
 
 _NO_BUFFERS = torch.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some coordinates of a vector, as sparsifying codecs send them.
-
-    Args:
-        values: the coordinates' values, shape [k].
-        where: the coordinates, an integer tensor of shape [k].
-        size: length of the whole vector.
-    """
+    """Some coordinates of a vector, as sparsifying codecs send them: their values [k], the coordinates (integers [k]), and
+    the length of the whole vector."""
 
     values: Tensor
     where: Tensor
@@ -42,15 +36,15 @@ class Part:
         return vector.scatter(0, self.where.long(), self.values)
 
 
+def dense(vector: Tensor | Part) -> Tensor:
+    """A vector, with zeros at the coordinates that a part lacks."""
+    return vector.over(vector.values.new_zeros(vector.size)) if isinstance(vector, Part) else vector
+
+
 @dataclass(frozen=True, eq=False)
 class Coded:
-    """The parameters of a model as a codec has encoded them.
-
-    Args:
-        payload: what the codec made of them, a tensor or a list.
-        decoded: what :meth:`~gossamer.codecs.Codec.decode` made of it again, kept for the other receivers of a
-            broadcast within one process; never sent.
-    """
+    """The parameters of a model as a codec has encoded them: a tensor or a list. What
+    :meth:`~gossamer.codecs.Codec.decode` makes of it is kept for other receivers of a broadcast in one process."""
 
     payload: Payload
     decoded: list[Tensor | Part] = field(default_factory=list, init=False, repr=False)
@@ -60,8 +54,7 @@ class Model(NamedTuple):
     """A model: parameters (a flat vector, float32 [P]) and buffers (float32 [B]; integer buffers as whole numbers).
 
     Models are added, subtracted, negated, and multiplied and divided by numbers, parameters and buffers alike. The model
-    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest.
-    """
+    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest."""
 
     parameters: Tensor
     buffers: Tensor = _NO_BUFFERS
@@ -125,29 +118,17 @@ class Message:
 
 @dataclass(slots=True)
 class Traffic:
-    """The traffic of one node so far: whole frames with their headers, without handshakes and credit.
+    """The traffic of one node so far: whole frames with their headers, without handshakes and credit."""
 
-    Args:
-        bytes_sent: by this node, cancelled and lost messages included as far as they were sent.
-        bytes_received: by this node.
-        messages_sent: whole messages that have left this node, lost ones included.
-        messages_received: messages that came in.
-        messages_cancelled: messages of this node that it took back, before or while they were sent.
-        messages_lost: messages of this node that the network lost, or that were for a dead peer.
-        messages_late: messages that came in after this node went on without them (:meth:`Node.gather`), or had ended.
-        messages_superseded: messages that came in and gave way to a newer one (:meth:`Node.drain`).
-        messages_taken: messages that came in and were taken by this node's algorithm.
-    """
-
-    bytes_sent: int = 0
+    bytes_sent: int = 0  # cancelled and lost messages included as far as they were sent
     bytes_received: int = 0
-    messages_sent: int = 0
+    messages_sent: int = 0  # whole messages that have left this node, lost ones included
     messages_received: int = 0
-    messages_cancelled: int = 0
-    messages_lost: int = 0
-    messages_late: int = 0
-    messages_superseded: int = 0
-    messages_taken: int = 0
+    messages_cancelled: int = 0  # taken back by this node, before or while they were sent
+    messages_lost: int = 0  # of this node, by the network or for a dead peer
+    messages_late: int = 0  # came in after this node went on without them (gather), or had ended
+    messages_superseded: int = 0  # came in and gave way to a newer one (drain)
+    messages_taken: int = 0  # came in and were taken by this node's algorithm
 
 
 class Sending(ABC):
@@ -162,28 +143,19 @@ class Sending(ABC):
 
     @abstractmethod
     def cancel(self) -> bool:
-        """Take the message back: removed if still queued, else stopped at the next chunk and discarded by the
-        receiver.
-
-        Returns:
-            True if the receiver won't see the message; False if it was already sent whole.
-        """
+        """Take the message back: removed if still queued, else stopped at the next chunk and discarded by the receiver. True
+        if the receiver won't see it; False if it was already sent whole."""
 
 
 def as_tag(tag: Tag) -> tuple[str | int, ...]:
-    """The tuple form of a tag: ``"model"`` is ``("model",)``.
-
-    Raises:
-        TypeError: for anything but str, int and tuples of these.
-    """
+    """The tuple form of a tag: ``"model"`` is ``("model",)``; TypeError for anything but str, int and tuples of these."""
     if type(tag) is int or type(tag) is str:
         return (tag,)
     parts = tag if isinstance(tag, tuple) else (tag,)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
-            raise TypeError(
-                f"tag {tag!r}: {type(part).__name__} in a tag; accepted: str, int, or a tuple of these"
-            )
+            found = type(part).__name__
+            raise TypeError(f"tag {tag!r}: {found} in a tag; accepted: str, int, or a tuple of these")
     return parts
 
 

@@ -1,40 +1,11 @@
 """Networks, which say what links do to messages, and compute profiles, which say how long steps take."""
 
-from gossamer.network.access import Access, Star, Stragglers, Uniform
-from gossamer.network.compute import (
-    ComputeProfile,
-    Constant,
-    LogNormal,
-    PerNode,
-    Slowdowns,
-    SlowdownWindow,
-    SlowNodes,
-    StepTrace,
-)
+from gossamer.network.compute import ComputeProfile, Constant, LogNormal, Slowdowns, SlowdownWindow, StepTrace
 from gossamer.network.kollaps import Kollaps
 from gossamer.network.matrix import Matrix
-from gossamer.network.network import Conditions, Network, Path, delivery
+from gossamer.network.network import Access, Conditions, Network, Path, Star, Stragglers, Uniform, delivery
 from gossamer.network.varying import Trace, Varying
 
-__all__ = [
-    "Access",
-    "ComputeProfile",
-    "Conditions",
-    "Constant",
-    "Kollaps",
-    "LogNormal",
-    "Matrix",
-    "Network",
-    "Path",
-    "PerNode",
-    "SlowNodes",
-    "SlowdownWindow",
-    "Slowdowns",
-    "Star",
-    "StepTrace",
-    "Stragglers",
-    "Trace",
-    "Uniform",
-    "Varying",
-    "delivery",
-]
+__all__ = ["Access", "ComputeProfile", "Conditions", "Constant", "Kollaps", "LogNormal", "Matrix"]
+__all__ += ["Network", "Path", "SlowdownWindow", "Slowdowns", "Star", "StepTrace", "Stragglers"]
+__all__ += ["Trace", "Uniform", "Varying", "delivery"]

@@ -9,11 +9,10 @@ from collections import defaultdict
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from gossamer.config.registry import Component, FilePath, register
-from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested, nested_component
-from gossamer.network.tables import read_records
+from gossamer.config.registry import Component, ComponentField, FilePath, register
+from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_records
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
@@ -23,8 +22,7 @@ class ComputeProfile(Component):
     """The duration of local steps. A gradient takes as long as a step; applying one takes no time.
 
     A profile whose durations depend on the time at which they start sets ``depends_on_time`` and overrides
-    :meth:`seconds`.
-    """
+    :meth:`seconds`."""
 
     depends_on_time: ClassVar[bool] = False
 
@@ -33,15 +31,8 @@ class ComputeProfile(Component):
         """Seconds of a node's local step number ``step``; if random, drawn from keyed randomness."""
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
-        """Seconds of a computation.
-
-        Args:
-            seed: the experiment's seed.
-            rank: the node.
-            first_step: number of its first local step.
-            work: its amount in local steps (a fraction for an evaluation).
-            start_s: its start, seconds of the engine's clock.
-        """
+        """Seconds of a node's computation that starts at ``start_s`` of the engine's clock with the local step number
+        ``first_step``; ``work`` is its amount in local steps (a fraction for an evaluation)."""
         whole = int(work)
         total = sum(self.step_seconds(seed, rank, first_step + k) for k in range(whole))
         if work > whole:
@@ -49,23 +40,16 @@ class ComputeProfile(Component):
         return total
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        """This profile for a number of nodes, with what is drawn once for a run.
-
-        Raises:
-            BadInput: for a profile that does not fit the number of nodes; names the field.
-        """
+        """This profile for a number of nodes, with what is drawn once for a run. A BadInput names a field that does not fit
+        the number of nodes."""
         return self
 
 
 @register("compute", "constant")
 class Constant(ComputeProfile):
-    """Every step takes the same time on every node.
+    """Every step takes the same time on every node."""
 
-    Args:
-        seconds_per_step: that time.
-    """
-
-    seconds_per_step: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    seconds_per_step: NonNegativeFloat = 0.01
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.seconds_per_step
@@ -76,15 +60,10 @@ class Constant(ComputeProfile):
 
 @register("compute", "log-normal")
 class LogNormal(ComputeProfile):
-    """The time of every step is drawn: the median times e^(sigma z), z standard normal.
+    """The time of every step is drawn: the median times e^(sigma z), z standard normal."""
 
-    Args:
-        median_seconds: the median time of a step.
-        sigma: standard deviation of the logarithm.
-    """
-
-    median_seconds: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    sigma: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    median_seconds: NonNegativeFloat = 0.01  # the median time of a step
+    sigma: NonNegativeFloat = 0.5  # standard deviation of the logarithm
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.median_seconds * float(generator(seed, "compute", rank, step).lognormal(0.0, self.sigma))
@@ -95,16 +74,11 @@ class StepTrace(ComputeProfile):
     """Measured times from a CSV file with the columns ``node`` and ``seconds_per_step``.
 
     A name in the column ``node`` is one measured device. Its rows, one or more, are the times of its successive steps, and
-    repeat after the last.
+    repeat after the last."""
 
-    Args:
-        path: the file; .csv or .csv.gz.
-        assign: node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
-    """
-
-    path: FilePath
+    path: FilePath  # the file; .csv or .csv.gz
+    # Node k is device k mod their number, in the order of the file ("in-order"), or a device "drawn" for it.
     assign: Literal["in-order", "drawn"] = "in-order"
-
     _device: ClassVar[tuple[int, ...]] = ()
     """The device of each node; set by :meth:`settled`."""
 
@@ -129,13 +103,10 @@ class StepTrace(ComputeProfile):
 
 
 class ModifiedProfile(ComputeProfile):
-    """A profile that changes the durations of another one.
+    """A profile that changes the durations of another one, ``base``."""
 
-    Args:
-        base: the other profile. Its durations must not depend on the time; a profile whose durations do is outermost.
-    """
-
-    base: Annotated[ComputeProfile, *nested_component("compute")] = Field(default_factory=Constant)
+    # Its durations must not depend on the time; a profile whose durations do is outermost.
+    base: Annotated[ComputeProfile, ComponentField("compute", "compute.base")] = Constant()
 
     @field_validator("base")
     @classmethod
@@ -148,35 +119,32 @@ class ModifiedProfile(ComputeProfile):
         with nested("compute"):
             return self.model_copy(update={"base": self.base.settled(nodes, seed)})
 
+    def step_seconds(self, seed: int, rank: int, step: int) -> float:
+        return self.base.step_seconds(seed, rank, step)
 
-class _ScaledProfile(ModifiedProfile):
-    """A profile that multiplies the durations of its base by a factor for each node."""
 
-    @abstractmethod
-    def _factor(self, rank: int) -> float:
-        """The factor of a node."""
+class _Scaled(ModifiedProfile):
+    """The durations of the base times a factor for each node."""
+
+    by_rank: tuple[float, ...]
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        return self._factor(rank) * self.base.step_seconds(seed, rank, step)
+        return self.by_rank[rank] * self.base.step_seconds(seed, rank, step)
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
-        return self._factor(rank) * self.base.seconds(seed, rank, first_step, work, start_s)
+        return self.by_rank[rank] * self.base.seconds(seed, rank, first_step, work, start_s)
 
 
 @register("compute", "per-node")
-class PerNode(_ScaledProfile):
-    """Every node has its own speed for the whole run: exactly one of the last three parameters.
+class PerNode(ModifiedProfile):
+    """Every node has its own speed for the whole run: exactly one of the following parameters. Factors multiply the
+    durations of the base."""
 
-    Args:
-        base: another compute profile, whose durations the factors multiply.
-        seconds_per_step: seconds of a step, a number for each node; without a base.
-        factors: a number for each node.
-        sigma: factors are drawn, once for the run: e^(sigma z), z standard normal.
-    """
-
-    seconds_per_step: tuple[NonNegativeFloat, ...] | None = None
-    factors: tuple[PositiveFloat, ...] | None = None
-    sigma: float | None = Field(default=None, ge=0)
+    seconds_per_step: tuple[NonNegativeFloat, ...] | None = None  # a number for each node; without a base
+    factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
+    sigma: NonNegativeFloat | None = (
+        None  # factors e^(sigma z), z standard normal, are drawn once for the run
+    )
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PerNode:
@@ -189,58 +157,36 @@ class PerNode(_ScaledProfile):
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         for field in ("seconds_per_step", "factors"):
             for_each(getattr(self, field), nodes, f"compute.{field}")
-        settled = super().settled(nodes, seed)
         if self.seconds_per_step is not None:
-            return settled.model_copy(update={"base": Constant(seconds_per_step=1.0)})
-        if self.sigma is None:
-            return settled
-        drawn = (generator(seed, "compute.factor", rank).lognormal(0.0, self.sigma) for rank in range(nodes))
-        return settled.model_copy(update={"factors": tuple(map(float, drawn)), "sigma": None})
-
-    def _factor(self, rank: int) -> float:
-        factors = self.seconds_per_step or self.factors
-        assert factors is not None, "settled() draws them"
-        return factors[rank]
+            return _Scaled(base=Constant(seconds_per_step=1.0), by_rank=self.seconds_per_step)
+        factors = self.factors or ()
+        if self.sigma is not None:
+            rngs = (generator(seed, "compute.factor", rank) for rank in range(nodes))
+            factors = tuple(float(rng.lognormal(0.0, self.sigma)) for rng in rngs)
+        with nested("compute"):
+            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
 
 
 @register("compute", "stragglers")
-class SlowNodes(_ScaledProfile, SomeNodes):
-    """Some nodes take ``factor`` times as long as the base: exactly one of ``count``, ``fraction`` and ``ranks``.
+class SlowNodes(ModifiedProfile, SomeNodes):
+    """Some nodes take ``factor`` times as long as the base: exactly one of ``count``, ``fraction`` and ``ranks``."""
 
-    Args:
-        base: another compute profile.
-        factor: what the durations of a slow node are multiplied by.
-        count: number of slow nodes.
-        fraction: fraction of the nodes, rounded to the nearest number.
-        ranks: these nodes.
-        which: with ``count`` or ``fraction``: "drawn" by the experiment's seed, or the "first" ranks.
-    """
-
-    factor: PositiveFloat = 5.0
+    factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        chosen = {"ranks": self.chosen(nodes, seed, "compute"), "count": None, "fraction": None}
-        return super().settled(nodes, seed).model_copy(update=chosen)
-
-    def _factor(self, rank: int) -> float:
-        assert self.ranks is not None, "settled() selects them"
-        return self.factor if rank in self.ranks else 1.0
+        slow = set(self.chosen(nodes, seed, "compute"))
+        factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
+        with nested("compute"):
+            return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)
 
 
 class SlowdownWindow(Component):
-    """A slowdown at a given time.
+    """A slowdown at a given time."""
 
-    Args:
-        from_s: its start, seconds of the engine's clock.
-        to_s: its end.
-        factor: what the duration of a step is multiplied by.
-        ranks: the nodes that it slows down; null is all.
-    """
-
-    from_s: NonNegativeFloat
-    to_s: PositiveFloat
-    factor: PositiveFloat
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    from_s: NonNegativeFloat  # its start, seconds of the engine's clock
+    to_s: PositiveFloat  # its end
+    factor: PositiveFloat  # what the duration of a step is multiplied by
+    ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes that it slows down; null is all
 
     @model_validator(mode="after")
     def _check_order(self) -> SlowdownWindow:
@@ -255,34 +201,21 @@ class SlowdownWindow(Component):
 
 
 class RandomSlowdowns(Component):
-    """Random slowdowns of each node, one at a time; the times between them and their durations are exponential.
+    """Random slowdowns of each node, one at a time; the times between them and their durations are exponential."""
 
-    Args:
-        per_hour: mean number that start in an hour without any.
-        mean_s: mean duration, seconds.
-        factor: what the duration of a step is multiplied by.
-    """
-
-    per_hour: PositiveFloat
-    mean_s: PositiveFloat
-    factor: PositiveFloat
+    per_hour: PositiveFloat  # mean number that start in an hour without any
+    mean_s: PositiveFloat  # mean duration, seconds
+    factor: PositiveFloat  # what the duration of a step is multiplied by
 
 
 @register("compute", "slowdowns")
 class Slowdowns(ModifiedProfile):
     """Nodes slow down for a while and recover; a step may begin before a slowdown and end in or after it.
 
-    Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed.
+    Simultaneous slowdowns multiply. The durations of ``base`` are those at full speed."""
 
-    Args:
-        base: another compute profile.
-        windows: slowdowns at given times.
-        random: slowdowns that are drawn; null for none.
-    """
-
-    windows: tuple[SlowdownWindow, ...] = ()
-    random: RandomSlowdowns | None = None
-
+    windows: tuple[SlowdownWindow, ...] = ()  # slowdowns at given times
+    random: RandomSlowdowns | None = None  # slowdowns that are drawn; null for none
     depends_on_time: ClassVar[bool] = True
 
     @model_validator(mode="after")
@@ -295,10 +228,6 @@ class Slowdowns(ModifiedProfile):
         for number, window in enumerate(self.windows):
             check_ranks(window.ranks or (), nodes, f"compute.windows.{number}.ranks")
         return super().settled(nodes, seed)
-
-    def step_seconds(self, seed: int, rank: int, step: int) -> float:
-        """Seconds at full speed."""
-        return self.base.step_seconds(seed, rank, step)
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed
@@ -316,8 +245,7 @@ class Slowdowns(ModifiedProfile):
             now = until
 
     def _drawn(self, seed: int, rank: int, now_s: float) -> list[SlowdownWindow]:
-        """The first random slowdown of a node that ends after an instant, if any are drawn; each starts after the end of
-        the one before."""
+        """The first random slowdown of a node that ends after an instant; each starts after the one before."""
         if self.random is None:
             return []
         known = self._known[seed, rank]

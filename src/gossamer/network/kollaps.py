@@ -7,9 +7,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby, product
+from itertools import count, groupby, product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -29,14 +29,10 @@ class Kollaps(Changing):
     Nodes are the replicas of services, in the order of the file; supervisors are not nodes. A path is the shortest by hops
     or by latency; along it latencies add up, and so do the variances of jitter; a message survives all links or is lost.
     Attributes that only matter to emulation (images, commands, ports, ...) are not used. docs/networks.md lists the
-    differences from Kollaps.
+    differences from Kollaps."""
 
-    Args:
-        path: the file, XML.
-        services: regular expressions for whole names of services, which select the nodes and their order; null is all.
-    """
-
-    path: FilePath
+    path: FilePath  # the file, XML
+    # Regular expressions for whole names of services, which select the nodes and their order; null is all.
     services: tuple[str, ...] | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
@@ -51,10 +47,8 @@ class Kollaps(Changing):
         able = [name for name, service in file.services.items() if service.supervisor == "false"]
         schedule = _Schedule(file, able if self.services is None else self._selected(able), seed, where)
         if len(schedule.nodes) != nodes:
-            raise BadInput(
-                f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: nodes: {len(schedule.nodes)},"
-                f" or network.services that select {nodes}"
-            )
+            accepted = f"nodes: {len(schedule.nodes)}, or network.services that select {nodes}"
+            raise BadInput(f"{where}: {len(schedule.nodes)} replicas for {nodes} nodes; accepted: {accepted}")
         at_start = [event for event in file.events if event.time == 0]
         schedule.apply(at_start)
         yield 0.0, schedule.conditions()
@@ -66,17 +60,16 @@ class Kollaps(Changing):
         selected: dict[str, None] = {}
         for pattern in self.services or ():
             try:
-                matching = [name for name in names if re.fullmatch(pattern, name)]
+                matching = dict.fromkeys(name for name in names if re.fullmatch(pattern, name))
             except re.error as error:
                 raise BadInput(
                     f"network.services: {pattern!r}: {error}; accepted: regular expressions"
                 ) from None
             if not matching:
                 raise BadInput(
-                    f"network.services: {pattern!r} matches no service; accepted: a match for some of"
-                    f" {', '.join(names)}"
+                    f"network.services: {pattern!r}; accepted: a match for some of {', '.join(names)}"
                 )
-            selected |= dict.fromkeys(matching)
+            selected |= matching
         return list(selected)
 
 
@@ -94,8 +87,7 @@ class _Arc:
     drop: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
+class _Edge(NamedTuple):
     """An edge between two vertices: a replica of a service, a bridge, or a meeting point. The edge between a replica and a
     meeting point (``own``) has the rate of its arc, but neither latency, jitter nor loss."""
 
@@ -117,7 +109,7 @@ class _Routes(Conditions):
 
     def path(self, source: int, to: int) -> Path | None:
         root, vertex = self.nodes[source], self.nodes[to]
-        if root not in self.graph or vertex not in self.graph:
+        if root not in self.graph:
             return None
         # The vertices before each one on shortest paths. networkx lists those first that it finds first, and follows edges
         # in the order of the file.
@@ -135,11 +127,9 @@ class _Routes(Conditions):
         if loss >= 1:
             return None
         inner = (edge["link"] for edge in edges if edge["link"] >= 2 * len(self.nodes))
+        jitter_s = math.hypot(*(arc.jitter_s for arc in arcs))
         return Path(
-            (source, *inner, len(self.nodes) + to),
-            sum(arc.latency_s for arc in arcs),
-            math.hypot(*(arc.jitter_s for arc in arcs)),
-            loss,
+            (source, *inner, len(self.nodes) + to), sum(arc.latency_s for arc in arcs), jitter_s, loss
         )
 
 
@@ -147,8 +137,7 @@ class _Schedule:
     """The state of a network in the course of its schedule.
 
     If a service shares its link, its replicas are connected to a meeting point, and the link starts there. ``nodes`` has the
-    vertex of each node: those of the replicas of the selected services.
-    """
+    vertex of each node: those of the replicas of the selected services."""
 
     def __init__(self, file: KollapsFile, selected: list[str], seed: int, where: str) -> None:
         self._file, self._seed, self._where = file, seed, where
@@ -191,25 +180,22 @@ class _Schedule:
     def _all_arcs(self) -> list[_Arc]:
         """The directions of all links in the file, and of those that join by the schedule."""
         arcs: list[_Arc] = []
-
-        def add(link: KollapsLink | LinkEvent, number: int, present: bool) -> None:
+        events = [event for event in self._file.events if isinstance(event, LinkEvent)]
+        all_links: list[KollapsLink | LinkEvent] = [*self._file.links, *events]
+        for number, link in enumerate(all_links):
+            if isinstance(link, LinkEvent):
+                known = any((arc.origin, arc.dest) == (link.origin, link.dest) for arc in arcs)
+                if known or link.action != "join":
+                    continue
+                if link.upload is None or link.latency is None:
+                    raise self._refused(
+                        f"a new link from {link.origin!r} to {link.dest!r}; accepted: with upload and latency"
+                    )
             values = link.latency or 0.0, link.jitter or 0.0, link.drop or 0.0
             ends = ((link.origin, link.dest, link.upload), (link.dest, link.origin, link.download))
             for origin, dest, rate in ends:
                 if rate is not None:
-                    arcs.append(_Arc(origin, dest, number, present, rate, *values))
-
-        for number, link in enumerate(self._file.links):
-            add(link, number, True)
-        events = [event for event in self._file.events if isinstance(event, LinkEvent)]
-        for number, event in enumerate(events, len(self._file.links)):
-            known = any((arc.origin, arc.dest) == (event.origin, event.dest) for arc in arcs)
-            if not known and event.action == "join":
-                if event.upload is None or event.latency is None:
-                    raise self._refused(
-                        f"a new link from {event.origin!r} to {event.dest!r}; accepted: with upload and latency"
-                    )
-                add(event, number, False)
+                    arcs.append(_Arc(origin, dest, number, isinstance(link, KollapsLink), rate, *values))
         return arcs
 
     def _all_edges(self) -> Iterator[_Edge]:
@@ -220,25 +206,19 @@ class _Schedule:
                 if name in shared and (arc.link, name) not in meeting:
                     meeting[arc.link, name] = self._add(1)
             origin, dest = self._vertices[arc.origin], self._vertices[arc.dest]
-            tails, heads = (
-                meeting.get((arc.link, arc.origin), origin),
-                meeting.get((arc.link, arc.dest), dest),
-            )
-            steps = [(tails, heads, False)]
-            if arc.origin in shared:
+            tails, heads = meeting.get((arc.link, arc.origin)), meeting.get((arc.link, arc.dest))
+            steps = [(tails or origin, heads or dest, False)]
+            if tails:
                 steps.insert(0, (origin, tails, True))
-            if arc.dest in shared:
+            if heads:
                 steps.append((heads, dest, True))
             for starts, ends, own in steps:
                 for tail, head in product(starts, ends):
                     yield _Edge(tail, head, number, own)
 
     def _number_links(self) -> list[int]:
-        """The link of each edge.
-
-        A node that is connected to one other vertex, by at most one edge each way, has these edges as its uplink and its
-        downlink, unless they belong to another such node. All other edges are inner links.
-        """
+        """The link of each edge. A node that is connected to one other vertex, by at most one edge each way, has these edges
+        as its uplink and its downlink, unless they belong to another such node. All other edges are inner links."""
         out, into = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for number, edge in enumerate(self._edges):
             out[edge.tail].append(number)
@@ -249,9 +229,8 @@ class _Schedule:
             around = {self._edges[k].head for k in up} | {self._edges[k].tail for k in down}
             if len(around) == 1 and len(up) <= 1 and len(down) <= 1:
                 links = dict.fromkeys(up, rank) | dict.fromkeys(down, len(self.nodes) + rank) | links
-        inner = [number for number in range(len(self._edges)) if number not in links]
-        links |= {number: link for link, number in enumerate(inner, 2 * len(self.nodes))}
-        return [links[number] for number in range(len(self._edges))]
+        inner = count(2 * len(self.nodes))
+        return [links[number] if number in links else next(inner) for number in range(len(self._edges))]
 
     # --- its state
 
@@ -273,8 +252,8 @@ class _Schedule:
         return _Routes(rates, self.nodes, graph)
 
     def apply(self, events: Iterable[NodeEvent | LinkEvent]) -> None:
-        """Apply events. One that is impossible is bad input: a replica, bridge or link that joins although it is there, or
-        leaves although it is not."""
+        """Apply events. A replica, bridge or link that joins although it is there, or leaves although it is not, is bad
+        input."""
         for event in events:
             if isinstance(event, LinkEvent):
                 self._apply_to_link(event)
@@ -288,11 +267,9 @@ class _Schedule:
         used = self._used if service and service.reuse == "false" else set()
         candidates = {
             "join": vertices - there - used,
-            "leave": there,
-            "crash": there,
             "disconnect": there - self._disconnected,
             "reconnect": there & self._disconnected,
-        }[event.action]
+        }.get(event.action, there)
         if len(candidates) < event.amount:
             raise self._refused(
                 f"{event.action} of {event.amount} of {event.name!r} at {event.time:g} s; accepted: up to {len(candidates)}"
@@ -314,10 +291,8 @@ class _Schedule:
         ahead = [n for n in self._between(event.origin, event.dest) if self._arcs[n].present == there]
         back = self._between(event.dest, event.origin)
         if not ahead:
-            raise self._refused(
-                f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s; accepted: one that is"
-                f" {'there' if there else 'away'}"
-            )
+            found = f"link from {event.origin!r} to {event.dest!r} at {event.time:g} s"
+            raise self._refused(f"{found}; accepted: one that is {'there' if there else 'away'}")
         if event.download is not None and not back:
             raise self._refused("download: the link has no such direction; accepted: upload")
         links = {self._arcs[n].link for n in ahead}

@@ -11,16 +11,7 @@ from xml.etree.ElementTree import ParseError
 
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
@@ -46,17 +37,14 @@ def _bytes_per_second(text: Any) -> float:
 
 Name = Annotated[str, Field(min_length=1)]
 Flag = Literal["true", "false"]
-Rate = Annotated[float, BeforeValidator(_bytes_per_second)]
-"""A bandwidth, converted to bytes per second."""
-Delay = Annotated[NonNegativeFloat, Field(allow_inf_nan=False), AfterValidator(lambda ms: ms / 1000)]
-"""Milliseconds, converted to seconds."""
-Drop = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, BeforeValidator(_bytes_per_second)]  # a bandwidth, converted to bytes per second
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Delay = Annotated[Seconds, AfterValidator(lambda ms: ms / 1000)]  # milliseconds, converted to seconds
+Drop = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
 
 
 class _Attributes(BaseModel):
-    """The attributes of an element, in gossamer's units."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -73,7 +61,7 @@ class Bridge(_Attributes):
 class Service(Bridge):
     """A service. ``replicas`` counts unless replicas join by the schedule."""
 
-    replicas: PositiveInt = 1
+    replicas: Count = 1
     share: Flag = "false"
     reuse: Flag = "true"
     supervisor: Flag = "false"
@@ -113,7 +101,7 @@ class NodeEvent(_Attributes):
     time: Seconds
     name: Name
     action: Literal["join", "leave", "crash", "disconnect", "reconnect"]
-    amount: PositiveInt = 1
+    amount: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +119,8 @@ A = TypeVar("A", bound=_Attributes)
 
 
 def read_kollaps(path: Path, field: str) -> KollapsFile:
-    """Read a topology file.
-
-    Args:
-        path: the file.
-        field: the experiment's field that names it, for errors.
-
-    Raises:
-        BadInput: for anything that is not Kollaps, or is not supported; names the element.
-    """
+    """Read a topology file. A BadInput refuses anything that is not Kollaps, or is not supported, and names the experiment's
+    field and the element."""
     file = f"{field}: {path}"
     parts = _read_parts(path, file)
 
@@ -163,12 +144,11 @@ def read_kollaps(path: Path, field: str) -> KollapsFile:
         kind: type[NodeEvent | LinkEvent] = NodeEvent if "name" in each else LinkEvent
         events.append(parsed(kind, "schedule", number, each))
     for element in (*links, *events):
-        _check_names(element, owners, file)
-    networks = {each.network for each in (*links, *events) if isinstance(each, _Ends)} - {None}
+        if problem := _problem(element, owners):
+            raise BadInput(f"{file}: {problem}")
+    networks = {each.network for each in (*links, *events) if isinstance(each, _Ends) and each.network}
     if len(networks) > 1:
-        raise BadInput(
-            f"{file}: the networks {listed(map(str, networks))}; accepted: one network for all links"
-        )
+        raise BadInput(f"{file}: the networks {listed(networks)}; accepted: one network for all links")
     [config] = [parsed(_Config, "config", 1, each) for each in parts.get("config", [{}])]
     return KollapsFile(
         {service.name: service for service in services},
@@ -184,20 +164,12 @@ def _read_parts(path: Path, file: str) -> dict[str, list[dict[str, str]]]:
     try:
         # A document type is refused, because its entities could stand for anything.
         root = fromstring(path.read_bytes(), forbid_dtd=True)
-    except OSError as error:
-        raise BadInput(f"{file}: {error.strerror}; accepted: an XML file") from None
     except DefusedXmlException:
         raise BadInput(f"{file}: a document type; accepted: XML without one") from None
-    except (
-        ParseError,
-        LookupError,
-        ValueError,
-    ) as error:  # (the last two for an encoding that expat can't read)
+    except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise BadInput(f"{file}: {error}; accepted: well-formed XML") from None
-    if root.tag != "experiment":
-        raise BadInput(f"{file}: the root is <{root.tag}>; accepted: <experiment>")
-    if unknown := root.attrib.keys() - _EMULATION:
-        raise BadInput(f"{file}: {listed(unknown)} in <experiment>; accepted: boot")
+    if root.tag != "experiment" or root.attrib.keys() - _EMULATION:
+        raise BadInput(f"{file}: <{root.tag}> with {listed(root.attrib)}; accepted: <experiment> with boot")
     if text := "".join(root.itertext()).strip():
         raise BadInput(f"{file}: {text!r}; accepted: elements and comments, without text")
     parts: dict[str, list[dict[str, str]]] = {}
@@ -209,29 +181,24 @@ def _read_parts(path: Path, file: str) -> dict[str, list[dict[str, str]]]:
                 accepted = f"<{_PARTS[part.tag]}>, empty" if _PARTS[part.tag] else "nothing"
                 raise BadInput(f"{file}: <{child.tag}> in <{part.tag}>; accepted: {accepted}")
         parts[part.tag] = [part.attrib] if part.tag == "config" else [child.attrib for child in part]
-    for tag in ("services", "links"):
-        if tag not in parts:
-            raise BadInput(f"{file}: no <{tag}> in <experiment>; accepted: one")
+    if not {"services", "links"} <= parts.keys():
+        raise BadInput(
+            f"{file}: <experiment> has {listed(parts) or 'no parts'}; accepted: services and links"
+        )
     return parts
 
 
-def _check_names(
-    element: KollapsLink | LinkEvent | NodeEvent, owners: Mapping[str, Bridge], file: str
-) -> None:
-    """Check that a link or an event is about services and bridges of the file, and says something."""
+def _problem(element: KollapsLink | LinkEvent | NodeEvent, owners: Mapping[str, Bridge]) -> str | None:
+    """How a link or an event does not fit the services and bridges of the file."""
     named = [element.name] if isinstance(element, NodeEvent) else [element.origin, element.dest]
     for name in named:
         if name not in owners:
-            raise BadInput(f"{file}: {name!r}{suggest(name, owners)}; accepted: a service or a bridge")
+            return f"{name!r}{suggest(name, owners)}; accepted: a service or a bridge"
     if isinstance(element, NodeEvent):
         if element.action not in ("join", "leave") and not isinstance(owners[element.name], Service):
-            raise BadInput(
-                f"{file}: {element.action!r} of the bridge {element.name!r}; accepted: join, leave"
-            )
+            return f"{element.action!r} of the bridge {element.name!r}; accepted: join, leave"
     elif element.origin == element.dest:
-        raise BadInput(f"{file}: a link from {element.origin!r} to itself; accepted: two ends")
+        return f"a link from {element.origin!r} to itself; accepted: two ends"
     elif isinstance(element, LinkEvent) and element.model_fields_set <= _UNCHANGING:
-        raise BadInput(
-            f"{file}: an event at {element.time:g} s that changes nothing; accepted: some of upload, download,"
-            " latency, jitter, drop"
-        )
+        return f"an event at {element.time:g} s that changes nothing; accepted: upload, download, latency, jitter, drop"
+    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path as FileSystemPath
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,9 +15,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
+from gossamer.network.inputs import as_number, for_each, read_rows
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
-from gossamer.network.nodes import for_each
-from gossamer.network.tables import as_number, read_rows
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
 """Matrices that come with the package, by name."""
@@ -25,15 +25,8 @@ _Square = Float[np.ndarray, "sites sites"]
 
 @dataclass(frozen=True, eq=False)
 class _SiteConditions(Conditions):
-    """Nodes at sites: a path depends on the sites of its ends only.
-
-    Args:
-        rates: uplinks, downlinks and, if ``shared``, a link for each ordered pair of sites, row by row.
-        site: the site of each node.
-        latency_s: between sites, seconds.
-        limit: bytes per second between sites.
-        shared: whether all nodes of two sites share one link; else the limit applies to each pair of nodes.
-    """
+    """Nodes at sites: a path depends on the sites of its ends only. If the nodes of two sites share one link, ``rates`` has a
+    link for each ordered pair of sites, row by row; else their ``limit`` (bytes per second) is the rate of each path."""
 
     rates: Float[np.ndarray, " links"]
     site: Int[np.ndarray, " nodes"]
@@ -63,37 +56,27 @@ class Matrix(Network):
     A file is CSV (.csv or .csv.gz): a square of numbers, with or without names in the first row and the first column. The
     diagonal applies to nodes of one site; if it is blank, the ``within_...`` parameters do. ``bandwidth_mbps:
     aws-ten-regions`` is a file that comes with gossamer: ten AWS regions, as in the topology of DivShare's experiments
-    (there with a latency of 1 ms).
+    (there with a latency of 1 ms)."""
 
-    Args:
-        latency_ms: one-way delays, a CSV file; or else ``latency_s``.
-        bandwidth_mbps: 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
-        latency_s: one-way delay between sites, in place of a file.
-        within_latency_s: delay within a site.
-        within_bandwidth_mbps: bandwidth within a site; null is unlimited.
-        jitter_s: standard deviation of every delay, seconds.
-        loss: probability that a message is lost.
-        placement: node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
-            ("blocks").
-        shared: whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
-        unmeasured: a pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site
-            with the most such pairs (of several, the last), until none is left.
-        uplink_mbps: of every node, or a list with one for each; null is unlimited.
-        downlink_mbps: as ``uplink_mbps``.
-    """
-
-    latency_ms: FilePath | None = None
+    latency_ms: FilePath | None = None  # one-way delays, a CSV file; or else latency_s
+    # 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
     bandwidth_mbps: Literal["aws-ten-regions"] | FilePath | None = None
-    latency_s: NonNegativeFloat = 0.0
-    within_latency_s: NonNegativeFloat = 0.0
-    within_bandwidth_mbps: PositiveFloat | None = None
-    jitter_s: NonNegativeFloat = 0.0
-    loss: float = Field(default=0.0, ge=0, lt=1)
+    latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, in place of a file
+    within_latency_s: NonNegativeFloat = 0.0  # delay within a site
+    within_bandwidth_mbps: PositiveFloat | None = None  # bandwidth within a site; null is unlimited
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay, seconds
+    loss: float = Field(default=0.0, ge=0, lt=1)  # probability that a message is lost
+    # Node k is at site k mod their number ("round-robin"), or the first nodes are at the first site, and so on
+    # ("blocks").
     placement: Literal["round-robin", "blocks"] = "round-robin"
+    # Whether all nodes of two sites share the bandwidth between them; else each pair of nodes has it.
     shared: bool = False
+    # A pair of sites with a negative or blank value is an "error"; "drop-sites" repeatedly removes the site with the
+    # most such pairs (of several, the last), until none is left.
     unmeasured: Literal["error", "drop-sites"] = "error"
+    # Of every node, or a list with one for each; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
-    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # as uplink_mbps
 
     @model_validator(mode="after")
     def _check_files(self) -> Matrix:
@@ -109,15 +92,9 @@ class Matrix(Network):
         rank = np.arange(nodes)
         up = for_each(self.uplink_mbps, nodes, "network.uplink_mbps") * BYTES_PER_MEGABIT
         down = for_each(self.downlink_mbps, nodes, "network.downlink_mbps") * BYTES_PER_MEGABIT
-        return _SiteConditions(
-            rates=np.concatenate([up, down, limit.ravel()] if self.shared else [up, down]),
-            site=rank % sites if self.placement == "round-robin" else rank * sites // nodes,
-            latency_s=latency_s,
-            limit=limit,
-            shared=self.shared,
-            jitter_s=self.jitter_s,
-            loss=self.loss,
-        )
+        rates = np.concatenate([up, down, limit.ravel()] if self.shared else [up, down])
+        site = rank % sites if self.placement == "round-robin" else rank * sites // nodes
+        return _SiteConditions(rates, site, latency_s, limit, self.shared, self.jitter_s, self.loss)
 
     def _between_sites(self) -> tuple[_Square, _Square]:
         """Seconds and bytes per second between the sites that are used."""
@@ -130,74 +107,52 @@ class Matrix(Network):
             mbps[mbps == 0] = math.nan
         (names, first), *more = tables.values()
         if any(len(last) != len(first) or (names and others and names != others) for others, last in more):
-            raise BadInput(
-                f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: the {len(first)} sites of"
-                " network.latency_ms, in the same order"
-            )
+            accepted = f"the {len(first)} sites of network.latency_ms, in the same order"
+            raise BadInput(f"network.bandwidth_mbps: {len(more[0][1])} sites; accepted: {accepted}")
         kept = self._measured_sites({field: values for field, (_, values) in tables.items()})
-        chosen = {field: values[np.ix_(kept, kept)] for field, (_, values) in tables.items()}
         within = np.eye(len(kept), dtype=bool)
         latency_s, limit = np.where(within, math.nan, self.latency_s), np.where(within, math.nan, math.inf)
-        if "latency_ms" in chosen:
-            latency_s = chosen["latency_ms"] / 1000
-        if "bandwidth_mbps" in chosen:
-            limit = chosen["bandwidth_mbps"] * BYTES_PER_MEGABIT
+        if "latency_ms" in tables:
+            latency_s = tables["latency_ms"][1][np.ix_(kept, kept)] / 1000
+        if "bandwidth_mbps" in tables:
+            limit = tables["bandwidth_mbps"][1][np.ix_(kept, kept)] * BYTES_PER_MEGABIT
         latency_s[within & np.isnan(latency_s)] = self.within_latency_s
         limit[within & np.isnan(limit)] = bytes_per_second(self.within_bandwidth_mbps)
         return latency_s, limit
 
-    def _measured_sites(self, tables: Mapping[str, _Square]) -> Int[np.ndarray, " kept"]:
-        """The sites that are used: without those that have no value, or none if that is an error."""
-        missing = np.zeros_like(next(iter(tables.values())), dtype=bool)
+    def _measured_sites(self, tables: Mapping[str, _Square]) -> list[int]:
+        """The sites that are used: without those that have no value, or a BadInput if that is an error."""
+        missing: Any = False
         for field, values in tables.items():
             missing |= np.isnan(values) & ~np.eye(len(values), dtype=bool)
             if self.unmeasured == "error" and missing.any():
                 row, column = np.argwhere(missing)[0].tolist()
                 raise BadInput(
-                    f"network.{field}: {getattr(self, field)}: row {row + 1}, column {column + 1} of the numbers, the first"
-                    f" of {missing.sum()}: blank or below 0; accepted: a number for each two sites, or"
-                    " network.unmeasured: drop-sites"
+                    f"network.{field}: {getattr(self, field)}: row {row + 1}, column {column + 1} of the numbers: blank or"
+                    " below 0; accepted: a number for each two sites, or network.unmeasured: drop-sites"
                 )
-        kept = np.arange(len(missing))
-        while missing.any():
-            pairs = missing.sum(0) + missing.sum(1)
-            worst = len(pairs) - 1 - int(np.argmax(pairs[::-1]))
-            kept = np.delete(kept, worst)
-            missing = np.delete(np.delete(missing, worst, 0), worst, 1)
+        kept = list(range(len(missing)))
+        while (unmeasured := missing[np.ix_(kept, kept)]).any():
+            pairs = unmeasured.sum(0) + unmeasured.sum(1)
+            del kept[np.flatnonzero(pairs == pairs.max())[-1]]
         return kept
 
 
 def _read_square(path: FileSystemPath, field: str) -> tuple[list[str], _Square]:
     """The names of the sites, if the file has any in its first row or column, and the numbers between them; NaN for those
-    that are blank, "nan" or below 0.
-
-    Raises:
-        BadInput: for a file that can't be read, a cell that is not a number, a matrix that is not square, or different
-            names in the first column and the first row.
-    """
-    rows = read_rows(path, field)
-    header: list[str] = []
-    if any(as_number(cell) is None for cell in rows[0][1][1:]):
-        header = rows.pop(0)[1]
-    if not rows:
-        raise BadInput(f"{field}: {path}: no line after the header; accepted: a square matrix")
-    names: list[str] = []
-    if any(as_number(row[0]) is None for _, row in rows):
-        names = [row[0] for _, row in rows]
-        rows = [(line, row[1:]) for line, row in rows]
+    that are blank, "nan" or below 0."""
+    rows = [row for _, row in read_rows(path, field)]
+    header = rows.pop(0) if any(as_number(cell) is None for cell in rows[0][1:]) else []
+    names = [row[0] for row in rows] if any(as_number(row[0]) is None for row in rows) else []
+    if names:
+        rows = [row[1:] for row in rows]
         header = header[len(header) > len(rows) :]  # without the corner cell
     if header and names and header != names:
-        raise BadInput(
-            f"{field}: {path}: rows and columns have different names; accepted: the same, in the same order"
-        )
-    matrix = np.empty((len(rows), len(rows)))
-    for i, (line, row) in enumerate(rows):
-        where = f"{field}: {path}, line {line}"
-        if len(row) != len(rows):
-            raise BadInput(f"{where}: {len(row)} numbers, in {len(rows)} rows; accepted: a square matrix")
-        for j, cell in enumerate(row):
-            value = as_number(cell)
-            if value is None or math.isinf(value):
-                raise BadInput(f"{where}, number {j + 1}: {cell!r}; accepted: a finite number, or none")
-            matrix[i, j] = value if value >= 0 else math.nan
-    return header or names, matrix
+        raise BadInput(f"{field}: {path}: rows and columns have different names; accepted: the same")
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise BadInput(f"{field}: {path}: {len(rows)} rows of other lengths; accepted: a square matrix")
+    for cell in chain(*rows):
+        if (value := as_number(cell)) is None or math.isinf(value):
+            raise BadInput(f"{field}: {path}: {cell!r}; accepted: finite numbers, or blanks")
+    matrix = np.array([[as_number(cell) for cell in row] for row in rows], dtype=np.float64)
+    return header or names, np.where(matrix >= 0, matrix, math.nan)

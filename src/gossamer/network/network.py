@@ -2,7 +2,8 @@
 
 A network is a set of links, each with a rate, and a path for each pair of nodes: the links that a message crosses, the
 latency of its first bit, and the probability that it is lost. Link r is the uplink of node r, link n + r its downlink;
-links from 2 n on lie between them. All of it may change with time.
+links from 2 n on lie between them. All of it may change with time. The networks in this file are limited by the nodes' own
+links only.
 """
 
 from __future__ import annotations
@@ -14,52 +15,42 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
 from operator import itemgetter
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from gossamer.config.registry import Component
+from gossamer.config.registry import Component, register
+from gossamer.errors import BadInput
+from gossamer.network.inputs import SomeNodes, for_each
 from gossamer.randomness import generator
 
 BYTES_PER_MEGABIT = 125_000
-
-Sharing = Literal["fifo", "in-turn", "fair", "rtt-fair"]
+Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """The path of a message from one node to another.
 
-    Args:
-        links: numbers of the links that it crosses, in order; the sender's uplink first, the receiver's downlink last.
-        latency_s: seconds from the departure of the first bit to its arrival.
-        jitter_s: standard deviation of the latency, which is normal, truncated at 0, and drawn for each message; messages
-            of one pair of nodes do not overtake each other.
-        loss: probability that a message is lost; it takes its time on the sender's uplink all the same.
-        rate: maximum rate of a transfer on this path, bytes per second.
-    """
+    The latency is normal, truncated at 0, and drawn for each message; messages of one pair of nodes do not overtake each
+    other. A message that is lost takes its time on the sender's uplink all the same."""
 
-    links: tuple[int, ...]
-    latency_s: float = 0.0
-    jitter_s: float = 0.0
-    loss: float = 0.0
-    rate: float = math.inf
+    links: tuple[
+        int, ...
+    ]  # that it crosses, in order; the sender's uplink first, the receiver's downlink last
+    latency_s: float = 0.0  # from the departure of the first bit to its arrival
+    jitter_s: float = 0.0  # standard deviation of the latency
+    loss: float = 0.0  # probability that a message is lost
+    rate: float = math.inf  # maximum rate of a transfer on this path, bytes per second
 
 
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:
-    """Seconds from the departure of a message's first bit to its arrival; None if the message is lost.
+    """Seconds from the departure of a message's first bit to its arrival; None if the message is lost, or has no path.
 
-    The draw depends only on the message's number within its pair of nodes, so both engines lose the same messages. Nothing
-    is drawn for a path without loss and jitter.
-
-    Args:
-        path: of the message; None if there is none.
-        seed: the experiment's seed.
-        source: its sender.
-        to: its receiver.
-        k: number of earlier messages from that sender to that receiver.
-    """
+    The draw depends only on the number k of the message within its pair of nodes, so both engines lose the same messages.
+    Nothing is drawn for a path without loss and jitter."""
     if path is None or path.loss >= 1:
         return None
     if path.loss > 0 and generator(seed, "network/loss", source, to, k).random() < path.loss:
@@ -74,8 +65,7 @@ class Conditions(ABC):
     """The state of a network between two changes.
 
     Attributes:
-        rates: bytes per second of every link, float64 [links]; ``math.inf`` is unlimited.
-    """
+        rates: bytes per second of every link, float64 [links]; ``math.inf`` is unlimited."""
 
     rates: Float[np.ndarray, " links"]
 
@@ -96,34 +86,26 @@ class Conditions(ABC):
 
 
 class Network(Component):
-    """What happens to messages between nodes.
+    """What happens to messages between nodes."""
 
-    Args:
-        sharing: how transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one
-            at a time, first come first served; a link between nodes limits the rate of a transfer, and is not shared.
-            "in-turn": a node sends one message at a time, to whichever peer; the transfers of all nodes share all links
-            max-min fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one connection, on
-            which messages follow one another; all connections share all links max-min fairly. "rtt-fair": the same, in
-            proportion to the inverse of the round-trip time, as TCP does and Kollaps assumes.
-    """
-
-    sharing: Sharing = "fifo"
+    # How transfers share links. "fifo": a node sends one message at a time, to whichever peer, and receives one at a
+    # time, first come first served; a link between nodes limits the rate of a transfer, and is not shared. "in-turn":
+    # a node sends one message at a time, to whichever peer; the transfers of all nodes share all links max-min
+    # fairly, and a slow receiver holds its senders back. "fair": each pair of nodes has one connection, on which
+    # messages follow one another; all connections share all links max-min fairly. "rtt-fair": the same, in proportion
+    # to the inverse of the round-trip time, as TCP does and Kollaps assumes.
+    sharing: Literal["fifo", "in-turn", "fair", "rtt-fair"] = "fifo"
 
     @abstractmethod
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        """The network at the start.
-
-        Raises:
-            BadInput: for a description that does not fit the number of nodes; names the field.
-        """
+        """The network at the start; a BadInput names a field that does not fit the number of nodes."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         """Its changes: seconds since the start, ascending, and the network from then on. May be infinite."""
         return iter(())
 
     def loses(self, nodes: int, seed: int) -> bool:
-        """Whether messages can be lost. The default is True for a network that changes, since a path may vanish; a
-        subclass whose paths stay overrides it."""
+        """Whether messages can be lost. The default is True for a network that changes, since a path may vanish."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 
@@ -159,3 +141,117 @@ def states_of(
 def bytes_per_second(mbps: float | None) -> float:
     """The rate in bytes per second; None is unlimited."""
     return math.inf if mbps is None else mbps * BYTES_PER_MEGABIT
+
+
+@dataclass(frozen=True, eq=False)
+class Access(Conditions):
+    """Nodes with uplinks and downlinks, bytes per second, float64 [2 nodes], and the same latency, jitter and loss between
+    all pairs. ``delays_s`` of the nodes' own links, float64 [nodes], are added to the latency."""
+
+    rates: Float[np.ndarray, " links"]
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    delays_s: Float[np.ndarray, " nodes"] | None = None
+
+    def path(self, source: int, to: int) -> Path | None:
+        links, latency_s = (source, len(self.rates) // 2 + to), self.latency_s
+        if self.delays_s is not None:
+            latency_s += float(self.delays_s[source] + self.delays_s[to])
+        return Path(links, latency_s, self.jitter_s, self.loss)
+
+    def common_latency(self) -> float | None:
+        varies = self.jitter_s or self.loss or (self.delays_s is not None and self.delays_s.any())
+        return None if varies else self.latency_s
+
+    def loses(self, nodes: int) -> bool:
+        return self.loss > 0
+
+
+@register("network", "uniform")
+class Uniform(Network):
+    """The same latency between all pairs, the same bandwidth at all nodes."""
+
+    latency_s: NonNegativeFloat = 0.0  # one-way delay of every pair, seconds
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of the delay, seconds
+    loss: Probability = 0.0  # probability that a message is lost
+    # Uplink and downlink of every node, 10^6 bits per second; null is unlimited.
+    bandwidth_mbps: PositiveFloat | None = None
+    uplink_mbps: PositiveFloat | None = None  # the uplink, in place of bandwidth_mbps
+    downlink_mbps: PositiveFloat | None = None  # the downlink, in place of bandwidth_mbps
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        up = bytes_per_second(self.bandwidth_mbps if self.uplink_mbps is None else self.uplink_mbps)
+        down = bytes_per_second(self.bandwidth_mbps if self.downlink_mbps is None else self.downlink_mbps)
+        rates = np.repeat(np.array([up, down]), nodes)
+        return Access(rates, self.latency_s, self.jitter_s, self.loss)
+
+
+@register("network", "stragglers")
+class Stragglers(Uniform, SomeNodes):
+    """Like ``uniform``, but the bandwidth of some nodes is divided by ``factor``, with a normal deviation.
+
+    DivShare's experiments, as published, use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the stragglers at the
+    first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``."""
+
+    factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth
+    # Standard deviation of a straggler's bandwidth, 10^6 bits per second; drawn once per node for uplink and downlink
+    # together, and drawn again if no bandwidth would be left.
+    spread_mbps: NonNegativeFloat = 0.0
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        links = super().conditions(nodes, seed).rates.reshape(2, nodes)  # uplinks and downlinks
+        if not np.isfinite(links).any():
+            raise BadInput("network.bandwidth_mbps: null; accepted: a bandwidth for network.factor to divide")
+        for rank in self.chosen(nodes, seed, "network"):
+            rng, mean = generator(seed, "network.spread", rank), links[:, rank] / self.factor
+            links[:, rank] = 0
+            while (links[:, rank] <= 0).any():
+                links[:, rank] = mean + self.spread_mbps * BYTES_PER_MEGABIT * rng.standard_normal()
+        return Access(links.ravel(), self.latency_s, self.jitter_s, self.loss)
+
+
+@dataclass(frozen=True, eq=False)
+class Spokes(Conditions):
+    """Nodes around a centre without limits; latency, jitter and loss are those of each node's link."""
+
+    rates: Float[np.ndarray, " links"]
+    latency_s: Float[np.ndarray, " nodes"]
+    jitter_s: Float[np.ndarray, " nodes"]
+    loss: Float[np.ndarray, " nodes"]
+
+    def path(self, source: int, to: int) -> Path | None:
+        latency_s = float(self.latency_s[source] + self.latency_s[to])
+        jitter_s = math.hypot(self.jitter_s[source], self.jitter_s[to])
+        loss = float(1 - (1 - self.loss[source]) * (1 - self.loss[to]))
+        return Path((source, len(self.latency_s) + to), latency_s, jitter_s, loss)
+
+    def common_latency(self) -> float | None:
+        if np.ptp(self.latency_s) or self.jitter_s.any() or self.loss.any():
+            return None
+        return 2 * float(self.latency_s[0])
+
+    def loses(self, nodes: int) -> bool:
+        return bool(self.loss.any())
+
+
+@register("network", "star")
+class Star(Network):
+    """A link for each node to a centre. Each parameter is one value for all nodes, or a list with one for each.
+
+    A message crosses two links: their latencies add up, and so do the variances of their jitter; either may lose it."""
+
+    # Towards the centre, 10^6 bits per second; null is unlimited.
+    uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    # From the centre; null is unlimited.
+    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    latency_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0  # delay of a link, seconds
+    # Standard deviation of the delay, seconds.
+    jitter_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
+    loss: Probability | tuple[Probability, ...] = 0.0  # probability that a link loses a message
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        fields = "uplink_mbps", "downlink_mbps", "latency_s", "jitter_s", "loss"
+        values = (for_each(getattr(self, field), nodes, f"network.{field}") for field in fields)
+        up, down, latency_s, jitter_s, loss = values
+        return Spokes(BYTES_PER_MEGABIT * np.concatenate([up, down]), latency_s, jitter_s, loss)

@@ -12,14 +12,21 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from gossamer.config.registry import Component, FilePath, build, register
+from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
-from gossamer.network.access import Access, Uniform
-from gossamer.network.network import BYTES_PER_MEGABIT, Changing, Conditions, Network, Path, states_of
-from gossamer.network.nodes import check_ranks, nested, nested_component
-from gossamer.network.tables import read_records
+from gossamer.network.inputs import check_ranks, nested, read_records
+from gossamer.network.network import (
+    BYTES_PER_MEGABIT,
+    Access,
+    Changing,
+    Conditions,
+    Network,
+    Path,
+    Uniform,
+    states_of,
+)
 
 
 class _Line(NamedTuple):
@@ -32,46 +39,24 @@ class _Line(NamedTuple):
     latency_s: float | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _DelayedAccess(Access):
-    """Nodes whose own links have delays, seconds, float64 [nodes], in addition to the common latency."""
-
-    delays_s: Float[np.ndarray, " nodes"]
-
-    def path(self, source: int, to: int) -> Path | None:
-        path = super().path(source, to)
-        assert path is not None
-        return replace(path, latency_s=self.latency_s + float(self.delays_s[source] + self.delays_s[to]))
-
-    def common_latency(self) -> float | None:
-        return None if self.delays_s.any() else super().common_latency()
-
-
 @register("network", "trace")
 class Trace(Changing, Uniform):
     """Uplinks and downlinks from a CSV file with the columns ``time_s``, ``rank``, ``uplink_mbps``, ``downlink_mbps``
     and, optionally, ``latency_ms``.
 
     A line applies from its time on, to a rank or to all ("*"); a blank cell leaves a value unchanged. The first values are
-    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``.
+    those of ``uniform``. ``latency_ms`` is the delay of a node's own link; those of both ends are added to ``latency_s``."""
 
-    Args:
-        path: the file; .csv or .csv.gz. Times ascend, from 0.
-        repeat_s: period after which the trace starts again, with its first values; null: its last values stay.
-        latency_s: as the rest, see :class:`Uniform`.
-    """
-
-    path: FilePath
+    path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
+    # Period after which the trace starts again, with its first values; null: its last values stay.
     repeat_s: PositiveFloat | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
-        lines = self._lines
-        check_ranks((line.rank or 0 for line in lines), nodes, f"network.path: {self.path}, rank")
-        if self.repeat_s is not None and self.repeat_s <= lines[-1].time_s:
-            raise BadInput(
-                f"network.repeat_s: {self.repeat_s:g}; accepted: more than the trace's last time, "
-                f"{lines[-1].time_s:g}"
-            )
+        check_ranks((line.rank or 0 for line in self._lines), nodes, f"network.path: {self.path}, rank")
+        last = self._lines[-1].time_s
+        if self.repeat_s is not None and self.repeat_s <= last:
+            accepted = f"more than the trace's last time, {last:g}"
+            raise BadInput(f"network.repeat_s: {self.repeat_s:g}; accepted: {accepted}")
         return super().conditions(nodes, seed)
 
     def loses(self, nodes: int, seed: int) -> bool:
@@ -89,10 +74,7 @@ class Trace(Changing, Uniform):
                     for values, value in zip((rates[:nodes], rates[nodes:], delays_s), line[2:], strict=True):
                         if value is not None:
                             values[ranks] = value
-                yield (
-                    start_s + time_s,
-                    _DelayedAccess(rates, self.latency_s, self.jitter_s, self.loss, delays_s=delays_s),
-                )
+                yield start_s + time_s, Access(rates, self.latency_s, self.jitter_s, self.loss, delays_s)
 
     @cached_property
     def _lines(self) -> list[_Line]:
@@ -113,23 +95,16 @@ class Trace(Changing, Uniform):
 
 
 class RateChange(Component):
-    """A change of the bandwidth of some nodes.
+    """A change of the bandwidth of some nodes."""
 
-    Args:
-        at_s: when, seconds of the engine's clock.
-        factor: what the base's bandwidth is multiplied by from then on; 1 restores it.
-        ranks: the nodes; null is all.
-    """
-
-    at_s: NonNegativeFloat
-    factor: PositiveFloat
-    ranks: tuple[NonNegativeInt, ...] | None = None
+    at_s: NonNegativeFloat  # when, seconds of the engine's clock
+    factor: PositiveFloat  # what the base's bandwidth is multiplied by from then on; 1 restores it
+    ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes; null is all
 
 
 @dataclass(frozen=True, eq=False)
 class _ScaledConditions(Conditions):
-    """Conditions with a factor for each node, which multiplies its links; the rate of a path is multiplied by the smaller
-    factor of its ends."""
+    """Conditions with a factor for each node; the rate of a path is multiplied by the smaller factor of its ends."""
 
     rates: Float[np.ndarray, " links"]
     base: Conditions
@@ -149,36 +124,23 @@ class _ScaledConditions(Conditions):
 class Varying(Changing):
     """Another network, whose nodes' bandwidth is multiplied by factors that change at given times.
 
-    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change.
+    The factor multiplies a node's uplink, its downlink, and the rates of its paths; links that nodes share do not change."""
 
-    Args:
-        base: the other network; transfers share links as it says.
-        rate_changes: the changes, in any order.
-    """
-
-    base: Annotated[Network, *nested_component("network")]
-    rate_changes: tuple[RateChange, ...]
+    # The other network; transfers share links as it says.
+    base: Annotated[Network, ComponentField("network", "network.base")]
+    rate_changes: Annotated[tuple[RateChange, ...], Field(min_length=1)]  # the changes, in any order
 
     @model_validator(mode="before")
     @classmethod
-    def _take_sharing_of_base(cls, value: Any, info: Any) -> Any:  # info is a ValidationInfo
-        if not isinstance(value, dict) or "base" not in value:
+    def _take_sharing_of_base(cls, value: Any, info: Any) -> Any:
+        if "base" not in value:
             return value
-        with nested("network"):
-            base = build("network", value["base"], info.context)
+        base = build("network", value["base"], info.context, "network.base")
         sharing = getattr(base, "sharing", None)
         if value.get("sharing", sharing) != sharing:
-            raise BadInput(
-                f"network.sharing: {value['sharing']!r}, but network.base.sharing is {sharing!r}; accepted: the same"
-            )
+            found = f"{value['sharing']!r}, but network.base.sharing is {sharing!r}"
+            raise BadInput(f"network.sharing: {found}; accepted: the same")
         return {**value, "base": base, "sharing": sharing}
-
-    @field_validator("rate_changes")
-    @classmethod
-    def _check_changes(cls, changes: tuple[RateChange, ...]) -> tuple[RateChange, ...]:
-        if not changes:
-            raise ValueError("at least one change")
-        return changes
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         for number, change in enumerate(self.rate_changes):

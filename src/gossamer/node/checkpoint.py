@@ -3,8 +3,7 @@
 A file is safetensors, so that any reader of that format sees the vectors in it: ``model.0`` are the parameters, ``model.1``
 the buffers, ``optimizer.K`` the optimizer's state in the order of its names, ``state.K`` the tensors in ``node.state``. What
 is not a tensor lies in the file's metadata: for each of these sections its structure (:mod:`gossamer.messages`, in base64),
-and a checksum of everything. Nothing is unpickled.
-"""
+and a checksum of everything. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -30,6 +29,15 @@ VERSION = "2"
 _FORMAT = "gossamer-checkpoint"
 _BYTES = frozenset({torch.complex64, torch.complex128, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 """Dtypes that safetensors has no name for; they are written as bytes."""
+_UNREADABLE = (
+    SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
 
 Place = Callable[[Tensor], Tensor]
 """Moves a tensor that was read to where its node keeps such tensors."""
@@ -37,12 +45,8 @@ Place = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A message that was on its way when its receiver was saved.
-
-    Args:
-        message: what will be delivered.
-        due_s: seconds by the receiver's clock; an earlier message is delivered at once.
-    """
+    """A message that was on its way when its receiver was saved, and when it is due, in seconds by the receiver's clock; an
+    earlier message is delivered at once."""
 
     message: Message
     due_s: float
@@ -50,102 +54,66 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """One node at the end of a round. Immutable: models are shared with the node, not copied.
-
-    Args:
-        rank: which node.
-        round: rounds completed.
-        time_s: its clock, seconds.
-        model: parameters and buffers.
-        optimizer: the optimizer's state; None before the first step.
-        state: ``node.state``.
-        node: the node's other values, as :meth:`NodeRuntime.restore` takes them.
-        unread: the messages in its mailbox, oldest first.
-        arriving: the messages on their way, sent before their senders were saved.
-        engine: what the engine keeps about the node.
-    """
+    """One node at the end of a round. Immutable: models are shared with the node, not copied."""
 
     rank: int
-    round: int
-    time_s: float
+    round: int  # rounds completed
+    time_s: float  # the node's clock, seconds
     model: Model
-    optimizer: Mapping[str, Tensor] | None
-    state: Mapping[str, Payload]
-    node: Mapping[str, Payload]
-    unread: Sequence[Message] = ()
-    arriving: Sequence[Arrival] = ()
-    engine: Mapping[str, Payload] = field(default_factory=dict)
+    optimizer: Mapping[str, Tensor] | None  # its state; None before the first step
+    state: Mapping[str, Payload]  # node.state
+    node: Mapping[str, Payload]  # the node's other values, as NodeRuntime.restore takes them
+    unread: Sequence[Message] = ()  # in its mailbox, oldest first
+    arriving: Sequence[Arrival] = ()  # messages on their way, sent before their senders were saved
+    engine: Mapping[str, Payload] = field(default_factory=dict)  # what the engine keeps about the node
 
     def sections(self) -> dict[str, Payload]:
         """The checkpoint as payloads, by the names that a file has for them."""
         fields = {"rank": self.rank, "round": self.round, "time_s": self.time_s}
+        # One section for each message: a full mailbox may exceed the limits of a payload.
+        unread = {f"unread-{k}": _fields(message) for k, message in enumerate(self.unread)}
+        arriving = {f"arriving-{k}": [a.due_s, _fields(a.message)] for k, a in enumerate(self.arriving)}
         return {
             "model": self.model,
             "optimizer": None if self.optimizer is None else dict(self.optimizer),
             "state": dict(self.state),
             "node": {**fields, "node": dict(self.node), "engine": dict(self.engine)},
-            # One section for each message: a full mailbox may exceed the limits of a payload.
-            **{f"unread-{k}": _message(message) for k, message in enumerate(self.unread)},
-            **{
-                f"arriving-{k}": [arrival.due_s, _message(arrival.message)]
-                for k, arrival in enumerate(self.arriving)
-            },
+            **unread,
+            **arriving,
         }
 
     @staticmethod
     def of(sections: Mapping[str, Payload]) -> Checkpoint:
-        """The checkpoint that has these :meth:`sections`.
+        """The checkpoint that has these :meth:`sections`; LookupError, TypeError, ValueError or AttributeError for others."""
 
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: for anything else.
-        """
-        fields = sections["node"]
+        def numbered(name: str) -> list[Payload]:
+            return [section for each, section in sections.items() if each.startswith(f"{name}-")]
+
         return Checkpoint(
-            rank=fields["rank"],
-            round=fields["round"],
-            time_s=fields["time_s"],
+            **sections["node"],
             model=Model(*sections["model"]),
             optimizer=sections["optimizer"],
             state=sections["state"],
-            node=fields["node"],
-            unread=[_as_message(sections[name]) for name in _numbered(sections, "unread")],
-            arriving=[
-                Arrival(_as_message(message), float(due_s))
-                for due_s, message in (sections[name] for name in _numbered(sections, "arriving"))
-            ],
-            engine=fields["engine"],
+            unread=[_message(*fields) for fields in numbered("unread")],
+            arriving=[Arrival(_message(*fields), float(due_s)) for due_s, fields in numbered("arriving")],
         )
 
 
-def _message(message: Message) -> Payload:
+def _fields(message: Message) -> Payload:
     return [message.source, list(message.tag), message.sent_at, message.number, message.payload]
 
 
-def _as_message(fields: Payload) -> Message:
-    source, tag, sent_at, number, payload = fields
+def _message(source: int, tag: Sequence[str | int], sent_at: float, number: int, payload: Payload) -> Message:
     return Message(int(source), tuple(tag), payload, float(sent_at), number=int(number))
-
-
-def _numbered(sections: Mapping[str, Payload], name: str) -> list[str]:
-    count = sum(1 for each in sections if each.startswith(f"{name}-"))
-    return [f"{name}-{k}" for k in range(count)]
 
 
 # --- the file
 
 
 def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
-    """Write a checkpoint's file in place; callers that need an atomic write rename it afterwards.
-
-    Args:
-        checkpoint: what is written.
-        path: the file.
-        experiment: identifies the experiment, e.g. a digest.
-
-    Raises:
-        OSError: where it can't be written.
-        TypeError, ValueError: for a ``node.state`` with something in it that is no payload.
-    """
+    """Write a checkpoint's file in place, with what identifies the experiment; callers that need an atomic write rename it
+    afterwards. OSError where it can't be written; TypeError or ValueError for something in ``node.state`` that is no
+    payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
     metadata = {
@@ -169,42 +137,25 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
 
 
 def read(path: Path, experiment: str | None = None, place: Place | None = None) -> Checkpoint:
-    """Read a checkpoint's file, and check all of it.
-
-    Args:
-        path: the file.
-        experiment: the experiment that it must belong to; None is any.
-        place: moves its tensors to where the node keeps them; None leaves them.
-
-    Raises:
-        BadInput: for a file that is missing, damaged, or of another experiment.
-    """
+    """Read a checkpoint's file, and check all of it; its tensors are placed where the node keeps them. BadInput for a file
+    that is missing, damaged, or of another experiment (None is any)."""
     try:
-        return _read(path, experiment, place)
+        return _read(path, experiment, place or (lambda tensor: tensor))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}; accepted: a checkpoint") from None
-    except (
-        SafetensorError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:
+    except _UNREADABLE as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path}: {why:.200}; accepted: a checkpoint as gossamer has written it") from None
 
 
-def _read(path: Path, experiment: str | None, place: Place | None) -> Checkpoint:
+def _read(path: Path, experiment: str | None, place: Place) -> Checkpoint:
     path.stat()  # whose error is the system's
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
         crc = int(metadata.pop("crc32"), 16)
-        if metadata["format"] != _FORMAT or metadata["version"] != VERSION:
-            raise ValueError(
-                f"it is {metadata['format']}, version {metadata['version']}, not {_FORMAT}, version {VERSION}"
-            )
+        form = metadata["format"], metadata["version"]
+        if form != (_FORMAT, VERSION):
+            raise ValueError(f"it is {form[0]}, version {form[1]}, not {_FORMAT}, version {VERSION}")
         if experiment is not None and metadata["experiment"] != experiment:
             raise ValueError("it is of another experiment")
         found, sections = _crc(metadata), {}
@@ -217,7 +168,7 @@ def _read(path: Path, experiment: str | None, place: Place | None) -> Checkpoint
                 found = zlib.crc32(raw(tensor), found)
                 if spec.dtype in _BYTES:
                     tensor = tensor.view(spec.dtype).reshape(spec.shape)
-                buffers.append(tensor if place is None else place(tensor))
+                buffers.append(place(tensor))
             sections[name] = decode(structure, buffers)
     if found != crc:
         raise ValueError("its checksum does not fit: it is damaged")

@@ -15,18 +15,13 @@ from gossamer.learning.computation import Computation, ComputationKind, Evaluate
 from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
-from gossamer.node.host import Host
-from gossamer.node.setup import NodeSetup
+from gossamer.node.setup import Host, Setup
 from gossamer.randomness import torch_seed
 
 
 class Snapshot:
-    """One vector of the model, which is replaced and never modified. Torch counts writes in place, so they are noticed.
-
-    Attributes:
-        vector: the newest one, for comparisons; :meth:`read` gives it for use.
-        writes: how often it was replaced.
-    """
+    """One vector of the model, which is replaced and never modified, and how often it was. Torch counts writes in place, so
+    they are noticed. ``vector`` is for comparisons; :meth:`read` gives it for use."""
 
     __slots__ = ("_name", "_rank", "_version", "vector", "writes")
 
@@ -35,11 +30,7 @@ class Snapshot:
         self.vector, self._version, self.writes = vector, vector._version, 0
 
     def read(self) -> Tensor:
-        """The newest vector, whose values may not be written yet.
-
-        Raises:
-            RuntimeError: if it was modified in place.
-        """
+        """The newest vector, whose values may not be written yet; RuntimeError if it was modified in place."""
         if self.vector._version != self._version:
             raise RuntimeError(
                 f"node {self._rank}: its {self._name} were modified in place; snapshots are immutable: compute a new"
@@ -48,7 +39,6 @@ class Snapshot:
         return self.vector
 
     def write(self, vector: Tensor) -> None:
-        """Replace the vector by one that nothing else will write to."""
         self.vector, self._version = vector, vector._version
         self.writes += 1
 
@@ -61,19 +51,18 @@ class OwnModel:
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row.
-    """
+        losses: mean losses of the committed steps since the last row."""
 
-    def __init__(self, setup: NodeSetup, host: Host) -> None:
-        self._setup, self._host = setup, host
-        self.parameters = Snapshot(setup.rank, "parameters", host.store(setup.initial.parameters))
-        self.buffers = Snapshot(setup.rank, "buffers", setup.initial.buffers.clone())
+    def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
+        self._setup, self._rank, self._host = setup, rank, host
+        self._samples = setup.parts[rank]
+        self.parameters = Snapshot(rank, "parameters", host.store(initial.parameters))
+        self.buffers = Snapshot(rank, "buffers", initial.buffers.clone())
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []
-        self._batches = BatchStream(
-            setup.experiment.seed, setup.rank, setup.samples, setup.experiment.batch_size
-        )
+        experiment = setup.experiment
+        self._batches = BatchStream(experiment.seed, rank, self._samples, experiment.batch_size)
 
     def snapshot(self) -> Model:
         """The model for a reader that settles it first: its values may not be written yet."""
@@ -82,20 +71,13 @@ class OwnModel:
     async def train(self, first: int, steps: int, lr: float) -> float:
         """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
         start, seed = self.snapshot(), self._seed(first)
-        batches = [self._batches.batch(first + k) for k in range(steps)]
-        return await self._step(
-            ComputationKind.TRAIN,
-            start,
-            lambda state: TrainJob(start, batches, lr, state, seed),
-            first,
-            steps,
-        )
+        batches, kind = [self._batches.batch(first + k) for k in range(steps)], ComputationKind.TRAIN
+        return await self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
 
     async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
         """Take one step from the current model with a gradient [P]."""
-        await self._step(
-            ComputationKind.APPLY, start, lambda state: ApplyJob(start, gradient, lr, state), step, 0
-        )
+        kind = ComputationKind.APPLY
+        await self._step(kind, start, lambda s: ApplyJob(start, gradient, lr, s), step, 0)
 
     async def _step(
         self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float
@@ -115,7 +97,7 @@ class OwnModel:
             return result.loss
 
         try:
-            return float(await self._compute(kind, prepare, commit, first, work))
+            return float(await self._compute(kind, prepare, first, work, commit))
         except asyncio.CancelledError:
             self.reset |= reset  # the next step that is asked for starts with a fresh state instead
             raise
@@ -139,41 +121,37 @@ class OwnModel:
         """The samples of a batch of the stream, all of the node's samples, or some of them by position."""
         if isinstance(batch, int):
             return self._batches.batch(batch)
-        own = torch.from_numpy(self._setup.samples)
+        own = torch.from_numpy(self._samples)
         return own if batch == "full" else own[torch.tensor(list(batch), dtype=torch.int64)]
 
     async def gradient(self, step: int, model: Model, indices: Int[Tensor, " batch"]) -> Tensor:
         """The mean gradient [P] over some samples."""
         job = GradientJob(model, indices, self._seed(step))
-        gradient: Tensor = await self._compute(ComputationKind.GRADIENT, lambda: job, _same, step, 1)
+        gradient: Tensor = await self._compute(ComputationKind.GRADIENT, lambda: job, step, 1)
         return gradient
 
     async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
         """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
-        known = {**self._setup.test_samples, "train": len(self._setup.samples)}
+        most = self._setup.experiment.evaluation.samples
+        known = {name: len(inputs[:most]) for name, (inputs, _) in self._setup.task.tests.items()}
+        known["train"] = len(self._samples)
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
-        job = EvaluateJob(model, on, self._setup.samples)
+        job = EvaluateJob(model, on, self._samples)
         # A forward pass is about a third of a step's work.
         work = known[on] / max(self._batches.batch_size, 1) / 3
-        found: dict[str, float] = await self._compute(
-            ComputationKind.EVALUATE, lambda: job, _same, step, work
-        )
+        found: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return found
 
     def _seed(self, step: int) -> int:
-        return torch_seed(self._setup.experiment.seed, "train", self._setup.rank, step)
+        return torch_seed(self._setup.experiment.seed, "train", self._rank, step)
 
     async def _compute(
         self,
         kind: ComputationKind,
         prepare: Callable[[], Any],
-        commit: Callable[[Any], Any],
         first: int,
         work: float,
+        commit: Callable[[Any], Any] = lambda found: found,
     ) -> Any:
-        return await self._host.compute(Computation(kind, self._setup.rank, first, work, prepare, commit))
-
-
-def _same(found: Any) -> Any:
-    return found
+        return await self._host.compute(Computation(kind, self._rank, first, work, prepare, commit))

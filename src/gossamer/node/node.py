@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -15,9 +16,9 @@ from torch import Tensor
 from gossamer.learning.mixing import Missing, Mix
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
-from gossamer.messages.mailbox import Inbox
-from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, matches
-from gossamer.node.reception import Questions
+from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, dense, matches
+from gossamer.node.mailbox import Inbox
+from gossamer.node.questions import Questions
 from gossamer.randomness import SHARED, generator
 from gossamer.topology import Graph
 from gossamer.topology.cyclon import TAG as SAMPLER
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)
-"""What a row may hold."""
+_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)  # what a row may hold
 
 
 class Node:
@@ -38,38 +38,35 @@ class Node:
         rank: this node's number, from 0.
         size: number of nodes.
         samples: number of training samples that this node holds.
-        label_counts: how many of them are of each class, int64 [classes]; None where the targets are not
-            classes.
+        label_counts: how many of them are of each class, int64 [classes]; None where the targets are no classes.
         layout: fields (name, start, shape) of the flat parameter vector.
-        lr: learning rate of the next steps. The optimizer's schedule, if there is one, sets it when a round ends; a
-            value that an algorithm assigns lasts until then, or forever without a schedule.
+        lr: learning rate of the next steps. The optimizer's schedule, if any, sets it when a round ends; a value that an
+            algorithm assigns lasts until then, or forever without a schedule.
         state: everything that must outlive a round, by name; values are payloads.
         round: rounds completed.
-        step: local steps asked for so far.
-    """
+        step: local steps asked for so far."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
-        self.rank, self.size = setup.rank, setup.experiment.nodes
-        self.samples = len(setup.samples)
-        self.label_counts = setup.label_counts
+        self.rank, self.size = runtime.rank, setup.experiment.nodes
+        self.samples = len(setup.parts[self.rank])
+        self.label_counts = None if setup.labels is None else setup.labels[self.rank]
         self.layout: tuple[Field, ...] = setup.layout.parameters
         self.lr = setup.experiment.optimizer.lr_at(0)
         self.state: dict[str, Payload] = {}
         self.round = 0
         self.step = 0
         self._runtime, self._setup, self._host = runtime, setup, runtime.host
-        self._own, self._reception = runtime.own, runtime.reception
+        self._own, self._mailbox = runtime.own, runtime.mailbox
         self._has_buffers = setup.layout.buffer_size > 0
-        self._questions = Questions(self, self._reception)
+        self._questions = Questions(self, self._mailbox)
         self._sampler = setup.topology.sampler(self, self._host)
 
     # --- the model
 
     @property
     def parameters(self) -> Float[Tensor, " params"]:
-        """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way
-        to write."""
+        """The flat parameter vector, float32 [P]: an immutable snapshot. Assigning a vector is the only way to write."""
         snapshot = self._own.parameters.read()
         self._host.settle(snapshot)
         return snapshot
@@ -81,8 +78,7 @@ class Node:
 
     @property
     def buffers(self) -> Float[Tensor, " buffers"]:
-        """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to
-        write."""
+        """The model's buffers (batch-norm statistics), float32 [B]: a snapshot; assigning is the only way to write."""
         return self._own.buffers.read()
 
     @buffers.setter
@@ -106,26 +102,17 @@ class Node:
 
     def _check_vector(self, v: Tensor, what: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
-            raise ValueError(
-                f"node.{what}: got {v.dtype} of shape {tuple(v.shape)}; accepted: torch.float32 of shape"
-                f" ({length},)"
-            )
+            found = f"{v.dtype} of shape {tuple(v.shape)}"
+            raise ValueError(f"node.{what}: got {found}; accepted: torch.float32 of shape ({length},)")
 
     # --- computing
 
     async def train(self, steps: int = 1) -> float:
-        """Take local steps from the parameters as they are at the call.
+        """Take mini-batch steps from the parameters as they are at the call; gives the mean training loss over the steps.
 
-        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is
-        assigned, else it is added as the update ``result - snapshot``. A node computes one thing at a time,
-        first come first served. Cancelled, nothing of it is applied; the step counter has advanced.
-
-        Args:
-            steps: number of mini-batch steps.
-
-        Returns:
-            The mean training loss over the steps.
-        """
+        The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is
+        added as the update ``result - snapshot``. A node computes one thing at a time, first come first served. Cancelled,
+        nothing of it is applied; the step counter has advanced."""
         first = self.step
         self.step += steps
         return await self._own.train(first, steps, self.lr)
@@ -135,17 +122,13 @@ class Node:
         at: Float[Tensor, " params"] | Model | None = None,
         batch: int | Sequence[int] | Literal["full"] | None = None,
     ) -> Float[Tensor, " params"]:
-        """The mean gradient of the loss over one batch.
+        """The mean gradient of the loss over one batch, a vector float32 [P].
 
         Args:
             at: where; None is the node's parameters at the call.
             batch: None is the node's next batch (the step counter advances); a number is that batch of the
                 node's stream (``node.step - 1`` is the last one drawn); "full" is all of its samples; a
-                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``.
-
-        Returns:
-            A vector float32 [P].
-        """
+                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``."""
         model, step = self._as_model(at), self.step
         indices = self._own.indices(step if batch is None else batch)
         if batch is None:
@@ -153,8 +136,8 @@ class Node:
         return await self._own.gradient(step, model, indices)
 
     async def apply(self, v: Float[Tensor, " params"]) -> None:
-        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed
-        as in ``train``."""
+        """Take one optimizer step with a gradient [P] from the parameters as they are at the call; committed as in
+        ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
         await self._own.apply(self.step, self.model, v.detach().clone(), self.lr)
 
@@ -176,20 +159,17 @@ class Node:
             inbox: rank -> a vector, a :class:`Part` of one or a :class:`Model`.
             weights: rank -> weight.
             self_weight: None is one minus the sum of ``weights``. Where it is given, nothing checks what all sum to.
-            missing: what stands for values that did not come; None is the experiment's ``gather.missing`` for absent
-                ranks, and the own values for the missing coordinates of a part.
+            missing: what stands for values that did not come, of absent ranks or of coordinates that a part lacks; None is
+                the experiment's ``gather.missing``.
             aggregate: whether own and inbox are models, which the experiment's aggregator combines.
 
         Returns:
-            A vector or a model, as ``own`` is.
-        """
-        whole = isinstance(own, Model)
+            A vector or a model, as ``own`` is."""
+        whole, setup = isinstance(own, Model), self._setup
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
-        aggregator = self._setup.aggregator if aggregate else None
-        mix = Mix(
-            own, inbox, weights, self_weight, missing, aggregator, self._setup.experiment.gather.missing
-        )
+        aggregator = setup.aggregator if aggregate else None
+        mix = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
         mixed = await self._host.mix(lambda: mix, lambda mixed: mixed, read=True)
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
@@ -205,18 +185,15 @@ class Node:
         names another one) and write the result, indivisibly.
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
-        :meth:`combine`.
-        """
+        :meth:`combine`."""
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
-        setup = self._setup
+        aggregator, default = self._setup.aggregator, self._setup.experiment.gather.missing
 
         def prepare() -> Mix:
             own = self.model if whole else self._own.parameters.read()
-            return Mix(
-                own, inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
-            )
+            return Mix(own, inbox, weights, self_weight, missing, aggregator, default)
 
         def commit(mixed: Any) -> None:
             if whole:
@@ -234,8 +211,7 @@ class Node:
         a third of a step for every batch of samples), unlike the evaluation that the engine records.
 
         Raises:
-            ValueError: for a name that is no evaluation set.
-        """
+            ValueError: for a name that is no evaluation set."""
         return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:
@@ -271,8 +247,7 @@ class Node:
 
         Raises:
             ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
-            TypeError: for a payload or tag that can't travel.
-        """
+            TypeError: for a payload or tag that can't travel."""
         return self.broadcast((to,), payload, tag, exact=exact)[0]
 
     def broadcast(
@@ -282,14 +257,11 @@ class Node:
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
-            raise ValueError(
-                f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
-            )
+            accepted = f"0 to {self.size - 1}, except its own rank"
+            raise ValueError(f"node {self.rank}: send to rank {wrong}; accepted: {accepted}")
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
-            raise ValueError(
-                f"tag {tag!r}: {SAMPLER!r} belongs to the peer sampler; accepted: any other first part"
-            )
+            raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
         runtime, own = self._runtime, self._own.parameters.vector
         if not ranks:
             return []
@@ -304,23 +276,36 @@ class Node:
             return self._send_wrapped(ranks, payload, name)
         return self._host.send(ranks, payload, name)
 
+    def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
+        """Encode a difference of models by the experiment's codec, without sending it; for an algorithm with
+        ``sends_differences``.
+
+        Args:
+            v: the difference, float32 [P].
+
+        Returns:
+            What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
+            the difference."""
+        self._check_vector(v, "compress", self._setup.layout.size)
+        if self._runtime.coder is None:
+            return v, v
+        sent, found = self._runtime.coder.compress(v)
+        return sent, dense(found)
+
     def _send_wrapped(
         self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]
     ) -> list[Sending]:
         """Let wrappers change the payload for each receiver. Neighbouring ranks that get the same object share it."""
-        groups: list[tuple[list[int], Payload]] = []
+        changed: dict[int, Payload] = dict.fromkeys(ranks, payload)
         for rank in ranks:
-            changed = payload
             for wrapper in self._runtime.outgoing:
-                changed = wrapper.outgoing(self, rank, changed, name)
-            if groups and groups[-1][1] is changed:
-                groups[-1][0].append(rank)
-            else:
-                groups.append(([rank], changed))
+                changed[rank] = wrapper.outgoing(self, rank, changed[rank], name)
         sendings: list[Sending] = []
-        for group, changed in groups:
-            frozen = changed if changed is payload else freeze(changed, self._host.is_stored)
-            sendings += self._host.send(group, frozen, name)
+        for _, group in groupby(ranks, key=lambda rank: id(changed[rank])):
+            receivers = list(group)
+            own = changed[receivers[0]]
+            frozen = own if own is payload else freeze(own, self._host.is_stored)
+            sendings += self._host.send(receivers, frozen, name)
         return sendings
 
     async def receive(
@@ -343,26 +328,18 @@ class Node:
         Raises:
             TimeoutError: if none came in time.
             PeerLost: if ``source`` is dead and left no message.
-            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again.
-        """
+            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
-            raise ValueError(
-                f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not"
-            )
-        return await self._reception.receive(prefix, source, timeout, kept)
+            raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
+        return await self._mailbox.receive(prefix, source, timeout, kept)
 
     def drain(
         self, tag: Tag | None = None, source: int | None = None, *, newest: bool = False
     ) -> list[Message]:
-        """Take every message that is here now and fits, oldest first; never waits.
-
-        Args:
-            tag: a tag or the beginning of one; None is any.
-            source: the sender; None is anyone.
-            newest: give only the newest of each sender and (whole) tag; older ones are counted as superseded.
-        """
-        return self._reception.drain(() if tag is None else as_tag(tag), source, newest=newest)
+        """Take every message that is here now and fits, as for :meth:`receive`, oldest first; never waits. ``newest`` gives
+        only the newest of each sender and (whole) tag; older ones are counted as superseded."""
+        return self._mailbox.drain(() if tag is None else as_tag(tag), source, newest=newest)
 
     async def gather(
         self, peers: Iterable[int], tag: Tag, *, at_least: int | None = None, timeout: float | None = None
@@ -381,10 +358,9 @@ class Node:
             this tag is counted and dropped.
 
         Raises:
-            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
-        """
+            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail"."""
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
-        return await self._reception.gather(set(peers), as_tag(tag), at_least, timeout)
+        return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
 
     # --- questions and answers
 
@@ -419,20 +395,14 @@ class Node:
         Raises:
             TimeoutError: if no answer came in time.
             PeerLost: if the peer is dead.
-            ValueError: if a question of the same tag to the same peer is open.
-        """
+            ValueError: if a question of the same tag to the same peer is open."""
         return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
 
     def answer(
         self, tag: Tag, handler: Callable[[Message], Payload], *, exact: bool = False
     ) -> asyncio.Task[None]:
-        """Answer every question whose tag begins with ``tag``, in a task of this node, as long as the run lasts.
-
-        Args:
-            tag: a tag or the beginning of one.
-            handler: gives the answer to a question. Nothing else of the node runs meanwhile.
-            exact: as for :meth:`send`.
-        """
+        """Answer every question whose tag begins with ``tag``, in a task of this node, as long as the run lasts. ``handler``
+        gives the answer to a question; nothing else of the node runs meanwhile. ``exact`` is as for :meth:`send`."""
         return self.spawn(self._questions.serve(as_tag(tag), handler, exact))
 
     def drain_answers(self) -> list[Payload]:
@@ -448,22 +418,18 @@ class Node:
     async def neighbors(
         self, r: int | None = None, direction: Literal["both", "in", "out"] = "both", layer: str | None = None
     ) -> tuple[int, ...]:
-        """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending.
-
-        For a directed graph the direction must be named: "in" (who sends to this node) or "out". Where neighbours are
-        sampled, this is the node's view at the moment, and there is no "in".
-        """
+        """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending. For a directed graph the
+        direction must be named: "in" (who sends to this node) or "out". Where neighbours are sampled, this is the node's
+        present view, and there is no "in"."""
         if self._sampler is not None and layer is None:
             return self._sampler.neighbors(self._round(r), direction)
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
-        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
-        node's own.
+        """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own.
 
         Raises:
-            ValueError: where neighbours are sampled: nobody knows who will send to it.
-        """
+            ValueError: where neighbours are sampled: nobody knows who will send to it."""
         self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
@@ -471,22 +437,20 @@ class Node:
         """The whole graph of round ``r``: an oracle, which no node of a real deployment has.
 
         Raises:
-            ValueError: where neighbours are sampled: there is none.
-        """
+            ValueError: where neighbours are sampled: there is none."""
         self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
     @property
     def view(self) -> tuple[int, ...] | None:
-        """The ranks that a node with a peer sampler knows at the moment, ascending; None where there is a graph."""
+        """The ranks that a node with a peer sampler knows at present, ascending; None where there is a graph."""
         return None if self._sampler is None else self._sampler.view
 
     def _check_graph(self, call: str, instead: str) -> None:
         if self._sampler is not None:
             name = self._setup.topology.topology.name_of()
-            raise ValueError(
-                f"node.{call} on the topology {name}, whose graph no node knows; accepted there: {instead}"
-            )
+            where = f"node.{call} on the topology {name}, whose graph no node knows"
+            raise ValueError(f"{where}; accepted there: {instead}")
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -508,17 +472,10 @@ class Node:
             raise
 
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
-        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the
-        same again.
-
-        Args:
-            purpose: what is drawn.
-            counters: what tells repeated draws apart, e.g. the round.
-            shared: leave the rank out, so that all nodes draw the same.
-        """
-        return generator(
-            self._setup.experiment.seed, f"algorithm/{purpose}", SHARED if shared else self.rank, *counters
-        )
+        """A fresh generator for a key (experiment seed, purpose, this rank, counters): the same key draws the same again.
+        Counters, e.g. the round, tell repeated draws apart; ``shared`` leaves the rank out: all nodes draw the same."""
+        rank = SHARED if shared else self.rank
+        return generator(self._setup.experiment.seed, f"algorithm/{purpose}", rank, *counters)
 
     def secret(self, n: int) -> bytes:
         """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
@@ -533,8 +490,7 @@ class Node:
         """Put values into columns of the node's next recorded row.
 
         Raises:
-            TypeError: for a value that no record holds.
-        """
+            TypeError: for a value that no record holds."""
         for name, value in values.items():
             if not isinstance(value, _RECORDED) and value is not None:
                 raise TypeError(
@@ -544,17 +500,15 @@ class Node:
             self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
 
     def rounds(self) -> AsyncRounds:
-        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are
-        recorded between."""
+        """``async for r in node.rounds()``: round numbers until the stop rule ends the run; rounds are recorded between."""
         return AsyncRounds(self)
 
     async def end_round(self, r: int) -> None:
-        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and
-        checkpoint if due."""
-        self.round = r + 1
-        if self._setup.experiment.optimizer.schedule is not None:
-            self.lr = self._setup.experiment.optimizer.lr_at(self.round)
-        if self._setup.experiment.optimizer.reset_every_round:
+        """What ``rounds()`` does between rounds: count round ``r`` as completed; record, evaluate and checkpoint if due."""
+        self.round, optimizer = r + 1, self._setup.experiment.optimizer
+        if optimizer.schedule is not None:
+            self.lr = optimizer.lr_at(self.round)
+        if optimizer.reset_every_round:
             self.reset_optimizer()
         if self._sampler is not None:
             self._sampler.round_ended(self.round)
@@ -573,20 +527,15 @@ class Node:
         return self._host.finished(self.round)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable.
-
-        It starts when the spawning task next waits. It ends with the node at the latest: when ``run`` of
-        every node has returned, tasks that are still there are cancelled. An exception in it, awaited or
-        not, fails the node.
-        """
+        """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable. It starts when the spawning
+        task next waits. It ends with the node at the latest: when ``run`` of every node has returned, tasks that are still
+        there are cancelled. An exception in it, awaited or not, fails the node."""
         return self._runtime.spawn(coroutine)
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
     """An inbox with the parameters of its models."""
-    return {
-        rank: payload.parameters if type(payload) is Model else payload for rank, payload in inbox.items()
-    }
+    return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -595,8 +544,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 class AsyncRounds:  # its name says, in the error of a plain for, what it is
-    """The iterator behind ``Node.rounds``; an object rather than an async generator, which a break would
-    leave to be finalised."""
+    """The iterator behind ``Node.rounds``; an async generator would be left to be finalised by a break."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

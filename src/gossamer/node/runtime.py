@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import re
+import warnings
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gossamer.codecs.codec import Coder
@@ -11,12 +15,11 @@ from gossamer.errors import BadInput, GossamerError
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.host import Host
+from gossamer.node.mailbox import Mailbox
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
-from gossamer.node.reception import Reception
-from gossamer.node.setup import NodeSetup
-from gossamer.node.wrapper import NodeWrapper
+from gossamer.node.rejoin import Hospitality
+from gossamer.node.setup import Host, NodeWrapper, Setup
 from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
@@ -26,33 +29,30 @@ class NodeRuntime:
     """One node with everything that its engine calls; its algorithm gets only :attr:`node`.
 
     Attributes:
+        rank: the node's number.
         node: the node as its algorithm sees it.
         own: its model, and what it computes.
-        reception: its mailbox.
+        mailbox: the messages that no task has taken.
         columns: values for the node's next recorded row.
-        companion: takes the engine's own messages, if anything does.
-        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure.
-    """
+        hospitality: gives the node's model to newcomers, if there may be any.
+        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure."""
 
-    def __init__(self, setup: NodeSetup, host: Host) -> None:
-        self.setup, self.host = setup, host
+    def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
+        self.setup, self.rank, self.host = setup, rank, host
         self.columns: dict[str, Any] = {}
-        self.own = OwnModel(setup, host)
-        self.reception = Reception(setup, host, lambda: self.node.round)
-        self.outgoing = [wrapper for wrapper in setup.experiment.wrappers if _overrides(wrapper, "outgoing")]
-        self.before_round = [
-            wrapper for wrapper in setup.experiment.wrappers if _overrides(wrapper, "before_round")
-        ]
-        self._incoming = [
-            wrapper for wrapper in reversed(setup.experiment.wrappers) if _overrides(wrapper, "incoming")
-        ]
+        self.own = OwnModel(setup, rank, initial, host)
+        self.mailbox = Mailbox(setup, rank, host, lambda: self.node.round)
+        self.outgoing = self._wrappers("outgoing")
+        self.before_round = self._wrappers("before_round")
+        self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
-        self.coder = None if setup.experiment.codec is None else Coder(setup.experiment.codec, self.node)
-        self.reception.coder = self.coder
+        codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
+        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
+        self.mailbox.coder = self.coder
+        self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
-        self._receive_own = self._deliver_wrapped if self._incoming else self.reception.mailbox.deliver
-        self.companion = None if setup.companion is None else setup.companion(self, host)
-        plain = self._sampler is None and self.companion is None
+        self._receive_own = self._deliver_wrapped if self._incoming else self.mailbox.deliver
+        plain = self._sampler is None and self.hospitality is None
         self.deliver = self._receive_own if plain else self._deliver_sorted
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()  # unknown to the protocol
@@ -61,14 +61,12 @@ class NodeRuntime:
         self._failed_round = 0
         self._over = False  # whether the protocol has returned
 
-    @property
-    def rank(self) -> int:
-        """The node's number."""
-        return self.setup.rank
+    def _wrappers(self, method: str) -> list[NodeWrapper]:
+        base = getattr(NodeWrapper, method)
+        return [each for each in self.setup.experiment.wrappers if getattr(type(each), method) is not base]
 
     @property
     def round(self) -> int:
-        """Rounds completed."""
         return self.node.round
 
     @property
@@ -88,14 +86,14 @@ class NodeRuntime:
             self.fail(error)
             return
         if changed is not None:
-            self.reception.mailbox.deliver(changed)
+            self.mailbox.deliver(changed)
 
     def _deliver_sorted(self, message: Message) -> None:
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):
             self._sampler.deliver(message)
             return
         try:
-            if self.companion is not None and self.companion.takes(message):
+            if self.hospitality is not None and self.hospitality.takes(message):
                 return
         except Exception as error:  # noqa: BLE001 - an author may have modified the model in place
             self.fail(error)
@@ -104,38 +102,32 @@ class NodeRuntime:
 
     def waiting(self) -> list[str]:
         """What this node's tasks wait for, in words."""
-        return self.reception.mailbox.waiting()
+        return [str(waiter) for waiter in self.mailbox.waiters]
 
     # --- nodes that are away
 
     def peer_lost(self) -> None:
-        """``host.lost`` has grown."""
-        self.reception.mailbox.wake_all()
-        if self.companion is not None:
-            self.companion.peer_lost()
+        self.mailbox.wake_all()
+        if self.hospitality is not None:
+            self.hospitality.peer_lost()
 
     def peer_found(self, rank: int, first: int, *, restarted: bool = True) -> None:
-        """A peer that was away is back; ``host.lost`` no longer has it.
-
-        Args:
-            rank: the peer.
-            first: the first round in which it takes part; in earlier ones nobody waits for it.
-            restarted: whether it was restarted, so that the messages that are still expected of it won't come.
-        """
-        self.reception.first[rank] = first
+        """A peer that was away is back, and takes part from a round on; nobody waits for it in earlier ones. If it was
+        restarted, messages that are still expected of it won't come."""
         if restarted:
-            self.reception.mailbox.forget_late(rank)
-        self.reception.mailbox.wake_all()
+            self.mailbox.forget_late(rank)
+        self.mailbox.first[rank] = first
+        self.mailbox.wake_all()
 
     def rejoin(self, first: int) -> None:
         """The node itself was away, or its peers thought so; it takes part again from a round on. In earlier rounds it
         waits for nobody, since what the others sent meanwhile is lost."""
-        self.reception.first[self.rank] = first
-        self.reception.mailbox.wake_all()
+        self.mailbox.first[self.rank] = first
+        self.mailbox.wake_all()
 
     def catch_up(self) -> None:
         """Continue with the first round in which this node takes part again, if it is in an earlier one."""
-        node, first = self.node, self.reception.first.get(self.rank, 0)
+        node, first = self.node, self.mailbox.first.get(self.rank, 0)
         if first > node.round:
             node.round = first
             if self.setup.experiment.optimizer.schedule is not None:
@@ -144,7 +136,6 @@ class NodeRuntime:
     # --- tasks
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task of this node."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -157,7 +148,6 @@ class NodeRuntime:
             self.fail(error)
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether a task is one of this node's."""
         return task in self._tasks
 
     def fail(self, error: BaseException) -> None:
@@ -173,10 +163,8 @@ class NodeRuntime:
         return self.round if self._failed is None else self._failed_round
 
     async def live(self, protocol: Coroutine[Any, Any, None]) -> None:
-        """Run the node's protocol until it returns; the first failure in any of its tasks is raised.
-
-        Tasks that the protocol spawned go on until :meth:`end`.
-        """
+        """Run the node's protocol until it returns; the first failure in any of its tasks is raised. Tasks that the protocol
+        spawned go on until :meth:`end`."""
         self._failure = asyncio.get_running_loop().create_future()
         if self._failed is not None:  # by a message that came before the start
             self._failure.set_result(self._failed)
@@ -194,7 +182,7 @@ class NodeRuntime:
 
     def _retire_if_over(self) -> None:
         if self._over and self._tasks <= self._background:
-            self.reception.mailbox.retire()
+            self.mailbox.retire()
 
     async def failure(self) -> BaseException:
         """Wait for a task of this node to fail, after its protocol has returned."""
@@ -214,27 +202,22 @@ class NodeRuntime:
     # --- checkpoints
 
     def checkpoint(self, **engine: Payload) -> Checkpoint:
-        """Everything that this node needs to continue from here, at a round's end. Its vectors are shared, not copied,
-        except tensors in ``state`` that are not in the store, which the algorithm may write.
-
-        Args:
-            engine: what the engine keeps of the node.
-
-        Raises:
-            TypeError, ValueError: for something in ``state`` that is no payload.
-        """
-        node = self.node
-        try:
-            state = freeze(node.state, self.host.is_stored)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"node.state: {error}") from None
+        """Everything that this node needs to continue from here, at a round's end, and what the engine keeps of it. Its
+        vectors are shared, not copied, except tensors in ``state`` that are not in the store, which the algorithm may write.
+        TypeError or ValueError for something in ``state`` that is no payload."""
+        node, state = self.node, {}
+        for name, value in self.node.state.items():
+            try:
+                state[name] = freeze(value, self.host.is_stored)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"node.state[{name!r}]: {error}") from None
         saved = {
             "step": node.step,
             "lr": node.lr,
             "reset": self.own.reset,
             "columns": dict(self.columns),
             "losses": list(self.own.losses),
-            **self.reception.saved(),
+            **self.mailbox.saved(),
         }
         return Checkpoint(
             rank=self.rank,
@@ -244,17 +227,13 @@ class NodeRuntime:
             optimizer=self.own.state,
             state=state,
             node=saved,
-            unread=self.reception.mailbox.unread(),
+            unread=list(self.mailbox.messages),
             engine=engine,
         )
 
     def restore(self, saved: Checkpoint) -> None:
-        """Become the node that was saved, before :meth:`live`. Messages that were on their way to it are the engine's to
-        deliver.
-
-        Raises:
-            BadInput: for the checkpoint of another node, or of another model.
-        """
+        """Become the node that was saved, before :meth:`live`; BadInput for the checkpoint of another node or model. Messages
+        that were on their way to it are the engine's to deliver."""
         node, layout = self.node, self.setup.layout
         shapes = [tuple(vector.shape) for vector in saved.model]
         if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
@@ -268,9 +247,32 @@ class NodeRuntime:
         self.own.reset = saved.node["reset"]
         node.state = freeze(dict(saved.state), lambda tensor: True)
         self.columns, self.own.losses = dict(saved.node["columns"]), list(saved.node["losses"])
-        self.reception.restore(saved.unread, saved.node)
+        self.mailbox.restore(saved.unread, saved.node)
 
 
-def _overrides(wrapper: NodeWrapper, method: str) -> bool:
-    """Whether a wrapper's class defines this method."""
-    return getattr(type(wrapper), method) is not getattr(NodeWrapper, method)
+_UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
+
+
+@contextmanager
+def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
+    """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` that was never awaited; Python
+    itself only warns. The sequence of nodes may change meanwhile."""
+
+    def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        node = None
+        if re.fullmatch(_UNAWAITED, str(message)):
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # no event loop in this thread
+                task = None
+            node = next((node for node in nodes if node.owns(task)), None)
+        if node is None:
+            shown(message, category, filename, lineno, *rest)
+        else:
+            node.fail(GossamerError(f"{message} ({Path(filename).name}, line {lineno})"))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", _UNAWAITED, RuntimeWarning)
+        shown = warnings.showwarning
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

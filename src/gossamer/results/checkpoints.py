@@ -1,11 +1,7 @@
-"""The checkpoints of a run, in its folder::
-
-    checkpoints/<number>/node-<rank>.safetensors    one node (gossamer.node.checkpoint)
-    checkpoints/<number>/manifest.json              written last: with it the checkpoint is complete
-
-Every file is written under another name, flushed to disk and renamed, and older checkpoints are removed only when a newer
-one is complete: a kill at any time leaves the newest complete one.
-"""
+"""The checkpoints of a run, in its folder: ``checkpoints/<number>/node-<rank>.safetensors``
+(:mod:`gossamer.node.checkpoint`), and ``manifest.json``, which is written last. Files are written under another name,
+flushed and renamed, and older checkpoints are removed only when a newer one is complete: a kill at any time leaves the
+newest complete one."""
 
 from __future__ import annotations
 
@@ -30,19 +26,16 @@ _FREE = ("name", "stop", "checkpoint", "data_root", "trackers")
 
 @dataclass(frozen=True)
 class Cut:
-    """A complete checkpoint of a run."""
+    """A complete checkpoint of a run; of each node that was not lost, the rounds that it had completed and its clock.
+    ``number`` is larger for later ones; ``trainer`` is the one that computed, None if none had to yet."""
 
     folder: Path
     number: int
-    """Larger for later checkpoints."""
     rounds: Mapping[int, int]
-    """Rounds completed, by rank, without lost nodes."""
     times_s: Mapping[int, float]
-    """The nodes' clocks."""
     wall_s: float
     experiment: Mapping[str, Any]
     trainer: str | None
-    """The trainer that computed; None if none had to yet."""
 
     def read(self, rank: int, place: Place | None = None) -> Checkpoint:
         """A node's part; arguments and errors as for :func:`gossamer.node.checkpoint.read`."""
@@ -91,24 +84,21 @@ class CheckpointFolder:
         for :class:`Cut`."""
         manifest = {"number": number, "rounds": dict(rounds), "times_s": dict(times_s), "wall_s": wall_s}
         manifest |= {"trainer": trainer, "experiment": self._experiment}
-        write_json(self._path / str(number) / "manifest.json", manifest)
+        write_json(_manifest(self._path, number), manifest)
         for folder in (self._path, self._path.parent):  # before older ones are removed
             sync(folder)
-        kept = set(sorted(_complete(self._path))[-self._keep :])
+        kept = set(_complete(self._path)[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
                 # Without its manifest it is incomplete, even if the rest can't be removed.
-                (self._path / str(other) / "manifest.json").unlink(missing_ok=True)
+                _manifest(self._path, other).unlink(missing_ok=True)
                 shutil.rmtree(self._path / str(other))
 
 
 def newest(path: Path) -> Cut | None:
-    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None.
-
-    Raises:
-        BadInput: for a manifest that can't be read.
-    """
-    cuts = (_read_manifest(path / str(number)) for number in sorted(_complete(path), reverse=True))
+    """The newest complete checkpoint with at least one node in a run's folder of checkpoints, or None; a manifest that
+    can't be read is bad input."""
+    cuts = (_read_manifest(_manifest(path, number)) for number in reversed(_complete(path)))
     return next((cut for cut in cuts if cut.rounds), None)
 
 
@@ -121,20 +111,23 @@ def _file(rank: int) -> str:
     return f"node-{rank}.safetensors"
 
 
+def _manifest(path: Path, number: int) -> Path:
+    return path / str(number) / "manifest.json"
+
+
 def _numbers(path: Path) -> list[int]:
-    return [int(each.name) for each in path.glob("*") if each.name.isdecimal()]
+    return sorted(int(each.name) for each in path.glob("*") if each.name.isdecimal())
 
 
 def _complete(path: Path) -> list[int]:
-    return [number for number in _numbers(path) if (path / str(number) / "manifest.json").exists()]
+    return [number for number in _numbers(path) if _manifest(path, number).exists()]
 
 
-def _read_manifest(folder: Path) -> Cut:
-    path = folder / "manifest.json"
+def _read_manifest(path: Path) -> Cut:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         return Cut(
-            folder=folder,
+            folder=path.parent,
             number=int(said["number"]),
             rounds={int(rank): int(rounds) for rank, rounds in said["rounds"].items()},
             times_s={int(rank): float(time_s) for rank, time_s in said["times_s"].items()},

@@ -1,21 +1,5 @@
-"""The folder of one run: ``<out>/<name>/<id>/``.
-
-::
-
-    experiment.yaml      the resolved experiment, as text
-    environment.json     versions, machine, command, start
-    setup.json           nodes, data and graphs at the start (see :meth:`RunFolder.write_setup`)
-    segments/            append-only rows while the run goes on, compacted at its end
-    metrics.parquet      one row per node and evaluation (gossamer.results.recorder)
-    events.parquet       joins, leaves, faults, dropped frames
-    timeline.parquet     when nodes computed and sent, if the experiment asks for it (evaluation.timeline)
-    models.safetensors   "parameters" [nodes, params] float32, and "buffers" [nodes, buffers] if any
-    checkpoints/         checkpoints of the whole run
-    restart/             checkpoints of single nodes
-    status.json          how the run ended; absent while it runs and after a kill
-
-Every file but the segments is written under another name and then renamed, so that a reader finds all of it or none.
-"""
+"""The folder of one run, ``<out>/<name>/<id>/`` (docs/experiments.md lists its files). Every file but the segments is written
+under another name and then renamed, so that a reader finds all of it or none."""
 
 from __future__ import annotations
 
@@ -28,7 +12,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -59,18 +43,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path, name: str, *, experiment: str, environment: Mapping[str, Any]) -> RunFolder:
-        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``.
-
-        Args:
-            out: the folder of all runs.
-            name: of the folder between, usually the experiment's; one that can't name a folder is bad input.
-            experiment: the resolved experiment (YAML).
-            environment: see :func:`environment`.
-        """
+        """Create the folder of a new run, with ``experiment.yaml`` and ``environment.json``. A ``name`` for the folder in
+        ``out`` that can't name one is bad input."""
         if not _NAME.fullmatch(name):
             raise BadInput(
-                f"name: got {name!r}; accepted: letters, digits, '.', '_', '+', '-' and single spaces,"
-                " with a letter or digit first (it names the run's folder)"
+                f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
             )
         with writing(f"--out {out}"):
             # The suffix is not keyed by the seed: two runs of one seed need two folders.
@@ -114,11 +91,8 @@ class RunFolder:
         return self.path / "models.safetensors"
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
-        """Open this process's segment for appending; ``rank`` tells processes apart.
-
-        Rows are described in :mod:`gossamer.results.recorder`. Rows of ``graphs`` are ``{"round": r, "edges": [[i, j],
-        ...]}``: the graph from round r on, if it differs from the one before.
-        """
+        """Open this process's segment for appending; ``rank`` tells processes apart. Rows are described in
+        :mod:`gossamer.results.recorder`."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl")
 
     def locked(self) -> AbstractContextManager[None]:
@@ -153,10 +127,8 @@ class RunFolder:
 
 
 def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on.
-
-    ``computes_here`` says whether this process computes, or only processes that it starts.
-    """
+    """Command, start, machine, mode of the matrix kernels, and versions of everything that gossamer depends on;
+    ``computes_here`` says whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
         "started": datetime.now(UTC).isoformat(),
@@ -238,8 +210,6 @@ def _versions() -> dict[str, str]:
     names = {match.group() for line in required if (match := re.match(r"[A-Za-z0-9._-]+", line))}
     found: dict[str, str] = {}
     for name in sorted(names | {"gossamer"}):
-        try:
+        with suppress(metadata.PackageNotFoundError):  # an optional dependency
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue  # an optional dependency that is not installed
     return found

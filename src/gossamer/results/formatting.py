@@ -11,15 +11,11 @@ NOTHING = "\N{EN DASH}"
 """Shown where there is no value."""
 
 _TITLES = {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
     "train_loss": "training loss",
-    "consensus_distance": "consensus distance",
     "staleness_s": "staleness / s",
     "staleness_max_s": "largest staleness / s",
     "uplink_share": "use of the uplink",
     "downlink_share": "use of the downlink",
-    "idle_share": "idle share",
 }
 
 
@@ -49,8 +45,7 @@ def seconds_text(value: int | float | None) -> str:
         return NOTHING
     if value < 120:
         return f"{value:.3g} s"
-    minutes, hours = value / 60, value / 3600
-    return f"{minutes:.1f} min" if minutes < 120 else f"{hours:,.1f} h"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:,.1f} h"
 
 
 def bytes_unit(value: float) -> tuple[str, float]:
@@ -68,27 +63,20 @@ def bytes_text(value: int | float | None) -> str:
 
 
 def faults_text(messages: Mapping[str, int]) -> str:
-    """What became of messages, to follow the number of those sent: shares of all that were to be sent.
-
-    Args:
-        messages: counts by outcome. Those sent include neither cancelled ones nor those lost because the peer was dead;
-            those received include superseded and late ones.
-    """
+    """What became of messages, to follow the number of those sent: shares of all that were to be sent. Those sent include
+    neither cancelled ones nor those lost because the peer was dead; those received include superseded and late ones."""
     sent, received, lost, cancelled = (
         messages.get(name, 0) for name in ("sent", "received", "lost", "cancelled")
     )
     whole = max(sent, received + lost) + cancelled
 
-    def shares(said: Mapping[str, str]) -> str:
-        return ", ".join(
-            f"{100 * messages[name] / whole:.3g} % {text}"
-            for name, text in said.items()
-            if messages.get(name)
-        )
+    def shares(**said: str) -> str:
+        counts = {text: messages.get(name, 0) / max(whole, 1) for name, text in said.items()}
+        return ", ".join(f"{100 * share:.3g} % {text}" for text, share in counts.items() if share)
 
-    unused = shares({"superseded": "gave way to newer ones", "late": "came too late"})
+    unused = shares(superseded="gave way to newer ones", late="came too late")
     received_text = f"received ({unused})" if unused else "received"
-    ends = shares({"received": received_text, "lost": "lost", "cancelled": "taken back by the sender"})
+    ends = shares(received=received_text, lost="lost", cancelled="taken back by the sender")
     of = "" if whole == sent else f"of {whole:,} that were to be sent: "
     return f"sent; {of}{ends}" if ends else "sent" if whole else ""
 
@@ -96,14 +84,8 @@ def faults_text(messages: Mapping[str, int]) -> str:
 def print_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, labels: int = 1
 ) -> None:
-    """Print a table: as wide as the terminal, and of any width in a file or a pipe.
-
-    Args:
-        head: of each column.
-        rows: the cells.
-        title: above it.
-        labels: so many columns hold text, the rest numbers.
-    """
+    """Print a table, as wide as the terminal, and of any width in a file or a pipe; the first ``labels`` columns hold text,
+    the rest numbers."""
     from rich.console import Console
     from rich.table import Table
 

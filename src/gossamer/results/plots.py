@@ -1,21 +1,23 @@
-"""Colours and titles of all plots, the layout of a graph, and curves as PNG."""
+"""Pictures: colours and titles of all plots, the layout of a graph, curves as PNG, and the timeline of a run."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 import polars as pl
 
+from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
+from gossamer.results.comparison import Group, group_curve
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve
 from gossamer.results.run import Run, labels
 from gossamer.results.tidy import AXES, all_metrics
 
@@ -28,16 +30,22 @@ _MOST_NODES_BY_DISTANCE = 100
 _MOST_NODES_NUMBERED = 100
 _POINTS_PER_INCH = 160
 
+KINDS = ("train", "evaluate", "send")
+COLOURS = {"train": PALETTE[0], "evaluate": PALETTE[3], "send": PALETTE[1]}
+MOST_DRAWN = 6000
+"""The largest number of intervals that a page shows, the first ones."""
+MOST_EDGED = 60
+"""Intervals in a lane above which they are drawn without edges, which would look as if the node waited."""
+
 
 def axis_title(x: str, runs: Sequence[Run]) -> str:
     """Title of an x axis, with its unit."""
     time = "virtual time / s" if all(run.virtual for run in runs) else "time / s"
-    return {
-        "round": "round",
-        "time_s": time,
-        "wall_s": "wall time / s",
-        "bytes": "sent by all nodes / bytes",
-    }[x]
+    titles = {"time_s": time, "wall_s": "wall time / s", "bytes": "sent by all nodes / bytes"}
+    return titles.get(x, x)
+
+
+# --- graphs
 
 
 def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
@@ -50,20 +58,16 @@ def drawn_nodes(nodes: int, edges: Sequence[Sequence[int]]) -> list[int]:
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(nodes))
     graph.add_edges_from((i, j) for i, j in edges)
-    near = list(nx.bfs_tree(graph, 0))[:MOST_NODES_DRAWN]
-    rest = [node for node in range(nodes) if node not in set(near)]
-    return sorted(near + rest[: MOST_NODES_DRAWN - len(near)])
+    near = list(nx.bfs_tree(graph, 0))
+    return sorted(list(dict.fromkeys([*near, *range(nodes)]))[:MOST_NODES_DRAWN])
 
 
 def positions(
     nodes: Sequence[int], edges: Sequence[Sequence[int]], *, seed: int = 0, changing: bool = False
 ) -> list[tuple[float, float]]:
-    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1].
-
-    A changing graph is drawn on a circle, since no other layout suits all of its graphs. Otherwise distances in the
-    picture follow those in the graph (Kamada and Kawai, 1989), or forces where that would take long or the graph is not
-    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out.
-    """
+    """The positions of nodes in the picture of a graph, each coordinate within [-1, 1]: a circle for a changing graph, else
+    by distances in the graph (Kamada and Kawai, 1989), or by forces where that would take long or the graph is not
+    connected (Fruchterman and Reingold, 1991). Edges with an end that is not drawn are left out."""
     graph: Any = nx.Graph()
     graph.add_nodes_from(nodes)
     graph.add_edges_from((i, j) for i, j in edges if graph.has_node(i) and graph.has_node(j) and i != j)
@@ -77,67 +81,11 @@ def positions(
     return [(float(found[node][0]) / reach, float(found[node][1]) / reach) for node in nodes]
 
 
-def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
-    """A metric against one of :data:`AXES`, as a ``matplotlib.figure.Figure`` that no window shows.
-
-    Of each run, the mean over the nodes in a band of one standard deviation; of each group, if groups are given, the mean
-    over its runs in the band of its 95 % confidence interval. A metric that no run has recorded is bad input.
-    """
-    if groups is None:
-        bands = [run.curves.filter(pl.col("metric") == y).with_columns(spread="std") for run in runs]
-        names = labels(runs)
-    else:
-        bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
-        names = [group.label for group in groups]
-    if not any(table[x].count() for table in bands):
-        raise BadInput(
-            f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
-        )
-    figure = matplotlib_module().Figure(figsize=(6.4, 4.0), dpi=_POINTS_PER_INCH, layout="constrained")
-    axes = figure.add_subplot()
-    for index, (label, band) in enumerate(zip(names, bands, strict=True)):
-        table = band.drop_nulls(x).sort(x, maintain_order=True)
-        colour = PALETTE[index % len(PALETTE)]
-        place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
-        marker = "o" if len(table) == 1 else None
-        axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
-        axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
-    axes.set_xlabel(axis_title(x, runs))
-    axes.set_ylabel(metric_title(y))
-    if is_share(y):
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-    if x == "bytes":
-        axes.xaxis.set_major_formatter(matplotlib_module("matplotlib.ticker").EngFormatter("B"))
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(names) > 1:
-        axes.legend(frameon=False, fontsize="small")
-    return figure
-
-
-def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None = None) -> list[Path]:
-    """Write every metric against every axis as ``<metric>-vs-<axis>.png``; gives the paths."""
-    matplotlib_module()
-    written = []
-    with writing(f"--png {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in all_metrics(runs):
-            tables = [run.curves.filter(pl.col("metric") == name) for run in runs]
-            safe = re.sub(r"[^\w.-]", "-", name).replace("_", "-")
-            for x in AXES:
-                if any(table[x].count() for table in tables):
-                    path = folder / f"{safe}-vs-{x.removesuffix('_s').replace('_', '-')}.png"
-                    curve_figure(runs, name, x, groups).savefig(path)
-                    written.append(path)
-    return written
-
-
 def draw_graph(
     nodes: int, edges: Sequence[Sequence[int]], path: Path, *, directed: bool = False, seed: int = 0
 ) -> None:
     """Draw a graph into a PNG file; a large one in part (see :func:`drawn_nodes`)."""
-    figure = matplotlib_module().Figure(figsize=(6.4, 6.4), dpi=_POINTS_PER_INCH, layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _figure(6.4, 6.4)
     shown = drawn_nodes(nodes, edges)
     place = dict(zip(shown, positions(shown, edges, seed=seed), strict=True))
     style = {"color": "#8a8f98", "linewidth": 0.8, "shrinkA": 7, "shrinkB": 7}
@@ -159,9 +107,209 @@ def draw_graph(
         figure.savefig(path)
 
 
-def matplotlib_module(module: str = "matplotlib.figure") -> Any:
-    """A module of matplotlib; bad input where it is not installed."""
+# --- curves
+
+
+def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
+    """A metric against one of the axes, as a ``matplotlib.figure.Figure``: of each run the mean over the nodes in a band of
+    one standard deviation, or of each group the mean over its runs in the band of its 95 % confidence interval. A metric
+    that no run has recorded is bad input."""
+    if groups is None:
+        bands = [run.curves.filter(pl.col("metric") == y).with_columns(spread="std") for run in runs]
+        names = labels(runs)
+    else:
+        bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
+        names = [group.label for group in groups]
+    if not any(table[x].count() for table in bands):
+        raise BadInput(
+            f"metric: got {y!r}; accepted: one that a run has recorded: {', '.join(all_metrics(runs))}"
+        )
+    figure, axes = _figure(6.4, 4.0)
+    for index, (label, band) in enumerate(zip(names, bands, strict=True)):
+        table = band.drop_nulls(x).sort(x, maintain_order=True)
+        colour = PALETTE[index % len(PALETTE)]
+        place, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
+        marker = "o" if len(table) == 1 else None
+        axes.plot(place, mean, color=colour, label=label, linewidth=1.8, marker=marker)
+        axes.fill_between(place, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
+    axes.set_xlabel(axis_title(x, runs))
+    axes.set_ylabel(metric_title(y))
+    if is_share(y):
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+    if x == "bytes":
+        axes.xaxis.set_major_formatter(_matplotlib("ticker").EngFormatter("B"))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(names) > 1:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def write_pngs(runs: Sequence[Run], folder: Path, groups: Sequence[Group] | None = None) -> list[Path]:
+    """Write every metric against every axis as ``<metric>-vs-<axis>.png``; gives the paths."""
+    written = []
+    with writing(f"--png {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in all_metrics(runs):
+            safe = re.sub(r"[^\w.-]", "-", name).replace("_", "-")
+            for x in AXES:
+                if any(run.curves.filter(pl.col("metric") == name)[x].count() for run in runs):
+                    path = folder / f"{safe}-vs-{x.removesuffix('_s')}.png"
+                    curve_figure(runs, name, x, groups).savefig(path)
+                    written.append(path)
+    return written
+
+
+def _figure(width: float, height: float) -> Any:
+    """A figure that no window shows, and its axes."""
+    figure = _matplotlib("figure").Figure(figsize=(width, height), dpi=_POINTS_PER_INCH, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _matplotlib(module: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(f"matplotlib.{module}")
     except ModuleNotFoundError as error:
         raise BadInput("PNG export needs matplotlib: pip install 'gossamer[report]'") from error
+
+
+# --- timelines
+
+
+class Window(NamedTuple):
+    """A part of a timeline: a span in seconds, and some ranks."""
+
+    from_s: float
+    to_s: float
+    nodes: tuple[int, ...]
+
+
+def window(run: Run) -> Window | None:
+    """The part of the run that its timeline covers; None where the experiment asks for no timeline."""
+    if not (asked := (run.experiment.get("evaluation") or {}).get("timeline")):
+        return None
+    timeline, end_s = Timeline.model_validate(asked), run.metrics["time_s"].max()
+    to_s = min(timeline.to_s, end_s) if isinstance(end_s, float) else timeline.to_s
+    return Window(timeline.from_s, max(to_s, timeline.from_s), tuple(timeline.ranks(run.nodes)))
+
+
+def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window | None:
+    """The part of a run's timeline that the command line asks for; None where it asks for nothing. ``span`` is ``FROM:TO``
+    in seconds, and ``nodes`` are ranks and ranges of ranks, ``0,3,8-12``; None is all. Several runs, a run without a
+    timeline, and a part of which nothing was recorded are bad input."""
+    if span is None and nodes is None:
+        return None
+    whole = _recorded(runs, "--window" if nodes is None else "--nodes")
+    return Window(*_span(span, whole), _ranks(nodes, whole))
+
+
+def _recorded(runs: Sequence[Run], option: str) -> Window:
+    """As :func:`window` of the only run; several, or one without a timeline, are bad input."""
+    if len(runs) != 1:
+        raise BadInput(f"{option}: got {len(runs)} runs; accepted: one, whose timeline is shown")
+    found = window(runs[0])
+    if found is None or runs[0].timeline.is_empty():
+        raise BadInput(
+            f"{runs[0].path}: no timeline was recorded; accepted: a run whose experiment has evaluation.timeline, e.g."
+            ' --set "evaluation.timeline={from_s: 0, to_s: 10}"'
+        )
+    return found
+
+
+def _span(text: str | None, whole: Window) -> tuple[float, float]:
+    if text is None:
+        return whole.from_s, whole.to_s
+    try:
+        from_s, to_s = (float(part) for part in text.split(":"))
+    except ValueError:
+        from_s = to_s = math.nan
+    if from_s < to_s and max(from_s, whole.from_s) < min(to_s, whole.to_s):
+        return max(from_s, whole.from_s), min(to_s, whole.to_s)
+    raise BadInput(
+        f"--window {text}: accepted: FROM:TO in seconds, FROM before TO; the timeline is recorded from"
+        f" {whole.from_s:g} to {whole.to_s:g}"
+    )
+
+
+def _ranks(text: str | None, whole: Window) -> tuple[int, ...]:
+    if text is None:
+        return whole.nodes
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip(), re.ASCII)
+        chosen = set(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else set[int]()
+        if not chosen or not chosen <= set(whole.nodes):
+            raise BadInput(
+                f"--nodes {text}: accepted: ranks and ranges of them, such as 0,3,8-12, whose timeline was recorded"
+            )
+        ranks |= chosen
+    return tuple(sorted(ranks))
+
+
+def timeline_data(run: Run, within: Window | None = None) -> dict[str, Any] | None:
+    """The page's data, with intervals clipped to a window (None: all that was recorded); None without a timeline."""
+    within = within or window(run)
+    if within is None or run.timeline.is_empty():
+        return None
+    first = _overlapping(run, within).sort("start_s").head(MOST_DRAWN + 1)
+    to_s = within.to_s if first.height <= MOST_DRAWN else float(first["start_s"][-1])
+    shown = first.head(MOST_DRAWN).with_columns(pl.col("start_s", "end_s").clip(within.from_s, to_s).round(9))
+    shown = shown.rename({"start_s": "start", "end_s": "end"})
+    return {
+        "from": within.from_s,
+        "to": to_s,
+        "cut": to_s < within.to_s,
+        "nodes": list(within.nodes),
+        "colours": COLOURS,
+        "edged": MOST_EDGED * len(within.nodes),
+        "kinds": {
+            kind: rows.select("node", "start", "end", *(("to", "bytes") if kind == "send" else ())).to_dict(
+                as_series=False
+            )
+            for kind in KINDS
+            if (rows := shown.filter(pl.col("kind") == kind)).height
+        },
+    }
+
+
+def write_timeline(runs: Sequence[Run], path: Path, within: Window | None = None) -> None:
+    """Draw a run's timeline, or a part of it, into a file. Several runs, a run without a timeline, and a file that can't be
+    written or is of another kind are bad input."""
+    within = within or _recorded(runs, "--timeline")
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise BadInput(f"--timeline {path}: accepted: a file *.svg, *.png, *.pdf")
+    with writing(f"--timeline {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timeline_figure(runs[0], within).savefig(path)
+
+
+def timeline_figure(run: Run, within: Window) -> Any:
+    """A ``matplotlib.figure.Figure`` of a part of a timeline: each node's lane has computation above sending."""
+    table = _overlapping(run, within)
+    figure, axes = _figure(9.6, 1.2 + 0.32 * len(within.nodes))
+    for kind in (kind for kind in KINDS if kind in set(table["kind"])):
+        rows = table.filter(pl.col("kind") == kind)
+        edge = 0.4 if rows.height < MOST_EDGED * len(within.nodes) else 0.0
+        for lane, node in enumerate(within.nodes):
+            own = rows.filter(pl.col("node") == node)
+            spans = own.select("start_s", pl.col("end_s") - pl.col("start_s")).rows()
+            place = (lane, 0.38) if kind == "send" else (lane - 0.4, 0.38)
+            label = kind if lane == 0 else None
+            axes.broken_barh(
+                spans, place, color=COLOURS[kind], edgecolor="white", linewidth=edge, label=label
+            )
+    axes.set_xlim(within.from_s, within.to_s)
+    axes.set_ylim(len(within.nodes) - 0.5, -0.5)
+    axes.set_yticks(range(len(within.nodes)), [str(node) for node in within.nodes])
+    axes.set_xlabel(axis_title("time_s", [run]))
+    axes.set_ylabel("node")
+    axes.spines[["top", "right"]].set_visible(False)
+    if not table.is_empty():
+        figure.legend(loc="outside upper right", ncols=len(KINDS), frameon=False)
+    return figure
+
+
+def _overlapping(run: Run, within: Window) -> pl.DataFrame:
+    return run.timeline.filter(
+        pl.col("node").is_in(within.nodes), pl.col("start_s") < within.to_s, pl.col("end_s") > within.from_s
+    )

@@ -2,22 +2,13 @@
 
 ``metrics`` has a row per node and evaluation. ``moment`` is its occasion: ``round`` (``evaluation.every_rounds``), ``tick K``
 (instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a run that ended before its rounds were done); a row
-with several occasions has them all, separated by ``", "``. Records of older versions have none.
-
-``node`` = -1 is the network: its rows carry ``consensus_distance`` and, where asked for, the metrics of the average
-model on each evaluation set (``test_*``, and ``<set>_*`` of further ones). ``bytes_*`` and ``messages_*`` count from
-the start of the run. ``staleness_s`` and ``staleness_max_s`` are the mean and the largest age of the messages that the
-node's algorithm took since the row before (from when they were queued to when they were taken); ``idle_share`` is the
-share of that time in which none of its computations ran, ``uplink_share`` and ``downlink_share`` are the bytes that
-passed its links by what they could have carried in that time (null where they are unlimited). A node that took no part
-in an evaluation has no ``test_*``. Values of ``node.record(...)`` come as further columns.
+with several occasions has them all, separated by ``", "``. Records of older versions have none. ``node`` = -1 is the network.
+``bytes_*`` and ``messages_*`` count from the start of the run; ages and shares are of the time since the node's row before.
 
 ``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``, ``dropped-frame``, ...),
-``detail`` and further columns of some events.
-
-``timeline`` has a row per interval in which a node computed (``kind`` is ``train`` or ``evaluate``) or its uplink carried a
-message (``send``, with its receiver in ``to`` and the ``bytes`` that left). Intervals are not clipped to the window that
-the experiment asks for.
+``detail`` and further columns of some events. ``timeline`` has a row per interval in which a node computed (``kind`` is
+``train`` or ``evaluate``) or its uplink carried a message (``send``). Rows of ``graphs`` are ``{"round": r, "edges": [[i, j],
+...]}``: the graph from round r on, if it differs from the one before.
 """
 
 from __future__ import annotations
@@ -38,7 +29,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gossamer.errors import BadInput, cause
-from gossamer.results.folder import RunFolder, Status, atomic, write_json
+from gossamer.results.folder import RunFolder, Status, atomic
 from gossamer.results.segment import read_segment
 
 if TYPE_CHECKING:
@@ -51,32 +42,19 @@ NETWORK = -1
 
 METRICS: dict[str, Any] = {
     "node": pl.Int32,
-    "round": pl.Int64,
-    "step": pl.Int64,
-    "time_s": pl.Float64,
-    "wall_s": pl.Float64,
+    **dict.fromkeys(("round", "step"), pl.Int64),
+    **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
     "moment": pl.String,
-    "train_loss": pl.Float64,
-    "test_loss": pl.Float64,
+    **dict.fromkeys(("train_loss", "test_loss"), pl.Float64),
 }
 """First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
 
+_MESSAGES = ("sent", "received", "cancelled", "lost", "late", "superseded", "taken")
+_SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
-    "bytes_sent": pl.Int64,
-    "bytes_received": pl.Int64,
-    "messages_sent": pl.Int64,
-    "messages_received": pl.Int64,
-    "messages_cancelled": pl.Int64,
-    "messages_lost": pl.Int64,
-    "messages_late": pl.Int64,
-    "messages_superseded": pl.Int64,
-    "messages_taken": pl.Int64,
-    "staleness_s": pl.Float64,
-    "staleness_max_s": pl.Float64,
-    "idle_share": pl.Float64,
-    "uplink_share": pl.Float64,
-    "downlink_share": pl.Float64,
-    "consensus_distance": pl.Float64,
+    **dict.fromkeys(("bytes_sent", "bytes_received"), pl.Int64),
+    **dict.fromkeys((f"messages_{outcome}" for outcome in _MESSAGES), pl.Int64),
+    **dict.fromkeys(("staleness_s", "staleness_max_s", *_SHARES, "consensus_distance"), pl.Float64),
 }
 
 EVENTS: dict[str, Any] = {
@@ -104,15 +82,11 @@ _EVALUATION = ["node", "round", "step", "time_s"]
 _CHUNK = 50_000
 
 
-# --- reading
-
-
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
-    Rows of one (node, round, step, time_s) are one evaluation and become one row, in which the later value counts; it is of
-    all their moments. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing
-    twice.
+    Rows of one (node, round, step, time_s) are one evaluation and become one row of all their moments, in which the later
+    value counts. So a crash between writing the table and removing the segments, or a resumed run, leaves nothing twice.
     """
     table = _read(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
     if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
@@ -182,46 +156,38 @@ def _checked(path: Path, required: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
     if dtype is None:
-        dtype = pl.Float64 if name.startswith("test_") else _dtype(values)
-    if dtype == pl.String:  # mixed kinds and lists are kept as text
+        kinds = {type(value) for value in values if value is not None}
+        if not kinds:
+            dtype = pl.Null
+        elif kinds == {bool}:
+            dtype = pl.Boolean
+        elif kinds <= {int, bool} and all(v is None or -(2**63) <= v < 2**63 for v in values):
+            dtype = pl.Int64
+        else:  # mixed kinds and lists are kept as text
+            dtype = pl.Float64 if kinds <= {int, float, bool} else pl.String
+    if name.startswith("test_"):
+        dtype = pl.Float64
+    if dtype == pl.String:
         values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
     return pl.Series(name, values, dtype=dtype, strict=False)
-
-
-def _dtype(values: Iterable[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    if not kinds:
-        return pl.Null
-    if kinds == {bool}:
-        return pl.Boolean
-    if kinds <= {int, bool} and all(v is None or -(2**63) <= v < 2**63 for v in values):
-        return pl.Int64
-    return pl.Float64 if kinds <= {int, float, bool} else pl.String
 
 
 def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
     return table.select(*first, *sorted(name for name in table.columns if name not in first))
 
 
-# --- compacting and rewinding
-
-
 def compact(folder: RunFolder) -> None:
-    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and ``timeline.parquet`` (if there is
-    one), and graphs into ``setup.json``.
-
-    A kill at any time loses nothing: a segment is removed only when its rows are on disk elsewhere.
-    """
+    """Turn all segments, which are closed, into ``metrics.parquet``, ``events.parquet`` and perhaps ``timeline.parquet``,
+    and graphs into ``setup.json``. A segment is removed only when its rows are on disk elsewhere: a kill at any time loses
+    nothing."""
     path = folder.path
     for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
-        if kind == "timeline" and not segments(path, kind):
-            continue
-        _write(read(path), path / f"{kind}.parquet")
-        _remove(segments(path, kind))
+        if kind != "timeline" or segments(path, kind):
+            _write(read(path), path / f"{kind}.parquet")
+            _remove(segments(path, kind))
     if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
         setup = json.loads((path / "setup.json").read_text(encoding="utf-8"))
-        setup["graphs"] = {**setup.get("graphs", {}), **read_graphs(path)}
-        write_json(path / "setup.json", setup)
+        folder.write_setup({**setup, "graphs": {**setup.get("graphs", {}), **read_graphs(path)}})
         _remove(graphs)
     if folder.segments.exists() and not any(folder.segments.iterdir()):
         folder.segments.rmdir()
@@ -231,25 +197,27 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     """Keep the part of a record that is older than a checkpoint, and remove the run's status. A kill at any time leaves a
     record that can be rewound again.
 
-    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint;
-    the network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped: there will be
-    another end.
+    Rows of metrics stay if their round (on the time grid, their time) is no later than their node's in the checkpoint; the
+    network's rows stay if all evaluated nodes had contributed by then. Rows of the end are dropped.
     """
     for name in ("status.json", "models.safetensors", "report.html"):
         (folder.path / name).unlink(missing_ok=True)
     compact(folder)
-    last_round, last_s = max(cut.rounds.values()), max(cut.times_s.values())
-    there = [rank for rank in evaluated if rank in cut.rounds]
-    # If all evaluated nodes are lost, the network's rows are complete.
-    common = min((cut.rounds[rank] for rank in there), default=last_round)
-    common_s = min((cut.times_s[rank] for rank in there), default=last_s)
     node, time_s = pl.col("node"), pl.col("time_s")
-    rounds = node.replace_strict({**cut.rounds, NETWORK: common}, default=last_round)
-    times_s = node.replace_strict({**cut.times_s, NETWORK: common_s}, default=last_s)
+    there = [rank for rank in evaluated if rank in cut.rounds]
+    last_round = max(cut.rounds.values())
+
+    def limit(by_rank: Mapping[int, Any]) -> pl.Expr:
+        last = max(by_rank.values())
+        # If all evaluated nodes are lost, the network's rows are complete.
+        common = min((by_rank[rank] for rank in there), default=last)
+        return node.replace_strict({**by_rank, NETWORK: common}, default=last)
+
+    times_s = limit(cut.times_s)
     moments = pl.col("moment").fill_null("round")
     kept = {
         "metrics": pl.when(moments.str.split(MOMENTS).list.contains("round"))
-        .then(pl.col("round") <= rounds)
+        .then(pl.col("round") <= limit(cut.rounds))
         .otherwise((moments != "end") & (time_s < times_s)),
         # A node that was lost later was alive then, and will be again.
         "events": ~((pl.col("event") == "lost") & node.is_in([*cut.rounds, NETWORK]).fill_null(False))
@@ -263,7 +231,7 @@ def rewind(folder: RunFolder, cut: Cut, evaluated: Iterable[int]) -> None:
     if (folder.path / "setup.json").exists():
         setup = json.loads((folder.path / "setup.json").read_text(encoding="utf-8"))
         graphs = {at: edges for at, edges in setup["graphs"].items() if int(at) <= last_round}
-        write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
+        folder.write_setup({**setup, "graphs": graphs})
 
 
 def _write(table: pl.DataFrame, path: Path) -> None:
@@ -276,38 +244,26 @@ def _remove(paths: Iterable[Path]) -> None:
         path.unlink()
 
 
-# --- closing
-
-
-def status_of(reason: str) -> Status:
-    """The status for the reason of an :class:`~gossamer.runtime.outcome.Outcome`."""
-    return {"failed": "failed", "stopped": "stopped"}.get(reason, "done")  # type: ignore[return-value]
-
-
 def close_record(
     folder: RunFolder,
-    status: Status,
+    reason: str,
     error: str | None,
-    write_outcome: Callable[[], None] | None = None,
+    write_outcome: Callable[[], None] = lambda: None,
     **figures: Any,
 ) -> str | None:
     """Write models, tables, and at last the status, also where the rest can't be written (a full disk, ...): rows then stay
-    in their segments, and the run has failed.
+    in their segments, and the run has failed. Returns the first error in one line, or None.
 
     Args:
         folder: the record, to which nothing else writes any more.
-        status: how the run ended.
+        reason, figures: of an :class:`~gossamer.runtime.outcome.Outcome`.
         error: why it failed.
-        write_outcome: writes everything but rows; None if there is nothing.
-        figures: see :meth:`~gossamer.results.folder.RunFolder.write_status`.
-
-    Returns:
-        The first error in one line; None if everything was written.
+        write_outcome: writes everything but rows.
     """
+    status: Status = "failed" if reason == "failed" else "stopped" if reason == "stopped" else "done"
     unwritten = None
     try:
-        if write_outcome is not None:
-            write_outcome()
+        write_outcome()
         compact(folder)
     except (OSError, BadInput, PolarsError, SafetensorError) as trouble:  # each library has its own
         unwritten = f"the record can't be written: {trouble}"
@@ -319,14 +275,11 @@ def close_record(
     return unwritten
 
 
-def close_after(error: BaseException, folder: RunFolder, **figures: Any) -> None:
+def close_after(error: BaseException, folder: RunFolder) -> None:
     """Close the record of a run that an error ends. A failure to write it is only logged, since the error is raised."""
-    status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    if (unwritten := close_record(folder, status, cause(error), **figures)) is not None:
+    reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+    if (unwritten := close_record(folder, reason, cause(error))) is not None:
         log.warning(unwritten)
-
-
-# --- consensus
 
 
 def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:

@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import json
+import math
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import numpy as np
 import polars as pl
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
+from gossamer.results import tidy
+from gossamer.results.comparison import Group, group_curve, note, several, tables
+from gossamer.results.comparison import groups as group_runs
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
     bytes_text,
     count_text,
     faults_text,
+    is_share,
     metric_title,
     seconds_text,
     value_text,
 )
-from gossamer.results.groups import Group, several
-from gossamer.results.groups import groups as group_runs
-from gossamer.results.page_data import page_data
-from gossamer.results.plots import write_pngs
+from gossamer.results.plots import (
+    PALETTE,
+    Window,
+    axis_title,
+    drawn_nodes,
+    positions,
+    timeline_data,
+    write_pngs,
+)
 from gossamer.results.run import Run, cell_names, labels
-from gossamer.results.tidy import AXES, STATISTICS, Final, FinalSummary, final_summary, main_metric
-from gossamer.results.time_to import note, tables
-from gossamer.results.timeline import Window
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
 _MOST_NAMED = 12
 _DESCRIBED = ("task", "partition", "topology", "algorithm", "network", "compute", "engine")
-_UNENDED = {
-    "stopped": "was stopped before its end; the page shows what was recorded until then.",
-    "running or killed": "is still running, or was killed; the page shows what was recorded so far.",
-}
+MOST_NODE_POINTS = 200
+MOST_EDGES_DRAWN = 3000
+
+Numbers = list[int | float | None]
+Graphs = dict[int, list[list[int]]]
+"""First round -> edges, by round."""
 
 
 def write_report(
@@ -62,11 +73,10 @@ def write_report(
         png: a folder for pictures of all curves, ``<metric>-vs-<axis>.png``.
         csv: a folder for ``curves.csv`` and ``metrics.csv``; or a file ``X.csv``, with ``X-metrics.csv`` next to it.
         groups: of the runs; None groups those that differ only in their seed.
-        time_to, baseline: rows of :func:`gossamer.results.time_to.time_to`, and the title of the baseline.
+        time_to, baseline: rows of :func:`gossamer.results.comparison.time_to`, and the title of the baseline.
         within: the part of the run's timeline that is shown; None is all of it.
 
-    Raises:
-        BadInput: without runs, without plotly (or matplotlib, for ``png``), or where a file can't be written.
+    Without runs, without plotly (or matplotlib, for ``png``), and where a file can't be written, it raises BadInput.
     """
     if not runs:
         raise BadInput("report: got no run; accepted: one or more")
@@ -91,24 +101,44 @@ def render(
     within: Window | None = None,
 ) -> str:
     """The page as text; arguments as for :func:`write_report`. Everything that comes from an experiment is escaped."""
-    cells = cell_names(runs)
-    called = cells if len(cells) == len(runs) else [run.name for run in runs]
-    names = labels(runs)
-    named = list(zip(runs, names, strict=True))
-    alone = len(runs) == 1
-    return Template(_read("report.html")).substitute(
-        title=escape(names[0] if alone else " · ".join(dict.fromkeys(called))),
-        kicker=_kicker(runs),
-        style=_read("report.css"),
-        subtitle=_subtitle(runs),
-        notices="".join(_notice(run, "" if alone else f" {escape(name)}") for run, name in named),
-        figures=_cards(runs[0]) if alone else _table(named),
-        times=_times(time_to, baseline),
-        events="".join(_events(run, "" if alone else f"<h3>{escape(name)}</h3>") for run, name in named),
-        sources="".join(_sources(run, name) for run, name in named),
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise BadInput("the report needs plotly: pip install 'gossamer[report]'") from error
+    pages = Environment(
+        loader=PackageLoader("gossamer.results", "page"), autoescape=True, undefined=StrictUndefined
+    )
+    cells, names = cell_names(runs), labels(runs)
+    titles = cells if len(cells) == len(runs) else [run.name for run in runs]
+    mains = list(dict.fromkeys(main for run in runs if (main := tidy.main_metric(run)) is not None))
+    finals = [tidy.final_summary(run) for run in runs]
+    numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
+    return pages.get_template("report.html").render(
+        title=names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(titles)),
+        numerics=None if numerics is None else summary_of_numerics(numerics),
+        shared=_shared(runs),
+        cards=_cards(runs[0], finals[0]),
+        heads=[f"{which} {metric_title(main)}" for main in mains for which in ("final", "best")],
+        runs=[
+            {
+                "run": run,
+                "name": name,
+                "lost": _named(run.lost),
+                "comings": _comings(run),
+                "figures": _figures(run, final),
+                "ends": [text for main in mains for text in _final_and_best(main, final)],
+                "events": _events(run),
+                "environment": json.dumps(run.environment, indent=1, ensure_ascii=False),
+            }
+            for run, name, final in zip(runs, names, finals, strict=True)
+        ],
+        times=[] if time_to is None else tables(time_to, baseline),
+        times_note=note(baseline),
+        style=_PAGE.joinpath("report.css").read_text(encoding="utf-8"),
         data=embed(page_data(runs, groups, within)),
-        plotly=_plotly(),
-        script=_read("report.js"),
+        # Inside a script element, this is the only text that would end it.
+        plotly=str(get_plotlyjs()).replace("</script", "<\\/script"),
+        script=_PAGE.joinpath("report.js").read_text(encoding="utf-8"),
     )
 
 
@@ -121,7 +151,9 @@ def embed(value: Any) -> str:
 def write_csvs(runs: Sequence[Run], place: Path) -> None:
     """Write the curves (a row per run, metric and point) and the recorded metrics of all runs."""
     named = [(run, pl.lit(label).alias("run")) for run, label in zip(runs, labels(runs), strict=True)]
-    curves = pl.concat(run.curves.select(label, "metric", *AXES, *STATISTICS) for run, label in named)
+    curves = pl.concat(
+        run.curves.select(label, "metric", *tidy.AXES, *tidy.STATISTICS) for run, label in named
+    )
     metrics = pl.concat([run.metrics.select(label, pl.all()) for run, label in named], how="diagonal_relaxed")
     whole = place.suffix == ".csv"
     path = place if whole else place / "curves.csv"
@@ -132,167 +164,77 @@ def write_csvs(runs: Sequence[Run], place: Path) -> None:
 
 
 def write_time_to(rows: pl.DataFrame, page: Path) -> Path:
-    """Write rows of :func:`gossamer.results.time_to.time_to` as a CSV file next to a page; gives its path."""
+    """Write rows of :func:`gossamer.results.comparison.time_to` as a CSV file next to a page; gives its path."""
     path = page.with_name(f"{page.stem}-time-to.csv")
     with writing(str(path)):
         rows.write_csv(path)
     return path
 
 
-def _read(name: str) -> str:
-    return (_PAGE / name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise BadInput("the report needs plotly: pip install 'gossamer[report]'") from error
-    # Inside a script element, this is the only text that would end it.
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
-
-
-def _kicker(runs: Sequence[Run]) -> str:
-    if len(runs) > 1:
-        return f"{len(runs)} runs compared"
-    environment = runs[0].environment
-    numerics = environment.get("resumed", [environment])[-1].get("numerics")
-    where = "" if numerics is None else f" · {escape(summary_of_numerics(numerics))}"
-    return f"run {escape(runs[0].id)} {_badge(runs[0])}{where}"
-
-
-def _badge(run: Run) -> str:
-    kind = "failed" if run.status == "failed" else "done" if run.outcome == "done" else "open"
-    return f'<span class="badge {kind}">{escape(run.outcome)}</span>'
-
-
-def _subtitle(runs: Sequence[Run]) -> str:
+def _shared(runs: Sequence[Run]) -> dict[str, str]:
     """The components that all runs share, by name."""
-    shared = []
+    shared = {}
     for key in _DESCRIBED:
         values = [run.experiment.get(key) or "" for run in runs]
         found = {str(value.get("name", "") if isinstance(value, dict) else value) for value in values}
         if len(found) == 1 and (name := found.pop()):
-            shared.append(f"<span><b>{key}</b> {escape(name)}</span>")
-    return "".join(shared)
+            shared[key] = name
+    return shared
 
 
-def _notice(run: Run, of: str) -> str:
-    """How a run ended, unless it is done, and which nodes were lost, came and went."""
-    if run.status == "failed":
-        cause = escape((run.error or "no cause was recorded").strip())
-        return f'<div class="notice failed"><strong>Run{of} failed.</strong><pre>{cause}</pre></div>'
-    notice = ""
-    if run.status in _UNENDED:
-        notice = f'<div class="notice"><strong>Run{of}</strong> {_UNENDED[run.status]}</div>'
+def _comings(run: Run) -> list[str]:
+    """Which nodes were lost, came and went, a line each."""
     events = run.events.filter(pl.col("event").is_in(_COMINGS), pl.col("detail").is_not_null()).sort("time_s")
-    if not run.lost and events.is_empty():
-        return notice
-    said = [
-        row["detail"] if row["time_s"] is None else f"{row['time_s']:8.1f} s  {row['detail']}"
-        for row in events.head(_MOST_NAMED).to_dicts()
-    ]
-    if len(events) > _MOST_NAMED:
-        said.append(f"and {len(events) - _MOST_NAMED} more")
-    title = f"<strong>Run{of}</strong>: nodes came and went."
-    if run.lost:
-        nodes = "node" if len(run.lost) == 1 else "nodes"
-        title = f"<strong>Run{of} lost {nodes} {_named(run.lost)}</strong> and went on."
-    return f'{notice}<div class="notice">{title}<pre>{escape(chr(10).join(said))}</pre></div>'
+    lines = [f"{row['time_s'] or 0:8.1f} s  {row['detail']}" for row in events.head(_MOST_NAMED).to_dicts()]
+    return lines + [f"and {len(events) - _MOST_NAMED} more"] * (len(events) > _MOST_NAMED)
 
 
-def _cards(run: Run) -> str:
-    final, main = final_summary(run), main_metric(run)
-    shown: list[tuple[str, str, str]] = []
+def _cards(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
+    """Title -> (value, note) of a run's key figures."""
+    shown: dict[str, tuple[str, str]] = {}
+    main = tidy.main_metric(run)
     if main is not None and (value := final.metrics.get(main)) is not None:
         spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
         if final.rounds is not None and value.round < final.rounds and run.status != "done":
             spread += f" in round {value.round:.4g}, the last complete evaluation"
-        shown.append((f"final {metric_title(main)}", value_text(main, value.mean), spread))
+        shown[f"final {metric_title(main)}"] = value_text(main, value.mean), spread
         if (best := value.best) is not None:
-            title = f"best {metric_title(main)}"
-            shown.append((title, value_text(main, best.mean), f"mean, in round {best.round:.4g}"))
-    shown += [(title, text, note) for title, (text, note) in _figures(run, final).items()]
+            text = value_text(main, best.mean), f"mean, in round {best.round:.4g}"
+            shown[f"best {metric_title(main)}"] = text
+    shown |= _figures(run, final)
     if (shares := run.link_shares) is not None:
-        note = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
-        shown.append(("use of inner links", f"{100 * shares['mean']:.3g} %", note))
-    cards = "".join(
-        f'<div class="card"><dt>{escape(title)}</dt><dd>{escape(text)}</dd><small>{escape(note)}</small></div>'
-        for title, text, note in shown
-    )
-    return f'<dl class="cards">{cards}</dl>'
+        carried = f"mean of those that carried anything, {100 * shares['max']:.3g} % of the busiest"
+        shown["use of inner links"] = f"{100 * shares['mean']:.3g} %", carried
+    return shown
 
 
-def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
+def _figures(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of everything that does not depend on the task."""
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
+    per_node = None if final.bytes_sent is None else final.bytes_sent / max(final.nodes, 1)
     return {
         "rounds": (count_text(final.rounds), f"of the furthest node{slowest}"),
         "time": (seconds_text(final.time_s), "virtual" if run.virtual else "real"),
         "wall time": (seconds_text(final.wall_s), "real"),
         "sent": (bytes_text(final.bytes_sent), "by all nodes"),
-        "sent per node": (bytes_text(final.bytes_per_node), "mean"),
+        "sent per node": (bytes_text(per_node), "mean"),
         "messages": (count_text(final.messages.get("sent")), faults_text(final.messages)),
         "nodes": (count_text(final.nodes), ""),
         "parameters": (count_text(final.parameters), "of each model" if final.parameters else "not recorded"),
     }
 
 
-def _table(named: Sequence[tuple[Run, str]]) -> str:
-    mains = list(dict.fromkeys(main for run, _ in named if (main := main_metric(run)) is not None))
-    titles: list[str] = []
-    rows = []
-    for index, (run, name) in enumerate(named):
-        final = final_summary(run)
-        titles = list(_figures(run, final))
-        rows.append(
-            [
-                f'<i class="key" data-run="{index}"></i>{escape(name)}',
-                _badge(run),
-                *(escape(text) for main in mains for text in _final_and_best(main, final.metrics.get(main))),
-                *(escape(value) for value, _ in _figures(run, final).values()),
-            ]
-        )
-    ends = [f"{which} {metric_title(main)}" for main in mains for which in ("final", "best")]
-    return _html_table(["run", "status", *ends, *titles], rows, kind="runs")
-
-
-def _final_and_best(name: str, value: Final | None) -> tuple[str, str]:
-    if value is None:
+def _final_and_best(name: str, final: tidy.FinalSummary) -> tuple[str, str]:
+    if (value := final.metrics.get(name)) is None:
         return NOTHING, NOTHING
-    best = NOTHING
-    if value.best is not None:
-        best = f"{value_text(name, value.best.mean)} (round {value.best.round:.4g})"
-    return f"{value_text(name, value.mean)}, std {value_text(name, value.std)}", best
+    last = f"{value_text(name, value.mean)}, std {value_text(name, value.std)}"
+    best = value.best
+    return last, NOTHING if best is None else f"{value_text(name, best.mean)} (round {best.round:.4g})"
 
 
-def _times(rows: pl.DataFrame | None, baseline: str | None) -> str:
-    if rows is None or rows.is_empty():
-        return ""
-    shown = "".join(
-        f"<h3>{escape(title)}</h3>{_html_table(head, [map(escape, line) for line in lines], 'times')}"
-        for title, head, lines in tables(rows, baseline)
-    )
-    said = f'<p class="note">{escape(note(baseline))}</p>'
-    return f'<section id="time-to"><h2>Time to accuracy</h2>{shown}{said}</section>'
-
-
-def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """A table of cells that are already HTML; the first of each row is its heading."""
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
-    )
-    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="scroll">{table}</div>'
-
-
-def _events(run: Run, caption: str) -> str:
-    """A row for each kind of event."""
-    if run.events.is_empty():
-        return ""
+def _events(run: Run) -> list[tuple[str, ...]]:
+    """A row for each kind of event: its name, how often, of which nodes, when first and last, and an example."""
     kinds = run.events.group_by("event", maintain_order=True).agg(
         pl.len().alias("count"),
         pl.col("node").drop_nulls().unique().sort(),
@@ -300,11 +242,10 @@ def _events(run: Run, caption: str) -> str:
         pl.col("time_s").max().alias("last"),
         pl.col("detail").drop_nulls().first(),
     )
-    rows = []
-    for event, count, nodes, first, last, detail in kinds.rows():
-        times = seconds_text(first), seconds_text(last)
-        rows.append((escape(event), count_text(count), _named(nodes), *times, escape(detail or "")))
-    return caption + _html_table(("event", "count", "nodes", "first at", "last at", "for example"), rows)
+    return [
+        (event, count_text(count), _named(nodes), seconds_text(first), seconds_text(last), detail or "")
+        for event, count, nodes, first, last, detail in kinds.rows()
+    ]
 
 
 def _named(nodes: Sequence[int]) -> str:
@@ -312,9 +253,140 @@ def _named(nodes: Sequence[int]) -> str:
     return f"{text} and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else text
 
 
-def _sources(run: Run, name: str) -> str:
-    environment = json.dumps(run.environment, indent=1, ensure_ascii=False)
-    return "".join(
-        f"<details><summary>{escape(name)}: {title}</summary><pre>{escape(text)}</pre></details>"
-        for title, text in (("experiment", run.experiment_text), ("environment", environment))
-    )
+# --- the data of the script: series are aligned to the evaluation points, and values that are not finite are None
+
+
+def page_data(
+    runs: Sequence[Run], groups: Sequence[Group] | None = None, within: Window | None = None
+) -> dict[str, Any]:
+    """Everything the page's script needs, ready for JSON without NaN; arguments as for the report."""
+    groups = group_runs(runs) if groups is None else groups
+    # The seeds of one experiment have a colour each, those of several experiments the colour of their group.
+    together = several(groups)
+    alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
+    colours = {run: PALETTE[index % len(PALETTE)] for index, same in enumerate(alike) for run in same}
+    shown = groups if any(len(group.samples) > 1 for group in groups) else ()
+    return {
+        "virtual": all(run.virtual for run in runs),
+        "axes": [{"name": name, "title": axis_title(name, runs)} for name in tidy.AXES],
+        "metrics": [
+            {
+                "name": name,
+                "title": metric_title(name),
+                "share": is_share(name),
+                "low": tidy.lower_is_better(name),
+            }
+            for name in tidy.all_metrics(runs)
+        ],
+        "runs": [
+            {"label": label, "colour": colours[run], **_run_data(run, within)}
+            for run, label in zip(runs, labels(runs), strict=True)
+        ],
+        "groups": [
+            {"label": group.label, "colour": PALETTE[index % len(PALETTE)], **_group_data(group)}
+            for index, group in enumerate(shown)
+        ],
+        "together": together,
+    }
+
+
+def _group_data(group: Group) -> dict[str, Any]:
+    """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
+    tables = {name: group_curve(group, name) for name in tidy.all_metrics(group.runs)}
+    metrics = {
+        name: {"points": _axes(table), **{key: _numbers(table[key]) for key in ("mean", "half", "count")}}
+        for name, table in tables.items()
+    }
+    return {"runs": len(group.samples), "metrics": metrics}
+
+
+def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
+    places, table, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
+    graphs: Graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
+    graphs = dict(sorted(graphs.items()))
+    nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []))
+    at = _spread(places.height, MOST_NODE_POINTS)
+    return {
+        "points": _axes(places),
+        "metrics": {name: _metric(run, name, places) for name in names},
+        "nodes": {
+            "ranks": nodes,
+            "at": at,
+            "places": {name: _per_node(table, name, nodes, at) for name in tidy.AXES if name != "bytes"},
+            "values": {
+                name: values for name in names if (values := _per_node(table, name, nodes, at)) is not None
+            },
+        },
+        "topology": _topology(run, graphs, nodes, places["round"].gather(at).to_list()) if graphs else None,
+        "labels": run.setup.get("labels"),
+        "classes": run.setup.get("classes"),
+        "samples": run.setup.get("samples"),
+        "timeline": timeline_data(run, within),
+    }
+
+
+def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
+    """Statistics of a metric at all points of a run, and the values of the average model, if it has any."""
+    curve, at = run.curves.filter(pl.col("metric") == name), places.select("point")
+    # Values that are equal to all digits have no spread: the rounding of floats would be drawn as one.
+    equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
+    curve = curve.with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
+    table = at.join(curve, on="point", how="left", maintain_order="left")
+    series: dict[str, Any] = {column: _numbers(table[column]) for column in tidy.STATISTICS}
+    values = run.metrics.filter(pl.col(name).is_not_null())["node"]
+    if (values < 0).any() and (values >= 0).any():
+        average = tidy.summary(run, name, network=True)
+        series["average"] = _numbers(at.join(average, on="point", how="left", maintain_order="left")["mean"])
+    return series
+
+
+def _per_node(
+    table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
+) -> list[Numbers] | None:
+    """A column of single nodes: [nodes drawn][points]; None where no drawn node has a value."""
+    known = dict(zip(table.select("node", "point").rows(), _numbers(table[name]), strict=True))
+    grid = [[known.get((node, point)) for point in at] for node in nodes]
+    return grid if any(value is not None for line in grid for value in line) else None
+
+
+def _topology(run: Run, graphs: Graphs, nodes: Sequence[int], rounds: Sequence[float]) -> dict[str, Any]:
+    starts, edges = list(graphs), list(graphs.values())
+    # The page needs only the graphs that hold at a point of the slider.
+    held = [max(bisect_right(starts, round_) - 1, 0) for round_ in rounds or [0]]
+    used = sorted(set(held))
+    index = {node: i for i, node in enumerate(nodes)}
+    drawn = []
+    for number in used:
+        inner = [(index[i], index[j]) for i, j in edges[number] if i in index and j in index]
+        drawn.append([end for k in _spread(len(inner), MOST_EDGES_DRAWN) for end in inner[k]])
+    changing = len(graphs) > 1
+    seed = run.experiment.get("seed", 0)
+    return {
+        "nodes": run.nodes,
+        "directed": bool(run.setup.get("directed", False)),
+        "positions": positions(nodes, edges[0], seed=seed, changing=changing),
+        "graphs": drawn,
+        "edges": [len(edges[number]) for number in used],
+        "degrees": None if changing else _degrees(edges[0], nodes),
+        "held": [used.index(number) for number in held],
+    }
+
+
+def _degrees(edges: Iterable[Sequence[int]], nodes: Sequence[int]) -> list[int]:
+    count = Counter(end for edge in {frozenset(edge) for edge in edges} if len(edge) == 2 for end in edge)
+    return [count[node] for node in nodes]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of 0, ..., count - 1, evenly spread, with the first and the last."""
+    return [round(k) for k in np.linspace(0, count - 1, min(count, most))]
+
+
+def _axes(table: pl.DataFrame) -> dict[str, Numbers | None]:
+    """The places on each axis, or None where nothing was recorded for it."""
+    return {name: _numbers(table[name]) if table[name].count() else None for name in tidy.AXES}
+
+
+def _numbers(column: pl.Series) -> Numbers:
+    """Values as JSON takes them; 7 digits are more than a page can show."""
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.7g}") for v in column]

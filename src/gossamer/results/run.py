@@ -1,4 +1,4 @@
-"""Reading recorded runs, also while they run or after they were killed."""
+"""Reading recorded runs, also while they run or after they were killed, and short names for several of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.config.mappings import parse_mapping
+from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput
 from gossamer.results import recorder
 from gossamer.results.formatting import NOTHING
 
 log = logging.getLogger(__name__)
 
-_MOST_DIFFERENCES = 3
+_COMINGS = ("lost", "left", "leave", "joined", "returned", "found")
 _LONGEST_VALUE = 24
 
 
@@ -70,10 +69,10 @@ class Run:
 
     @cached_property
     def curves(self) -> pl.DataFrame:
-        """Every metric over the nodes at every evaluation point; see :func:`gossamer.results.tidy.summarize`."""
-        from gossamer.results.tidy import summarize, tidy
+        """Every metric over the nodes at every evaluation point; see :func:`gossamer.results.tidy.curves`."""
+        from gossamer.results.tidy import curves
 
-        return summarize(tidy([self]))
+        return curves(self)
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -121,9 +120,7 @@ class Run:
         return self._last_seen("lost", "left", "leave")
 
     def _last_seen(self, *events: str) -> list[int]:
-        """Ranks whose last event, of those that come and go, is one of these."""
-        comings = ("lost", "left", "leave", "joined", "returned", "found")
-        last = self.events.filter(pl.col("event").is_in(comings)).drop_nulls("node").group_by("node").last()
+        last = self.events.filter(pl.col("event").is_in(_COMINGS)).drop_nulls("node").group_by("node").last()
         return last.filter(pl.col("event").is_in(events))["node"].sort().to_list()
 
     @property
@@ -134,13 +131,12 @@ class Run:
     @property
     def wall_s(self) -> float | None:
         """Real seconds from start to end, or to the last row of a run that did not end."""
-        value: Any = self._status.get("wall_s")
-        return self.metrics["wall_s"].max() if value is None else float(value)  # type: ignore[return-value]
+        return self._status.get("wall_s", self.metrics["wall_s"].max())
 
     @property
     def profile(self) -> dict[str, float]:
         """Real seconds of a simulation by part: train, mix, evaluate, record; the rest of ``wall_s`` is events."""
-        return dict(self._status.get("profile") or {})
+        return self._status.get("profile") or {}
 
     @property
     def execution(self) -> dict[str, dict[str, int]]:
@@ -191,10 +187,8 @@ class Run:
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        if not path.exists():
-            return {}
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except ValueError as error:
             raise BadInput(f"{path}: {error}; accepted: JSON") from error
         if not isinstance(value, dict):
@@ -203,23 +197,16 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run.
-
-    Args:
-        path: a run's folder ``<out>/<name>/<id>``; or ``<out>/<name>`` or ``<out>``, which stand for the newest run in
-            them (of several, the log names it). A path without a run is bad input.
-    """
+    """Read a run from its folder ``<out>/<name>/<id>``; ``<out>/<name>`` and ``<out>`` stand for the newest run in them (of
+    several, the log names it). A path without a run is bad input."""
     path = Path(path)
-    if not path.is_dir():
-        raise BadInput(
-            f"{path}: no such folder; accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
+    if not (found := _folders(path)):
+        what = (
+            "not a run: neither it nor a folder in it has experiment.yaml"
+            if path.is_dir()
+            else "no such folder"
         )
-    found = _folders(path)
-    if not found:
-        raise BadInput(
-            f"{path}: not a run: it has no experiment.yaml, and neither has a folder in it;"
-            " accepted: a run's folder <out>/<name>/<id>, or a folder of runs"
-        )
+        raise BadInput(f"{path}: {what}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
     newest = max(found, key=lambda folder: folder.name)
     if len(found) > 1:
         log.info("%s holds %d runs; reading the newest, %s", path, len(found), newest)
@@ -233,8 +220,7 @@ def load_runs(path: str | Path) -> list[Run]:
     if (path / "sweep.json").is_file():
         return _swept(path)
     sweeps = sorted(file.parent for file in path.glob("*/sweep.json"))
-    single = [folder for folder in _folders(path) if not {*folder.parents} & {*sweeps}]
-    runs = [Run(folder) for folder in sorted(single)]
+    runs = [Run(folder) for folder in sorted(_folders(path)) if not {*folder.parents} & {*sweeps}]
     return runs + [run for sweep in sweeps for run in _swept(sweep)] or [load_run(path)]
 
 
@@ -249,10 +235,10 @@ def _swept(folder: Path) -> list[Run]:
     """The runs of a sweep that are done, from its ``sweep.json``."""
     try:
         entries = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
-        done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
         runs = [
             Run(folder / entry["folder"], str(entry["cell"]), dict(entry.get("labels") or {}))
-            for entry in done
+            for entry in entries
+            if entry["status"] == "done" and entry["folder"]
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
@@ -283,11 +269,8 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names for runs that are shown together.
-
-    A run is named by its experiment; runs of the same name also by what :func:`tell_apart` finds, or by their ids. A name
-    that all runs share is left out. Runs of a sweep are named by cell and seed.
-    """
+    """Short names for runs that are shown together: the experiment's name, unless all share it; where several have one
+    name, also what :func:`tell_apart` finds, or their ids. Runs of a sweep are named by cell and seed."""
     if all(run.cell is not None for run in runs):
         seeds = [run.experiment.get("seed") for run in runs]
         cells = [f"{name}, seed {seed}" for name, seed in zip(cell_names(runs), seeds, strict=True)]
@@ -306,37 +289,27 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Texts that tell settings apart, as far as they differ: the names of the components that differ, and where these are
-    the same, the fewest other fields (three at most, else all)."""
-    named = [key for key in _differing(settings) if key.endswith(".name")]
+    the same, one field that differs in all of them, or else all fields that differ."""
+    named = [key for key in differing(settings) if key.endswith(".name")]
     texts = [
         ", ".join(str(setting[key]) for key in named if key in setting) or NOTHING * bool(named)
         for setting in settings
     ]
-    for head in [head for head in dict.fromkeys(texts) if texts.count(head) > 1]:
+    for head in {head for head in texts if texts.count(head) > 1}:
         same = [index for index, text in enumerate(texts) if text == head]
-        for index, more in zip(same, _fewest_fields([settings[index] for index in same]), strict=True):
-            texts[index] = ", ".join(filter(None, (head, more)))
+        keys = differing([settings[index] for index in same])
+        apart = [key for key in keys if len({repr(settings[i].get(key)) for i in same}) == len(same)]
+        keys = apart[:1] or keys
+        leaves = [key.rpartition(".")[2] for key in keys]
+        for index in same:
+            values = [str(settings[index].get(key, NOTHING))[:_LONGEST_VALUE] for key in keys]
+            more = [f"{leaf} {value}" for leaf, value in zip(leaves, values, strict=True)]
+            texts[index] = ", ".join(filter(None, (head, *more)))
     return texts
 
 
-def _fewest_fields(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = _differing(settings)
-    few = (chosen for count in range(1, _MOST_DIFFERENCES + 1) for chosen in combinations(keys, count))
-    apart = (
-        chosen
-        for chosen in few
-        if len({repr([setting.get(key) for key in chosen]) for setting in settings}) == len(settings)
-    )
-    fewest = next(apart, tuple(keys))
-    leaves = [key.rpartition(".")[2] for key in fewest]
-    words = {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(fewest, leaves, strict=True)}
-    return [
-        ", ".join(f"{words[key]} {str(setting.get(key, NOTHING))[:_LONGEST_VALUE]}" for key in fewest)
-        for setting in settings
-    ]
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all mappings."""
     keys = dict.fromkeys(key for setting in settings for key in setting)
     return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
 

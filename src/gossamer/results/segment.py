@@ -19,19 +19,12 @@ log = logging.getLogger(__name__)
 class RecordError(OSError):
     """Rows can't be written (a full disk, ...): the system's message, and the file."""
 
-    @classmethod
-    def of(cls, error: OSError, path: Path) -> RecordError:
-        """From the system's error on writing a file."""
-        return cls(error.errno, error.strerror or str(error), str(path))
-
 
 class Segment:
     """Append-only JSON lines. NaN and infinities are kept; numpy and torch scalars and arrays become numbers and lists.
 
-    Opening a segment removes an incomplete last line, which a killed process may leave.
-
-    Raises:
-        RecordError: if it can't be opened.
+    Opening a segment removes an incomplete last line, which a killed process may leave. One that can't be opened or written
+    (disk full, ...) raises :class:`RecordError`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,15 +35,11 @@ class Segment:
             self._file.seek(0)
             self._file.truncate(self._file.read().rfind(b"\n") + 1)
         except OSError as error:
-            raise RecordError.of(error, path) from error
+            raise RecordError(error.errno, error.strerror, str(path)) from error
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row and hand it to the operating system.
-
-        Raises:
-            BadInput: for a value that is no number, text, boolean, None, or list or mapping of these.
-            RecordError: if it can't be written (disk full, ...).
-        """
+        """Write one row and hand it to the operating system. A value that is no number, text, boolean, None, or list or
+        mapping of these is bad input."""
         try:
             line = json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
         except (TypeError, ValueError) as error:
@@ -60,7 +49,7 @@ class Segment:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise RecordError.of(error, self.path) from error
+            raise RecordError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -74,11 +63,8 @@ class Segment:
 
 
 def read_segment(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a segment, in order. An incomplete last line is left out, which is logged.
-
-    Raises:
-        BadInput: for any other line that can't be read, naming file and line.
-    """
+    """The rows of a segment, in order. An incomplete last line is left out, which is logged; any other line that can't be
+    read is bad input."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

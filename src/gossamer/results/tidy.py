@@ -1,7 +1,4 @@
-"""One tidy table of what runs have recorded, and the summaries that are derived from it.
-
-:func:`tidy` has a row per run, node, evaluation point and metric; :attr:`Run.curves` are its statistics over the nodes
-at every point. Plots, reports, time-to-accuracy and sweep tables all start from these two.
+"""Statistics of what a run has recorded: the curve of each metric over the nodes, and its figures at the end.
 
 An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of the time grid
 (``evaluation.every_s``) or else a round, which every node reaches at its own time; and at last the end of a run that
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -31,15 +28,9 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 ASYNCHRONY = ("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share")
 """Metrics of how nodes spend their time, rather than of what they have learned."""
 STATISTICS = ("mean", "std", "min", "max", "count")
-_METRICS_AMONG_FIXED = {"train_loss", "test_loss", "consensus_distance", *ASYNCHRONY}
-_LAST = ("train_loss", "consensus_distance")
-_NOT_METRICS = {*METRICS, *TRAFFIC} - _METRICS_AMONG_FIXED
+_LATE = ("train_loss", "consensus_distance")
+_NOT_METRICS = {*METRICS, *TRAFFIC} - {"test_loss", *_LATE, *ASYNCHRONY}
 _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idle")
-LEVEL = 0.95
-"""Probability that a confidence interval holds the true mean of independent normal values."""
-
-
-# --- which metrics there are
 
 
 def metric_names(run: Run) -> list[str]:
@@ -51,17 +42,13 @@ def metric_names(run: Run) -> list[str]:
         if dtype.is_numeric() and name not in _NOT_METRICS and run.metrics[name].count() > 0
     ]
     sets = evaluation_sets(present)
-
-    def order(name: str) -> tuple[int, int, bool, str]:
-        if name in _LAST:
-            return 2, _LAST.index(name), False, name
-        if (of := name.removesuffix("_loss")) in sets and of != name:
-            return 1, sets.index(of), False, name
-        index = next((index for index, each in enumerate(sets) if name.startswith(f"{each}_")), None)
-        return (3, 0, False, name) if index is None else (0, index, name != f"{sets[index]}_accuracy", name)
-
-    found = sorted((name for name in present if name not in ASYNCHRONY), key=order)
-    return found + [name for name in ASYNCHRONY if name in present]
+    losses = [*(f"{each}_loss" for each in sets), *_LATE]
+    order = []
+    for each in sets:
+        order += [f"{each}_accuracy", *sorted(name for name in present if name.startswith(f"{each}_"))]
+    order = [name for name in order if name not in losses] + losses
+    order += [*sorted(set(present).difference(ASYNCHRONY)), *ASYNCHRONY]
+    return [name for name in dict.fromkeys(order) if name in present]
 
 
 def all_metrics(runs: Iterable[Run]) -> list[str]:
@@ -86,104 +73,13 @@ def lower_is_better(metric: str) -> bool:
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
 
-# --- the table
-
-
-def tidy(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> pl.DataFrame:
-    """A row per run, node, evaluation point and metric.
-
-    Args:
-        runs: the runs.
-        metrics: which metrics; None is all that have a value.
-
-    Returns:
-        Columns ``run`` (number in ``runs``), ``node`` (-1 is the network), ``away`` (whether the node was lost or had
-        left at the end), ``point`` (0, 1, ...), ``instant`` (what tells the point in every run: round, seconds of the
-        grid, or infinity for the end), ``round``, ``time_s``, ``wall_s`` (of the row), ``bytes`` (of the network),
-        ``metric`` and ``value`` (null where the row does not have it).
-    """
-    index = ["run", "node", "away", "point", "instant", "round", "time_s", "wall_s", "bytes"]
-    tables = []
-    for number, run in enumerate(runs):
-        names = metric_names(run) if metrics is None else metrics
-        table = assigned(run)
-        rows = table.join(_sent(table), on="point", how="left").with_columns(
-            pl.col(names).cast(pl.Float64), run=pl.lit(number), away=pl.col("node").is_in(run.away)
-        )
-        tables.append(rows.select(*index, *names).unpivot(names, index=index, variable_name="metric"))
-    return pl.concat(tables)
-
-
-def summarize(table: pl.DataFrame) -> pl.DataFrame:
-    """Statistics over the nodes at every point, from rows of :func:`tidy`.
-
-    The network's own rows count only for metrics that no node has. The standard deviation has the divisor n: the nodes
-    are all there are, and no sample.
-
-    Returns:
-        Columns ``run``, ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``,
-        ``max``, ``count``, and ``complete``: whether as many nodes have a row as at any point with the metric. A run
-        that was killed has recorded its last rounds for its fastest nodes only. Nodes without the metric don't count,
-        nor do nodes that were lost or left: a run that goes on without them has an end all the same.
-    """
-    per = ["run", "metric"]
-    has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
-    value = pl.col("value").filter(has)
-    return (
-        table.filter(is_node == (has & is_node).any().over(per))
-        .with_columns(having=has.any().over([*per, "node"]))
-        .with_columns(member=pl.col("having") & ~pl.col("away"))
-        .with_columns(member=pl.when(pl.col("member").any().over(per)).then("member").otherwise("having"))
-        .group_by(*per, "point", maintain_order=True)
-        .agg(
-            pl.col("instant").first(),
-            pl.col("round", "time_s", "wall_s").filter(has).mean(),
-            pl.col("bytes").first(),
-            mean=value.mean(),
-            std=value.std(ddof=0),
-            min=value.min(),
-            max=value.max(),
-            count=value.len().cast(pl.Int64),
-            members=pl.col("member").sum(),
-        )
-        .filter(pl.col("count") > 0)
-        .with_columns(complete=pl.col("members") == pl.col("members").max().over(per))
-        .drop("members")
-        .sort(*per, "point", maintain_order=True)
-    )
-
-
-def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
-    """A metric over the nodes at every point that has it: ``point``, the axes, and the statistics.
-
-    Args:
-        run: a run.
-        y: a column of the metrics.
-        network: take the network's own row (node -1), such as the test accuracy of the average model.
-
-    Raises:
-        BadInput: for a metric that the run hasn't recorded.
-    """
-    if y not in run.metrics.columns or not run.metrics[y].dtype.is_numeric():
-        names = metric_names(run)
-        raise BadInput(f"metric: got {y!r}{suggest(y, names)}; accepted: {listed(names)}")
-    rows = tidy([run], [y])
-    table = summarize(rows.filter(pl.col("node") < 0) if network else rows)
-    return table.select("point", *AXES, *STATISTICS)
-
-
-def points(run: Run) -> pl.DataFrame:
-    """The evaluation points, a row each: ``point`` and its place on each axis, over all rows."""
-    table = assigned(run)
-    is_node = pl.col("node") >= 0
-    # The network's rows place a point only where no node has a row.
-    placed = table.filter(is_node | ~is_node.any().over("point")).group_by("point")
-    places = placed.agg(pl.col("round", "time_s", "wall_s").mean())
-    return places.join(_sent(table), on="point", how="left").sort("point").select("point", *AXES)
-
-
 def assigned(run: Run) -> pl.DataFrame:
-    """The rows of the metrics that belong to an evaluation point, with its ``point`` and ``instant`` as in :func:`tidy`."""
+    """The recorded rows that belong to an evaluation point.
+
+    Returns:
+        The columns of the metrics, and ``point`` (0, 1, ...), ``instant`` (which identifies the point in every run: round,
+        seconds of the grid, or infinity for the end) and ``bytes`` (of the network).
+    """
     every_s = (run.experiment.get("evaluation") or {}).get("every_s")
     moment = pl.col("moment")
     if every_s is None:
@@ -202,32 +98,86 @@ def assigned(run: Run) -> pl.DataFrame:
     # A run may end at an instant of the grid, or all nodes with a round: then that is the end.
     if len(same) == len(ends) and same["instant"].n_unique() == 1:
         rows = others
-    return (
+    rows = (
         rows.sort("time_s", maintain_order=True)
         .unique(["node", "instant"], keep="last", maintain_order=True)
         .with_columns(point=pl.col("instant").rank("dense").cast(pl.Int64) - 1)
     )
-
-
-def _sent(table: pl.DataFrame) -> pl.DataFrame:
-    """``point`` and ``bytes``: what all nodes have sent by then; null while no node has said."""
-    sent = pl.col("bytes_sent")
-    before = sent.forward_fill().fill_null(0).shift(1, fill_value=0).over("node")
-    nodes = table.filter(pl.col("node") >= 0).sort("point", "time_s")
-    added = (
-        nodes.with_columns(new=sent - before).group_by("point").agg(pl.col("new").sum(), known=sent.count())
-    )
-    return (
-        table.select("point")
-        .unique()
-        .join(added, on="point", how="left")
+    sent, known = pl.col("bytes_sent").forward_fill(), pl.col("known").cum_sum() > 0
+    total = (
+        rows.sort("point")
+        .with_columns(new=(sent - sent.shift().fill_null(0)).over("node"))
+        .group_by("point")
+        .agg(pl.col("new").sum(), known=pl.col("bytes_sent").count())
         .sort("point")
-        .with_columns(pl.col("new", "known").fill_null(0).cum_sum())
-        .select("point", bytes=pl.when(pl.col("known") > 0).then("new"))
+        .select("point", bytes=pl.when(known).then(pl.col("new").cum_sum()))
+    )
+    return rows.join(total, on="point", how="left", maintain_order="left")
+
+
+def points(run: Run) -> pl.DataFrame:
+    """``point`` and its place on each axis, over all nodes with a row; the network's own rows count only without others."""
+    is_node = pl.col("node") >= 0
+    at = assigned(run).filter(is_node | ~is_node.any().over("point")).group_by("point")
+    return at.agg(pl.col("round", "time_s", "wall_s").mean(), pl.col("bytes").first()).sort("point")
+
+
+def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
+    """Statistics over the nodes at every point, of all metrics or of some.
+
+    The network's own rows (node -1) count only for metrics that no node has, or alone with ``network``. The standard
+    deviation has the divisor n: the nodes are all there are, and no sample.
+
+    Returns:
+        Columns ``metric``, ``point``, ``instant``, the axes, ``mean``, ``std``, ``min``, ``max``, ``count``, and
+        ``complete``: whether as many nodes have a row as at any point with the metric. A run that was killed has recorded
+        its last rounds for its fastest nodes only. Nodes without the metric don't count, nor do nodes that were lost or
+        left: a run that goes on without them has an end all the same.
+    """
+    names = metric_names(run) if metrics is None else list(metrics)
+    index = ["node", "point", "instant", *AXES]
+    table = assigned(run).with_columns(pl.col(names).cast(pl.Float64))
+    rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
+    has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
+    value = pl.col("value").filter(has)
+    having = has.any().over("metric", "node")
+    member = having & ~pl.col("node").is_in(run.away)
+    shown = ~is_node if network else is_node == (has & is_node).any().over("metric")
+    return (
+        rows.filter(shown)
+        .with_columns(member=pl.when(member.any().over("metric")).then(member).otherwise(having))
+        .group_by("metric", "point", maintain_order=True)
+        .agg(
+            pl.col("instant").first(),
+            pl.col("round", "time_s", "wall_s").filter(has).mean(),
+            pl.col("bytes").first(),
+            mean=value.mean(),
+            std=value.std(ddof=0),
+            min=value.min(),
+            max=value.max(),
+            count=value.len().cast(pl.Int64),
+            members=pl.col("member").sum(),
+        )
+        .filter(pl.col("count") > 0)
+        .with_columns(complete=pl.col("members") == pl.col("members").max().over("metric"))
+        .drop("members")
+        .sort("metric", "point")
     )
 
 
-# --- the result of a run
+def summary(run: Run, y: str, *, network: bool = False) -> pl.DataFrame:
+    """A metric over the nodes at every point that has it: ``point``, the axes, and the statistics; ``network`` as for
+    :func:`curves`. A metric that the run hasn't recorded is bad input."""
+    if y not in run.metrics.columns or not run.metrics[y].dtype.is_numeric():
+        names = metric_names(run)
+        raise BadInput(f"metric: got {y!r}{suggest(y, names)}; accepted: {listed(names)}")
+    return curves(run, [y], network=network).select("point", *AXES, *STATISTICS)
+
+
+def finite(table: pl.DataFrame) -> pl.DataFrame:
+    """A table with null for what JSON has no number for: NaN and infinities."""
+    floats = pl.col(pl.Float32, pl.Float64)
+    return table.with_columns(pl.when(floats.is_finite()).then(floats))
 
 
 @dataclass(frozen=True)
@@ -270,17 +220,11 @@ class FinalSummary:
     least_rounds: int | None = None
     messages: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def bytes_per_node(self) -> float | None:
-        """Mean over the nodes of the bytes sent."""
-        return None if self.bytes_sent is None else self.bytes_sent / max(self.nodes, 1)
-
 
 def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
-    nodes = run.metrics.filter(pl.col("node") >= 0)
-    most = nodes.group_by("node").agg(pl.col("round", *TRAFFIC).max())
-    counts = {name: int(most[name].sum()) for name in TRAFFIC if nodes[name].count()}
+    most = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
+    counts = {name: int(most[name].sum()) for name in TRAFFIC if most[name].count()}
     rounds: Any = most["round"]
     time_s: Any = run.metrics["time_s"].max()
     return FinalSummary(
@@ -304,11 +248,11 @@ def final_summary(run: Run) -> FinalSummary:
 
 def final(run: Run, name: str) -> Final | None:
     """A metric at the last complete evaluation, and its best; None where the run has none."""
-    if name not in metric_names(run):
-        return None
     if name in ASYNCHRONY:
         return _over_the_run(run, name)
-    table = run.curves.filter(pl.col("metric") == name, "complete").sort("point")
+    table = run.curves.filter(pl.col("metric") == name, "complete")
+    if table.is_empty():
+        return None
     last = table.row(-1, named=True)
     good = table.filter(pl.col("mean").is_finite())
     good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
@@ -334,23 +278,14 @@ def _over_the_run(run: Run, name: str) -> Final | None:
     )
     if nodes.is_empty():
         return None
-    value, round_ = pl.col("value"), pl.col("round")
-    over = nodes.select(value.mean().alias("mean"), value.std(ddof=0).alias("std"), round_.mean())
+    mean, std = pl.col("value").mean(), pl.col("value").std(ddof=0)
+    over = nodes.select(mean.alias("mean"), std.alias("std"), pl.col("round").mean())
     return Final(**over.row(0, named=True), count=len(nodes), best=None)
-
-
-def finite(table: pl.DataFrame) -> pl.DataFrame:
-    """A table with null for what JSON has no number for: NaN and infinities."""
-    floats = pl.col(pl.Float32, pl.Float64)
-    return table.with_columns(pl.when(floats.is_finite()).then(floats))
-
-
-# --- the mean of a few runs
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval, ``mean - half_width`` to ``mean + half_width``; no width for a single value."""
+    """A mean and its 95 % confidence interval, ``mean - half_width`` to ``mean + half_width``; None for a single value."""
 
     mean: float
     half_width: float | None
@@ -373,7 +308,7 @@ def confidence(values: Iterable[float]) -> Interval | None:
     return Interval(mean, student_t(count - 1) * spread / math.sqrt(count), count)
 
 
-def student_t(degrees: int, p: float = (1 + LEVEL) / 2) -> float:
+def student_t(degrees: int, p: float = 0.975) -> float:
     """The quantile of Student's distribution that a variable is below with probability p."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # imports in a fifth of a second
 

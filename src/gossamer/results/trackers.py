@@ -1,13 +1,10 @@
-"""Trackers: services to which a run reports while it goes on (TensorBoard, MLflow, Weights & Biases, or the user's).
-
-They run in the process that started the run, under either engine. A tracker never stops a run: one that raises is
-reported in one line and gets nothing more.
-"""
+"""Trackers: services to which a run reports while it goes on, in the process that started it. A tracker never stops a run:
+one that raises is reported in one line and gets nothing more."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -23,20 +20,14 @@ from gossamer.results.run import Run, flat
 
 
 class Tracker(Component):
-    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of.
-
-    Every run gets a copy, which keeps its state in private attributes (``_client: Any = PrivateAttr(None)``).
-    """
+    """Base of the components of kind ``tracker``; a new one defines what it wants to hear of. Every run gets a copy, which
+    keeps its state in private attributes (``_client: Any = PrivateAttr(None)``)."""
 
     _has_state: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "private attributes, such as _client: Any = PrivateAttr(None)"
 
     def check(self) -> None:
-        """Called before any work starts.
-
-        Raises:
-            BadInput: where the tracker can't be used, such as for want of a package.
-        """
+        """Called before any work starts; raises BadInput where the tracker can't be used, such as for want of a package."""
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         """The run starts or resumes; it is recorded in this folder."""
@@ -52,20 +43,19 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed.
+    """The trackers of one run, without those that have failed, and the run's observer, which hears the same and is told of a
+    tracker that fails. A tracker that can't be used is bad input."""
 
-    Args:
-        trackers: their settings.
-        say: told of a tracker that fails.
-
-    Raises:
-        BadInput: where one of them can't be used.
-    """
-
-    def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], observer: Any) -> None:
         for tracker in trackers:
             tracker.check()
-        self._active, self._say = [tracker.model_copy() for tracker in trackers], say
+        self._active, self._observer = [tracker.model_copy() for tracker in trackers], observer
+        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row was recorded."""
+        self._observer.row(row)
+        self.tell("row", row)
 
     def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
         """Call this method of every tracker, and drop those that raise."""
@@ -74,15 +64,14 @@ class Trackers:
                 getattr(tracker, event)(*arguments)
             except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
                 self._active.remove(tracker)
-                self._say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
+                self.say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
 
 
 class Averaging(Tracker):
     """Base of the built-in trackers: at each evaluation point they report the means over the nodes, and the network's
     own values."""
 
-    package: ClassVar[str]
-    """The package that is imported; the optional dependency of gossamer has its name."""
+    package: ClassVar[str]  # the optional dependency of gossamer has its name
     _points: dict[Any, dict[str, list[float]]] = PrivateAttr(default_factory=dict)
 
     def check(self) -> None:
@@ -95,6 +84,16 @@ class Averaging(Tracker):
     @abstractmethod
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the columns of an evaluation point that have a number."""
+
+    @abstractmethod
+    def close(self, status: str) -> None:
+        """The run is done, stopped or failed."""
+
+    def end(self, run: Run) -> None:
+        self.close(run.status)
+
+    def failure(self, error: BaseException) -> None:
+        self.close("failed")
 
     def begin(self, experiment: Experiment, folder: Path) -> None:
         self._points = {}
@@ -112,11 +111,7 @@ class Averaging(Tracker):
 
 @register("tracker", "tensorboard")
 class TensorBoard(Averaging):
-    """Scalars for TensorBoard, by round.
-
-    Args:
-        folder: where the event files go; None is ``tensorboard`` in the run's folder.
-    """
+    """Scalars for TensorBoard, by round, in ``folder``, or else ``tensorboard`` in the run's folder."""
 
     package: ClassVar[str] = "tensorboard"
     folder: FilePath | None = None
@@ -126,31 +121,22 @@ class TensorBoard(Averaging):
         from tensorboard.summary import Writer
 
         super().begin(experiment, folder)
-        place = (
-            folder / "tensorboard" if self.folder is None else self.folder / folder.parent.name / folder.name
-        )
-        self._writer = Writer(str(place))
+        own = self.folder and self.folder / folder.parent.name / folder.name
+        self._writer = Writer(str(own or folder / "tensorboard"))
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
-    def end(self, run: Run) -> None:
-        self._writer.close()
-
-    def failure(self, error: BaseException) -> None:
+    def close(self, status: str) -> None:
         self._writer.close()
 
 
 @register("tracker", "mlflow")
 class MLflow(Averaging):
-    """A run of MLflow: the experiment's settings as parameters, metrics by round.
-
-    Args:
-        uri: the tracking server; None is MLflow's own setting.
-        project: MLflow's experiment; None is the experiment's name.
-    """
+    """A run of MLflow: the experiment's settings as parameters, metrics by round. ``uri`` is the tracking server, by default
+    of MLflow's own setting; ``project`` is MLflow's experiment, by default of the experiment's name."""
 
     package: ClassVar[str] = "mlflow"
     uri: str | None = None
@@ -174,22 +160,14 @@ class MLflow(Averaging):
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=round)
 
-    def end(self, run: Run) -> None:
-        self._client.set_terminated(self._run, "FINISHED" if run.status == "done" else "KILLED")
-
-    def failure(self, error: BaseException) -> None:
-        self._client.set_terminated(self._run, "FAILED")
+    def close(self, status: str) -> None:
+        self._client.set_terminated(self._run, {"done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
 
 
 @register("tracker", "wandb")
 class WandB(Averaging):
-    """A run of Weights & Biases.
-
-    Args:
-        project: its project; None is the experiment's name.
-        entity: a user or team; None is W&B's own setting.
-        mode: whether rows are sent at once, or kept in the run's folder for ``wandb sync``.
-    """
+    """A run of Weights & Biases in a ``project``, by default of the experiment's name, of an ``entity`` (user or team). Rows
+    are sent at once, or kept in the run's folder for ``wandb sync``."""
 
     package: ClassVar[str] = "wandb"
     project: str | None = None
@@ -215,8 +193,5 @@ class WandB(Averaging):
     def report(self, values: Mapping[str, float], round: int) -> None:
         self._run.log({**values, "round": round})
 
-    def end(self, run: Run) -> None:
-        self._run.finish(exit_code=0 if run.status == "done" else 1)
-
-    def failure(self, error: BaseException) -> None:
-        self._run.finish(exit_code=1)
+    def close(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "done" else 1)

@@ -1,11 +1,15 @@
-"""The record of events: what happened to nodes, and which of them were away at the end."""
+"""The record of events: what happened to nodes, which of them were away at the end, and when they computed and sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from gossamer.config import Experiment, Timeline
 from gossamer.faults import StartFrom
+from gossamer.learning.computation import ComputationKind
 from gossamer.node.checkpoint import Checkpoint
+from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
 MOST_NAMED = 20
@@ -19,11 +23,8 @@ def begins(start_from: StartFrom, saved: Checkpoint | None) -> str:
 
 
 class HeardClock:
-    """Estimates the nodes' clock from the time stamps in their reports: the last one, and what has passed since.
-
-    Args:
-        clock: real seconds. (The nodes' clock may stand still where this one goes on.)
-    """
+    """Estimates the nodes' clock from the time stamps in their reports: the last one, and what has passed since by a clock of
+    real seconds. (The nodes' clock may stand still where this one goes on.)"""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -36,7 +37,6 @@ class HeardClock:
             self._heard = time_s, self._clock() if runs else None
 
     def now(self) -> float:
-        """Seconds; never less than before."""
         time_s, since = self._heard
         self._said = max(self._said, time_s + (0.0 if since is None else self._clock() - since))
         return self._said
@@ -50,17 +50,11 @@ class EventLog:
         self._away: dict[int, float] = {}
 
     def append(self, node: int | None, event: str, detail: str) -> None:
-        """Something happens now.
-
-        Args:
-            node: the node; None where it is not about one node.
-            event: its kind; "lost", "left" and "returned" tell which nodes are away.
-            detail: one line.
-        """
+        """Something happens now, to a node or (None) to none in particular; the kinds "lost", "left" and "returned" tell
+        which nodes are away."""
         time_s = self._now()
-        self._segment.append(
-            {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
-        )
+        row = {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
+        self._segment.append(row)
         if node is not None and event in ("lost", "left"):
             self._away[node] = time_s
         elif node is not None and event == "returned":
@@ -73,3 +67,30 @@ class EventLog:
         said = [f"node {rank} since {time_s:.1f} s" for rank, time_s in sorted(self._away.items())]
         more = f" and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
         return f"away at the end: {', '.join(said[:MOST_NAMED])}{more}"
+
+
+class TimelineLog:
+    """Writes down when nodes computed and sent, for a window of time and some of the nodes; made by :func:`timeline_log`."""
+
+    def __init__(self, asked: Timeline, nodes: int, segment: Segment) -> None:
+        self._from_s, self._to_s, self._ranks = asked.from_s, asked.to_s, set(asked.ranks(nodes))
+        self._segment = segment
+        self.close = segment.close
+
+    def computed(self, rank: int, kind: ComputationKind, start_s: float, end_s: float) -> None:
+        if end_s > start_s:  # an optimizer's step with a gradient that is there already takes no virtual time
+            self._append(rank, "evaluate" if kind is ComputationKind.EVALUATE else "train", start_s, end_s)
+
+    def sent(self, rank: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
+        """A message, or as much of it as was not taken back, has left a node's uplink."""
+        self._append(rank, "send", start_s, end_s, to=to, bytes=nbytes)
+
+    def _append(self, rank: int, kind: str, start_s: float, end_s: float, **more: Any) -> None:
+        if rank in self._ranks and start_s < self._to_s and end_s > self._from_s:
+            self._segment.append({"node": rank, "kind": kind, "start_s": start_s, "end_s": end_s, **more})
+
+
+def timeline_log(experiment: Experiment, folder: RunFolder, rank: int = 0) -> TimelineLog | None:
+    """Where the experiment's timeline is written down, ``rank`` telling processes apart; None if it asks for none."""
+    asked = experiment.evaluation.timeline
+    return None if asked is None else TimelineLog(asked, experiment.nodes, folder.segment("timeline", rank))

@@ -1,53 +1,88 @@
-"""How a run ended."""
+"""What an engine is, how a user ends its run, and what it hands back."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.errors import RunFailed, cause
+from gossamer.results.checkpoints import Cut
+from gossamer.results.folder import RunFolder
+from gossamer.runtime.recording import Observer
 
-_MOST_NAMED = 16
-"""Ranks that are named of those that wait for the same."""
+_MOST_NAMED = 16  # ranks that are named of those that wait for the same
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an engine hands back.
+    """What an engine hands back."""
 
-    Args:
-        reason: "rounds", "time", "target", "stopped" (by the user) or "failed".
-        time_s: the engine's clock at the end, seconds.
-        wall_s: real seconds.
-        parameters: every node's parameters [nodes, P]; None after a failure.
-        buffers: every node's buffers [nodes, B], if there are any.
-        failure: why, for "failed".
-        trainer: which trainer computed.
-        profile: real seconds by part ("train", "mix", "evaluate", "record"); the rest of ``wall_s`` are events.
-        peak_vectors: the most parameter vectors that were alive at once; None if they are not counted.
-        private_bytes: memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
-        link_shares: how much of the shared links was used, "mean" and "max" over those that carried anything.
-        execution: of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through
-            Python ("eager: ..."), see :meth:`~gossamer.learning.capture.Captured.forms`; of "mix", how many sums were
-            computed together and one at a time.
-    """
-
-    reason: str
-    time_s: float
-    wall_s: float
-    parameters: Float[Tensor, "nodes params"] | None
-    buffers: Float[Tensor, "nodes buffers"] | None
-    failure: RunFailed | None
-    trainer: str
+    reason: str  # "rounds", "time", "target", "stopped" (by the user) or "failed"
+    time_s: float  # the engine's clock at the end, seconds
+    wall_s: float  # real seconds
+    parameters: Float[Tensor, "nodes params"] | None  # of every node; None after a failure
+    buffers: Float[Tensor, "nodes buffers"] | None  # of every node, if there are any
+    failure: RunFailed | None  # why, for "failed"
+    trainer: str  # which trainer computed
+    # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s are events.
     profile: Mapping[str, float] = field(default_factory=dict)
-    peak_vectors: int | None = None
+    peak_vectors: int | None = None  # the most parameter vectors that existed at once, if they are counted
+    # Memory that a node's process shared with no other at its end, "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
+    # How much of the shared links was used, "mean" and "max" over those that carried anything.
     link_shares: Mapping[str, float] | None = None
+    # Of "train" and "evaluate", how many shapes of input ran as recorded operations ("recorded") and through Python ("eager:
+    # ...", see gossamer.learning.capture.Captured.forms); of "mix", how many sums were computed together and one at a time.
     execution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Carries an experiment out. Its construction loads and checks everything, so that bad input is found before work
+    starts."""
+
+    description: dict[str, Any]
+    """What the record keeps of the start; see ``Setup.description``."""
+
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+        """Run to the end, recording into a folder; from a checkpoint on, to which its record is rewound, if one is given."""
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(self, *_: object) -> None:
+        """End all that works for it; a second time does nothing."""
+
+
+@contextmanager
+def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in order, with its results; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: object) -> None:
+        restore()
+        stop()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] | None = None) -> str:
@@ -56,23 +91,20 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] |
     for rank, each in sorted(waits.items()):
         if each:
             alike.setdefault("; ".join(each), []).append(rank)
-    waiting = [f"{_nodes(ranks)} for {text}" for text, ranks in alike.items()]
-    gone = [
-        f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())
+    waiting = [
+        f"node{'s' if len(ranks) > 1 else ''} {_first(_MOST_NAMED, map(str, ranks), ', ')} for {text}"
+        for text, ranks in alike.items()
     ]
+    done = sorted((returned or {}).items())
+    gone = [f"node {rank} has returned after {count} rounds" for rank, count in done]
     said = _first(20, waiting) or "for something that is not a message"
     return f"{said}; {_first(5, gone)}" if gone else said
 
 
-def _nodes(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"node{'s' if len(ranks) > 1 else ''} {named}{more}"
-
-
-def _first(most: int, texts: list[str]) -> str:
-    more = f" (and {len(texts) - most} more)" if len(texts) > most else ""
-    return "; ".join(texts[:most]) + more
+def _first(most: int, texts: Iterable[str], between: str = "; ") -> str:
+    texts = list(texts)
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
@@ -80,6 +112,5 @@ def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
     if isinstance(error, RunFailed) and error.node is not None:
         return error
     text = "".join(traceback.format_exception(error))
-    return RunFailed(
-        f"node {rank} failed in round {round}: {cause(error)}", node=rank, round=round, traceback=text
-    )
+    said = f"node {rank} failed in round {round}: {cause(error)}"
+    return RunFailed(said, node=rank, round=round, traceback=text)

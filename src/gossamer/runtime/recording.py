@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import polars as pl
 import torch
@@ -18,18 +19,16 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.recorder import average, consensus_distance
 from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
-from gossamer.runtime.barrier import Barrier, Moment
-from gossamer.runtime.setup import Setup, edges
+from gossamer.runtime.setup import Setup
 
-NETWORK = -1
-"""The node number of rows about the network as a whole."""
+NETWORK = -1  # the node number of rows about the network as a whole
+MOST_PENDING = 16  # evaluations that wait for the slowest node, each with the snapshots of the others
 
+Moment = int | tuple[str, int] | str
+"""An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or
+"end"."""
 
-def moment_text(moment: Moment) -> str:
-    """An evaluation point as the column ``moment`` has it; the number of a round has its own column."""
-    if isinstance(moment, int):
-        return "round"
-    return moment if isinstance(moment, str) else " ".join(map(str, moment))
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -50,6 +49,48 @@ class Observer(Protocol):
         """Something a user may want to know."""
 
 
+# --- real time
+
+
+def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
+    """Real seconds since this call, and before it."""
+    start = time.perf_counter() - before_s
+    return lambda: time.perf_counter() - start
+
+
+class Profile:
+    """Real seconds spent in named parts of a run; a part inside another one is not counted twice.
+
+    Attributes:
+        seconds: name -> seconds so far."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._outer: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """The time inside counts for this part."""
+        self._stop()
+        self._outer.append(name)
+        try:
+            yield
+        finally:
+            self._stop()
+            self._outer.pop()
+
+    def _stop(self) -> None:
+        now = time.perf_counter()
+        if self._outer:
+            part = self._outer[-1]
+            self.seconds[part] = self.seconds.get(part, 0.0) + now - self._since
+        self._since = now
+
+
+# --- when nodes are recorded
+
+
 def is_due(setup: Setup, rounds: int) -> bool:
     """Whether a node that has completed this many rounds is recorded: before the first, after every few, after
     the last."""
@@ -58,14 +99,9 @@ def is_due(setup: Setup, rounds: int) -> bool:
 
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
-    """Whether all present nodes are recorded once more as a run ends in order: if it ended by time or target, or because
-    protocols returned, before all evaluated nodes had completed their rounds.
-
-    Args:
-        setup: what is run.
-        reason: why it ends, see :class:`~gossamer.runtime.outcome.Outcome`.
-        rounds: completed by each present node.
-    """
+    """Whether all present nodes are recorded once more as a run ends in order, for this reason and after these rounds of each
+    present node: if it ended by time or target, or because protocols returned, before all evaluated nodes had completed their
+    rounds."""
     if reason not in ("rounds", "time", "target"):
         return False
     return setup.experiment.stop.rounds is None or bool(_behind(setup, rounds))
@@ -77,11 +113,9 @@ def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
     last = setup.experiment.stop.rounds
     if not (behind := _behind(setup, rounds)):
         return None
-    count, least, most = len(behind), min(behind.values()), max(behind.values())
-    if count == 1:
-        who = f"node {next(iter(behind))}"
-    else:
-        who = "all nodes" if count == len(setup.outcome_ranks & rounds.keys()) else f"{count} nodes"
+    ranks, least, most = list(behind), min(behind.values()), max(behind.values())
+    everyone = len(ranks) == len(setup.outcome_ranks & rounds.keys())
+    who = f"node {ranks[0]}" if len(ranks) == 1 else "all nodes" if everyone else f"{len(ranks)} nodes"
     after = f"{least}" if least == most else f"{least} to {most}"
     return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
 
@@ -92,15 +126,12 @@ def _behind(setup: Setup, rounds: Mapping[int, int]) -> dict[int, int]:
     return {rank: done for rank, done in rounds.items() if rank in setup.outcome_ranks and done < last}
 
 
-class Spent(NamedTuple):
-    """What a node has done since the start, in seconds.
+# --- a node's row
 
-    Args:
-        computing_s: for how long one of its computations ran.
-        sending_s: for how long what left it would have kept its uplink busy (bytes by its rate when they left); None
-            where that is unlimited.
-        receiving_s: the same of its downlink, and what came in.
-    """
+
+class Spent(NamedTuple):
+    """What a node has done since the start, in seconds. Of links: for how long what was carried would have kept them busy
+    (bytes by their rate at that time); None where they are unlimited."""
 
     computing_s: float
     sending_s: float | None
@@ -119,10 +150,8 @@ class Usage:
 
     def saved(self, since: Spent = START) -> list[float]:
         """The state, for :meth:`restore`, which counts from an instant at which the node had done ``since``."""
-        return [
-            self._time_s,
-            *((done or 0.0) - (by_then or 0.0) for done, by_then in zip(self._spent, since, strict=True)),
-        ]
+        done = [(now or 0.0) - (by_then or 0.0) for now, by_then in zip(self._spent, since, strict=True)]
+        return [self._time_s, *done]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Go on from what was saved."""
@@ -130,28 +159,27 @@ class Usage:
         self._time_s, self._spent = time_s, Spent(*spent)
 
     def shares(self, time_s: float, spent: Spent) -> dict[str, float | None]:
-        """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row; None where no time has passed since
-        the last one.
-
-        Args:
-            time_s: by the engine's clock, when the row is made.
-            spent: what the node has done by then.
-        """
+        """The columns ``idle_share``, ``uplink_share`` and ``downlink_share`` of a row that is made at this time of the
+        engine's clock; None where no time has passed since the last one."""
         passed, before = time_s - self._time_s, self._spent
         self._time_s, self._spent = time_s, spent
         sending, receiving = (
-            None if by_now is None or by_then is None else _share(by_now - by_then, passed)
-            for by_now, by_then in zip(spent[1:], before[1:], strict=True)
+            None if now is None or by_then is None else _share(now - by_then, passed)
+            for now, by_then in zip(spent[1:], before[1:], strict=True)
         )
-        return {
-            "idle_share": _share(passed - (spent.computing_s - before.computing_s), passed),
-            "uplink_share": sending,
-            "downlink_share": receiving,
-        }
+        idle = _share(passed - (spent.computing_s - before.computing_s), passed)
+        return {"idle_share": idle, "uplink_share": sending, "downlink_share": receiving}
 
 
 def _share(part_s: float, whole_s: float) -> float | None:
     return min(max(part_s / whole_s, 0.0), 1.0) if whole_s > 0 else None
+
+
+def moment_text(moment: Moment) -> str:
+    """An evaluation point as the column ``moment`` has it; the number of a round has its own column."""
+    if isinstance(moment, int):
+        return "round"
+    return moment if isinstance(moment, str) else " ".join(map(str, moment))
 
 
 def node_row(
@@ -166,7 +194,7 @@ def node_row(
     last one."""
     losses, columns = node.own.losses, node.columns
     node.own.losses, node.columns = [], {}
-    staleness, largest = node.reception.ages.take()
+    staleness, largest = node.mailbox.take_ages()
     return {
         "node": node.rank,
         "round": node.round,
@@ -183,58 +211,92 @@ def node_row(
     }
 
 
-MOST_PENDING = 16
-"""Evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it."""
+# --- rows of all nodes together
 
 
-class NetworkRows(Barrier[tuple[Mapping[str, Any], Model]]):
-    """Rows about all evaluated nodes together: consensus distance, and the average model's metrics if asked for.
+class Barrier(Generic[T]):
+    """Gathers a value of every node among ``ranks`` for each evaluation point, while nodes leave and return. A node reports
+    its evaluation points in ascending order. If more than ``most`` points are open, the oldest is given up."""
 
-    A row is complete when every evaluated node has given its snapshot for one evaluation point (its round r, or a common
-    instant). If some nodes are far ahead of others, the oldest evaluation points have no row, since snapshots are kept for
-    at most :data:`MOST_PENDING` of them.
-    """
+    def __init__(self, ranks: Iterable[int], most: int | None = None) -> None:
+        self._ranks, self._most = frozenset(ranks), most
+        self._there = set(self._ranks)
+        self._first: dict[int, tuple[int, int]] = {}  # from which round and tick a node that returned reports
+        self._missing: dict[Moment, set[int]] = {}
+        self._values: dict[Moment, dict[int, T]] = {}
+        self._skipped: set[Moment] = set()
+        self._past: dict[type, int] = {}  # the last complete round, and the last complete tick
 
-    def __init__(self, setup: Setup, evaluate: Callable[[Model], dict[str, float]]) -> None:
-        super().__init__(setup.outcome_ranks, MOST_PENDING)
-        self._average, self._evaluate = setup.experiment.evaluation.nodes == "average", evaluate
+    def take(self, moment: Moment, rank: int, value: T) -> dict[int, T] | None:
+        """A node's value; returns all values of the evaluation point, by rank, if it is the last one."""
+        if rank not in self._there or moment in self._skipped or self._is_past(moment, rank):
+            return None
+        if moment not in self._missing:
+            self._missing[moment] = {each for each in self._there if self._reports(each, moment)}
+            self._values[moment] = {}
+            if self._most is not None and len(self._missing) > self._most:
+                self.skip(next(iter(self._missing)))
+        self._values[moment][rank] = value
+        self._missing[moment].discard(rank)
+        return self._completed(moment)
 
-    def add(self, moment: Moment, row: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
-        """Take a node's row and snapshot; gives the network's row when it is the last one."""
-        snapshots = self.take(moment, row["node"], (row, model))
-        return None if snapshots is None else self._row(moment, snapshots)
+    def skip(self, moment: Moment) -> None:
+        """A node's value can't be had: the evaluation point will not be complete."""
+        self._missing.pop(moment, None)
+        self._values.pop(moment, None)
+        self._skipped.add(moment)
 
-    def lose(self, rank: int, *, keep: bool = False) -> dict[Moment, dict[str, Any]]:
-        """A node is gone: the rows, by evaluation point, that waited for it alone. Its own snapshots count if ``keep``."""
-        return {moment: self._row(moment, snapshots) for moment, snapshots in self.without(rank, keep=keep)}
+    def without(self, rank: int, *, keep: bool = False) -> list[tuple[Moment, dict[int, T]]]:
+        """A node is gone; gives the evaluation points that waited for it alone. Its values count nevertheless, where others
+        are still missing, if ``keep`` is set."""
+        self._there.discard(rank)
+        self._first.pop(rank, None)
+        complete: list[tuple[Moment, dict[int, T]]] = []
+        for moment in list(self._missing):
+            self._missing[moment].discard(rank)
+            if not keep:
+                self._values[moment].pop(rank, None)
+            if values := self._completed(moment):
+                complete.append((moment, values))
+        return complete
 
-    def _row(
-        self, moment: Moment, snapshots: Mapping[int, tuple[Mapping[str, Any], Model]]
-    ) -> dict[str, Any]:
-        rows, models = zip(*snapshots.values(), strict=True)
-        parameters = [model.parameters for model in models]
-        mean = average(parameters)
-        network: dict[str, Any] = {
-            "node": NETWORK,
-            "round": min(row["round"] for row in rows),
-            "time_s": max(row["time_s"] for row in rows),
-            "wall_s": max(row["wall_s"] for row in rows),
-            "moment": moment_text(moment),
-            "consensus_distance": consensus_distance(parameters, mean),
-        }
-        if self._average:
-            buffers = torch.stack([model.buffers for model in models]).mean(0)
-            network |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
-        return network
+    def back(self, rank: int, round: int, tick: int) -> None:
+        """A node takes part (again): it reports its rounds and the ticks from these on."""
+        if rank not in self._ranks:
+            return
+        self._there.add(rank)
+        self._first[rank] = round, tick
+        for moment, missing in self._missing.items():
+            if self._reports(rank, moment):
+                missing.add(rank)
+
+    def _reports(self, rank: int, moment: Moment) -> bool:
+        if rank not in self._first or isinstance(moment, str):
+            return True
+        return _number(moment) >= self._first[rank][isinstance(moment, tuple)]
+
+    def _is_past(self, moment: Moment, rank: int) -> bool:
+        """Whether a moment was complete before a node returned, or comes before those that it reports."""
+        if not self._first or isinstance(moment, str):
+            return False
+        return _number(moment) <= self._past.get(type(moment), -1) or not self._reports(rank, moment)
+
+    def _completed(self, moment: Moment) -> dict[int, T] | None:
+        if self._missing.get(moment, True):
+            return None
+        del self._missing[moment]
+        if not isinstance(moment, str):
+            self._past[type(moment)] = _number(moment)
+        return dict(sorted(self._values.pop(moment).items()))
+
+
+def _number(moment: int | tuple[str, int]) -> int:
+    return moment if isinstance(moment, int) else moment[1]
 
 
 class TargetWatch(Barrier[float | None]):
-    """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation.
-
-    Args:
-        target: metric and level; a metric of which less is better must fall to it, any other rise.
-        reporters: the nodes that are recorded with the metric at an evaluation; a None of theirs does not count.
-    """
+    """Watches for ``stop.target``: the mean over evaluated nodes (or the network's row) at one evaluation. ``reporters`` are
+    the nodes that are recorded with the metric at an evaluation; a None of theirs does not count."""
 
     def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
         super().__init__(reporters)
@@ -254,12 +316,19 @@ class TargetWatch(Barrier[float | None]):
         return mean <= self._target.value if falling else mean >= self._target.value
 
 
+Snapshot = tuple[Mapping[str, Any], Model]
+"""A node's row at an evaluation point, and its model."""
+
+
 class RunRecord:
     """The record of a run: the one place where its rows and graphs are written, under every engine.
 
+    The network's row of an evaluation point (consensus distance, and the average model's metrics if asked for) is complete
+    when every evaluated node has given its snapshot. If some nodes are far ahead of others, the oldest evaluation points have
+    no such row, since the snapshots of at most :data:`MOST_PENDING` of them are kept.
+
     Attributes:
-        reached: whether ``stop.target`` is; all rows that come are written nevertheless.
-    """
+        reached: whether ``stop.target`` is; all rows that come are written nevertheless."""
 
     def __init__(
         self,
@@ -269,8 +338,9 @@ class RunRecord:
         evaluate: Callable[[Model], dict[str, float]],
         show: Callable[[dict[str, Any]], object],
     ) -> None:
-        self._setup, self._metrics, self._graphs, self._show = setup, metrics, graphs, show
-        self._network = NetworkRows(setup, evaluate)
+        self._setup, self._metrics, self._graphs = setup, metrics, graphs
+        self._evaluate, self._show = evaluate, show
+        self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MOST_PENDING)
         self._target = TargetWatch(setup.experiment.stop.target, _reporters(setup))
         nodes = range(setup.experiment.nodes)
         self._views: Barrier[tuple[int, Sequence[int]]] = Barrier(nodes, MOST_PENDING)
@@ -289,11 +359,11 @@ class RunRecord:
             if last == least:
                 continue
             for moment in (r for r in range(least + 1, last) if is_due(self._setup, r)):
-                self._network.skip(moment)  # the model that it had then is not kept
+                self._snapshots.skip(moment)  # the model that it had then is not kept
             if is_due(self._setup, last):
                 for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
                     self._target.reached(last, row)
-                    self._network.add(last, row, cut.read(rank).model)
+                    self._snapshots.take(last, rank, (row, cut.read(rank).model))
 
     def graph(self, rounds: int) -> None:
         """A node that has completed this many rounds is recorded: write the graph of the last one, if it is another."""
@@ -303,7 +373,7 @@ class RunRecord:
         graph = self._setup.topology.graph(rounds - 1)
         if graph is not self._graph:
             self._graph = graph
-            self._graphs.append({"round": rounds, "edges": edges(graph)})
+            self._graphs.append({"round": rounds, "edges": [list(edge) for edge in graph.edges()]})
 
     def view(self, rank: int, moment: Moment, rounds: int, view: Sequence[int]) -> None:
         """A node that has completed this many rounds is recorded, with these ranks in its view. When all present nodes are,
@@ -316,22 +386,24 @@ class RunRecord:
         has none at this evaluation point."""
         self._append(moment, row)
         if model is not None:
-            if (network := self._network.add(moment, row, model)) is not None:
-                self._append(moment, network)
+            if (snapshots := self._snapshots.take(moment, row["node"], (row, model))) is not None:
+                self._append(moment, self._network_row(moment, snapshots))
         elif row["node"] in self._setup.outcome_ranks:
-            self._network.skip(moment)
+            self._snapshots.skip(moment)
 
     def without(self, rank: int, *, keep: bool = False) -> None:
         """A node is gone: nothing waits for it. What it gave for incomplete evaluations counts only if ``keep`` is set."""
         self._target.without(rank, keep=keep)
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)
-        for moment, row in self._network.lose(rank, keep=keep).items():
+        complete = self._snapshots.without(rank, keep=keep)
+        rows = [(moment, self._network_row(moment, snapshots)) for moment, snapshots in complete]
+        for moment, row in rows:
             self._append(moment, row)
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node is there (again), and is recorded from this round and this tick on."""
-        for barrier in (self._target, self._views, self._network):
+        for barrier in (self._target, self._views, self._snapshots):
             barrier.back(rank, round, tick)
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
@@ -339,6 +411,23 @@ class RunRecord:
         self._show(row)
         if self._target.reached(moment, row):
             self.reached = True
+
+    def _network_row(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> dict[str, Any]:
+        rows, models = zip(*snapshots.values(), strict=True)
+        parameters = [model.parameters for model in models]
+        mean = average(parameters)
+        network: dict[str, Any] = {
+            "node": NETWORK,
+            "round": min(row["round"] for row in rows),
+            "time_s": max(row["time_s"] for row in rows),
+            "wall_s": max(row["wall_s"] for row in rows),
+            "moment": moment_text(moment),
+            "consensus_distance": consensus_distance(parameters, mean),
+        }
+        if self._setup.experiment.evaluation.nodes == "average":
+            buffers = torch.stack([model.buffers for model in models]).mean(0)
+            network |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
+        return network
 
     def _write_views(self, views: Mapping[int, tuple[int, Sequence[int]]]) -> None:
         rounds = min(rounds for rounds, _ in views.values())
@@ -354,9 +443,3 @@ def _reporters(setup: Setup) -> Iterable[int]:
     if target is not None and target.metric == "train_loss":
         return [rank for rank, part in enumerate(setup.parts) if part.size]
     return setup.evaluated
-
-
-def stopwatch(before_s: float = 0.0) -> Callable[[], float]:
-    """Real seconds since this call, and before it."""
-    start = time.perf_counter() - before_s
-    return lambda: time.perf_counter() - start

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
@@ -19,107 +18,21 @@ from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
-from gossamer.learning.parameters import Layout, initial_model
-from gossamer.messages.tags import Model
-from gossamer.network import ComputeProfile, Network
-from gossamer.node import NodeSetup, Setting
-from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.runtime.rejoin import Hospitality
+from gossamer.learning.parameters import Layout
+from gossamer.network import Network
+from gossamer.node import Setting
+from gossamer.node.setup import Setup as Setup
+from gossamer.randomness import generator
 from gossamer.tasks import Task, label_counts, load_task, poisoned
-from gossamer.topology import Graph, TopologySchedule
-
-
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """What all nodes of a run are made of; made by :func:`prepare`.
-
-    Args:
-        experiment: what is run.
-        task: its data, model and loss.
-        parts: indices of each node's training samples.
-        labels: samples of each class at each node, or None where there are no classes.
-        topology: which nodes may talk to each other.
-        faults: what goes wrong, and when.
-        network: what links do to a message, faults included.
-        compute: how long local steps take, settled for these nodes, faults included.
-        layout: the shapes behind the flat vectors.
-        outcome_ranks: ranks whose model is the algorithm's outcome.
-        evaluated: ranks whose own model is evaluated.
-        message_limit: the largest message that a node accepts, bytes.
-        poisoned: the ranks that each of the experiment's poisons reaches.
-    """
-
-    experiment: Experiment
-    task: Task
-    parts: list[Int[np.ndarray, " _"]]
-    labels: Int[np.ndarray, "nodes classes"] | None
-    topology: TopologySchedule
-    faults: FaultSchedule
-    network: Network
-    compute: ComputeProfile
-    layout: Layout
-    outcome_ranks: frozenset[int]
-    evaluated: frozenset[int]
-    message_limit: int
-    poisoned: Sequence[Sequence[int]] = ()
-
-    def initial(self, rank: int) -> Model:
-        """The model that a node starts with: the same everywhere, or drawn for each node."""
-        shared = self.experiment.initial == "common"
-        seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
-        return initial_model(self.task.model, seed)
-
-    def node(self, rank: int, initial: Model | None = None) -> NodeSetup:
-        """What one node is made of."""
-        experiment = self.experiment
-        samples = experiment.evaluation.samples
-        return NodeSetup(
-            rank=rank,
-            experiment=experiment,
-            topology=self.topology,
-            layout=self.layout,
-            initial=initial or self.initial(rank),
-            samples=self.parts[rank],
-            label_counts=None if self.labels is None else self.labels[rank],
-            test_samples={name: len(inputs[:samples]) for name, (inputs, _) in self.task.tests.items()},
-            # The simulator computes weighted means of many nodes together.
-            aggregator=None if type(experiment.aggregator) is Mean else experiment.aggregator,
-            companion=Hospitality if self.faults.asks_neighbors else None,
-        )
-
-    def description(self) -> dict[str, Any]:
-        """What the record keeps of the start: nodes, label counts, the first graph."""
-        graph = self.topology.graph(0)
-        return {
-            "nodes": self.experiment.nodes,
-            "directed": graph.directed,
-            "parameters": self.layout.size,
-            "samples": [len(part) for part in self.parts],
-            "labels": None if self.labels is None else self.labels.tolist(),
-            "classes": None if self.task.classes is None else list(self.task.classes),
-            "outcome_ranks": sorted(self.outcome_ranks),
-            "evaluation_sets": list(self.task.tests),
-            "poisoned": [list(ranks) for ranks in self.poisoned],
-            "graphs": {"0": edges(graph)},
-        }
-
-
-def edges(graph: Graph) -> list[list[int]]:
-    """A graph's edges as lists, for the record."""
-    return [list(edge) for edge in graph.edges()]
+from gossamer.topology import TopologySchedule
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts.
-
-    Raises:
-        BadInput: for anything that can't be used; names the field.
-    """
+    """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
+    used, which names the field."""
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
-    virtual = isinstance(
-        experiment.engine, Simulate
-    )  # otherwise a frozen process stands still of its own accord
+    virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
     experiment.network.conditions(nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
@@ -171,10 +84,7 @@ def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
 
 
 def _check_algorithm(algorithm: Any) -> None:
-    """(Engines don't import the base of algorithms.)"""
-    if not hasattr(algorithm, "gathers"):
-        found = "no subclass of gossamer.Algorithm"
-    elif not inspect.iscoroutinefunction(algorithm.run):
+    if not inspect.iscoroutinefunction(algorithm.run):
         found = "run() is not async, or has a yield"
     elif (refused := not_called_with(algorithm.run, "node")) is not None:
         found = f"run() can't be called with a node ({refused})"
@@ -205,31 +115,28 @@ def _layout(make: Callable[[], Any]) -> Layout:
 def _check_network(experiment: Experiment, network: Network) -> None:
     """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
+    name = algorithm.name_of()
     waits = algorithm.gathers and experiment.gather.timeout_s is None
     if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
         return
     field, lose = ("network", "loses") if experiment.network.loses(nodes, seed) else ("faults", "lose")
     if not algorithm.tolerates_loss:
-        raise BadInput(
-            f"{field}: messages are lost, for {algorithm.name_of()}; accepted: {field} without loss"
-        )
+        raise BadInput(f"{field}: messages are lost, for {name}; accepted: {field} without loss")
     raise BadInput(f"gather.timeout_s: null, and {field} {lose} messages; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse absent nodes if the algorithm, or the policy for a dead peer, can't work then."""
-    algorithm, gather = experiment.algorithm, experiment.gather
+    algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
     if not _absences(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
-        raise BadInput(
-            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that tolerates it (docs/faults.md)"
-        )
+        raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
     if needed:
         raise BadInput(
-            f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
+            f"faults: node {needed[0]} is away, which {name} can't do without; accepted: other nodes"
         )
     if algorithm.gathers and gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
@@ -243,13 +150,11 @@ def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
 
 def _able(attribute: str) -> str:
     """The algorithms that have something."""
-    return listed(
-        sorted(name for name, each in names("algorithm").items() if getattr(each, attribute, False))
-    )
+    return listed(sorted(n for n, kind in names("algorithm").items() if getattr(kind, attribute, False)))
 
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
-    aggregator, algorithm = experiment.aggregator, experiment.algorithm
+    aggregator, algorithm, codec = experiment.aggregator, experiment.algorithm, experiment.codec
     name = aggregator.name_of()
     if type(aggregator) is Mean:
         return
@@ -258,7 +163,6 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
             f"aggregator: {name}, for {algorithm.name_of()}, whose mixing is no weighted mean of whole models; accepted:"
             f" mean, or another algorithm ({_able('mixes_models')})"
         )
-    codec = experiment.codec
     if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
         raise BadInput(
             f"aggregator: {name} takes whole models, of which codec {codec.name_of()} sends parts; accepted: mean,"
@@ -266,10 +170,8 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         )
     if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
         return
-    graph = topology.graph(0)
-    models = [1 + len(graph.neighbors(rank, "in")) for rank in range(graph.nodes)]
-    fewest = min(models)
-    if fewest < aggregator.least:
+    models = [1 + len(topology.neighbors(rank, 0, "in")) for rank in range(experiment.nodes)]
+    if (fewest := min(models)) < aggregator.least:
         raise BadInput(
             f"aggregator: {name} takes at least {aggregator.least} models, and node {models.index(fewest)} has"
             f" {fewest}, its own included; accepted: a topology with {aggregator.least - 1} neighbours or more of each"
@@ -288,10 +190,13 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
-        if part.needs_static_graph and not topology.static:
+        if part.only_differences and not algorithm.sends_differences:
             raise BadInput(
-                f"topology: one that changes, with codec {part.name_of()}; accepted: one that does not"
+                f"codec: {part.name_of()}, which is for differences of models, with {name}, which sends models; accepted:"
+                f" another codec, or another algorithm ({_able('sends_differences')})"
             )
+        if part.needs_static_graph and not topology.static:
+            raise BadInput(f"topology: one that changes, with codec {part.name_of()}; accepted: a static one")
         if not part.needs_every_message:
             continue
         for lossy, found in (
@@ -301,9 +206,8 @@ def _check_codec(
             (algorithm.takes_back(), f"{name}, which takes messages back"),
         ):
             if lossy:
-                raise BadInput(
-                    f"codec: {part.name_of()}, which needs every message, with {found}; accepted: none of this"
-                )
+                needs = f"{part.name_of()}, which needs every message"
+                raise BadInput(f"codec: {needs}, with {found}; accepted: none of this")
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:
@@ -323,13 +227,10 @@ def _evaluated(experiment: Experiment, outcomes: tuple[int, ...]) -> tuple[int, 
     if chosen == "average":
         return ()
     if isinstance(chosen, int):
-        drawn = generator(experiment.seed, "evaluated").choice(
-            outcomes, min(chosen, len(outcomes)), replace=False
-        )
-        return tuple(sorted(int(rank) for rank in drawn))
+        rng = generator(experiment.seed, "evaluated")
+        return tuple(sorted(rng.choice(outcomes, min(chosen, len(outcomes)), replace=False).tolist()))
     ranks = tuple(sorted(set(chosen) & set(outcomes)))
     if not ranks:
-        raise BadInput(
-            f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: among {list(outcomes)}"
-        )
+        accepted = f"among {list(outcomes)}"
+        raise BadInput(f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: {accepted}")
     return ranks

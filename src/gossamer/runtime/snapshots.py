@@ -3,14 +3,12 @@
 A node takes a snapshot at the end of one of its rounds. Snapshots of one number, one a node, are a checkpoint of the run,
 though nodes take them at different instants. Messages complete them (Chandy and Lamport, 1985): one that was sent before its
 sender's snapshot and not taken before its receiver's is saved with the receiver, whether it is in the mailbox then or
-arrives later. One that was sent after its sender's snapshot will be sent again by a run that is resumed. Messages of a pair
-are numbered and arrive in order, so two numbers a pair say all this: how many had arrived at the receiver's snapshot, and how
-many were sent before the sender's.
+arrives later. Messages of a pair are numbered and arrive in order, so two numbers a pair say all this: how many had arrived
+at the receiver's snapshot, and how many were sent before the sender's.
 
-Any ends of rounds make a checkpoint, also ends that are rounds apart: a node may have received messages already that will be
-sent again. An algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of
-any other algorithm, what is sent again differs, and counts.
-"""
+A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
+algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other
+algorithm, what is sent again differs, and counts."""
 
 from __future__ import annotations
 
@@ -39,8 +37,7 @@ class NodeSnapshots:
         deliver: puts a message into the node's mailbox.
         now: the node's clock, seconds.
         repeats: whether the algorithm sends the same again when its rounds are run again.
-        ignored: called instead for a message that had been received before the node was restored.
-    """
+        ignored: called instead for a message that had been received before the node was restored."""
 
     def __init__(
         self,
@@ -58,12 +55,10 @@ class NodeSnapshots:
         self._over = False
 
     def restore(self, saved: Checkpoint) -> None:
-        """Go on as the node that was saved."""
         self._received = _counts(saved, "received")
         self._known = dict(self._received) if self._repeats else {}
 
     def deliver(self, message: Message) -> None:
-        """A message has come in."""
         source, number = message.source, message.number
         if number < self._known.get(source, 0):
             self._ignored(message)
@@ -92,17 +87,12 @@ class NodeSnapshots:
         self._watch()
 
     def drop(self, number: int) -> None:
-        """The checkpoint of this number will not be complete."""
         self._open.pop(number, None)
         self._watch()
 
     def finish(self, number: int, sent: Mapping[int, int]) -> Checkpoint:
-        """The node's part of a checkpoint, with the messages that belong to it.
-
-        Args:
-            number: of the checkpoint.
-            sent: how many messages each source had sent here before its snapshot; all of these are here.
-        """
+        """The node's part of a checkpoint, with the messages that belong to it. ``sent`` says how many messages each source
+        had sent here before its snapshot; all of these are here."""
         boundary = self._open.pop(number)
         self._watch()
         unread, received = boundary.saved.unread, dict(boundary.received)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,34 +10,34 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.results.formatting import print_table
+from gossamer.results.comparison import interval_text
+from gossamer.results.formatting import NOTHING, print_table
 from gossamer.results.tidy import confidence, evaluation_sets, finite
 from gossamer.runtime.recording import stopwatch
 from gossamer.sweep.execute import Counts, SweepOutcome
-from gossamer.sweep.state import State
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import label_columns, metric_columns, summary
+from gossamer.sweep.table import State, label_columns, metric_columns, summary
 
 
 @contextmanager
 def watching_sweep(name: str, *, quiet: bool = False) -> Iterator[Lines | None]:
     """An observer for a sweep: a bar where standard error is a terminal, lines elsewhere, none when quiet."""
-    if quiet:
-        yield None
-    elif not sys.stderr.isatty():
-        yield Lines()
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    if quiet or not sys.stderr.isatty():
+        yield None if quiet else Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        texts = [
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
-        ]
-        texts += [TextColumn("elapsed"), TimeElapsedColumn(), TextColumn("{task.fields[left]}")]
-        with Progress(*texts, console=Console(stderr=True)) as bar:
-            yield _Bar(bar, name)
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[figures]}"),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield _Bar(bar, name)
 
 
 class Lines:
@@ -75,9 +74,8 @@ class _Bar(Lines):
         ended = counts.skipped + counts.ended
         figures = f"{ended}/{counts.total}, {counts.running} running"
         figures += f", [red]{counts.failed} failed[/]" if counts.failed else ""
-        self._bar.update(
-            self._task, completed=ended, total=counts.total, figures=figures, left=self.left(counts)
-        )
+        shown = {"completed": ended, "total": counts.total, "figures": figures, "left": self.left(counts)}
+        self._bar.update(self._task, **shown)
 
     def ended(self, planned: Planned, state: State, counts: Counts) -> None:
         self.update(counts)
@@ -90,7 +88,7 @@ def print_plan(sweep: Sweep, chosen: tuple[Planned, ...]) -> None:
     """The cells, and how many runs there are."""
     names = dict.fromkeys(each.cell.name for each in chosen)
     print(*names, sep="\n")
-    cells, seeds = "cells"[: 4 + (len(names) > 1)], "seeds"[: 4 + (len(sweep.seeds) > 1)]
+    cells, seeds = (f"{word}{'s' * (len(of) > 1)}" for word, of in (("cell", names), ("seed", sweep.seeds)))
     listed = ", ".join(map(str, sweep.seeds))
     print(f"{len(names)} {cells}, {seeds} {listed}: {len({each.run for each in chosen})} runs")
 
@@ -102,10 +100,9 @@ def print_summary(sweep: Sweep, table: pl.DataFrame, outcome: SweepOutcome) -> N
     metrics = [name for name in names if name.startswith(sets)] or names
     rows = []
     for cell, group in table.group_by(labels, maintain_order=True):
-        done = group.filter(group["status"] == "done")
-        sent = confidence(done["bytes_sent"].drop_nulls().to_list())
-        figures = [_interval(done[name]) for name in (*metrics, "time_s")]
-        figures.append("–" if sent is None else f"{sent.mean / 1e6:.4g}")
+        done = group.filter(group["status"] == "done").with_columns(sent=pl.col("bytes_sent") / 1e6)
+        found = [confidence(done[name].drop_nulls().to_list()) for name in (*metrics, "time_s", "sent")]
+        figures = [interval_text(each.mean, each.half_width) if each else NOTHING for each in found]
         rows.append([*map(str, cell), f"{len(done)}/{len(group)}", *figures])
     head = [*labels, "runs", *(name.replace("_", " ") for name in metrics), "time s", "MB sent"]
     print_table(head, rows, labels=len(labels))
@@ -134,14 +131,3 @@ def as_data(sweep: Sweep, outcome: SweepOutcome) -> dict[str, Any]:
         "results": table.to_dicts(),
         "summary": {name: summary(table, name).to_dicts() for name in metric_columns(table)},
     }
-
-
-def _interval(values: pl.Series) -> str:
-    found = confidence(values.drop_nulls().to_list())
-    if found is None:
-        return "–"
-    if not found.half_width:
-        return f"{found.mean:.4g}"
-    # Two significant digits of the half-width, and as many decimals of the mean.
-    decimals = min(max(1 - math.floor(math.log10(found.half_width)), 0), 12)
-    return f"{found.mean:.{decimals}f} ± {found.half_width:.{decimals}f}"

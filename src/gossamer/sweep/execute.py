@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from gossamer.api import Silent
 from gossamer.api import run as run_experiment
@@ -17,13 +17,12 @@ from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
 from gossamer.results.folder import RunFolder, locked, write_text, writing
+from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.setup import prepare
-from gossamer.runtime.signals import ending_signals
 from gossamer.sweep.pool import LocalPool
-from gossamer.sweep.state import State, state_of, states, write_state
 from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import write_results
+from gossamer.sweep.table import State, state_of, states, write_results, write_state
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether the user wants it to stop."""
@@ -33,14 +32,8 @@ _turn = threading.Lock()
 
 @dataclass(frozen=True)
 class Counts:
-    """The progress of the chosen runs.
-
-    Args:
-        total: all of them; equal experiments count once.
-        skipped: those that ended before this call.
-        done, failed: those that ended in this call.
-        running: those that run now, as far as the executor knows.
-    """
+    """The progress of the chosen runs: how many there are (equal experiments count once), ended before this call, were done
+    or failed in this call, and run now, as far as the executor knows."""
 
     total: int
     skipped: int = 0
@@ -59,7 +52,6 @@ class Counts:
         return self.total - self.skipped - self.ended
 
 
-@runtime_checkable
 class SweepObserver(Protocol):
     """Watches a sweep."""
 
@@ -72,13 +64,8 @@ class SweepObserver(Protocol):
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of :func:`run_sweep`.
-
-    Args:
-        counts: of the chosen runs.
-        failed: those that have failed, in this call or before, with their state.
-        stopped: whether the user stopped it early.
-    """
+    """The result of :func:`run_sweep`: counts of the chosen runs; those that have failed, in this call or before, with
+    their state; and whether the user stopped it early."""
 
     counts: Counts
     failed: tuple[tuple[Planned, State], ...]
@@ -139,10 +126,11 @@ def run_sweep(
         if executor is None and jobs is None:
             jobs = jobs_for([each.experiment for each in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
-        campaign = _Campaign(sweep, before, counts, observer, list(sys.argv if command is None else command))
+        campaign = _Campaign(sweep, before, counts, observer)
         if todo:
+            command = list(sys.argv if command is None else command)
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
-                campaign.run(todo, workers, alone=jobs == 1)
+                campaign.run(todo, workers, command, alone=jobs == 1)
         write_results(sweep)
     at = campaign.states
     failed = tuple((each, at[run]) for run, each in chosen.items() if at[run].status == "failed")
@@ -164,9 +152,8 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
     """Do one run, on an executor's worker; errors are returned, not raised.
 
     Args:
-        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the name of the run's folder
-            in it), ``command`` (to record), ``stop`` (a file: if it exists, the sweep was stopped) and ``path`` (where
-            the sweep's process finds modules).
+        job: ``experiment`` (resolved, as YAML), ``out`` (the sweep's folder, absolute), ``run`` (the run's folder in it),
+            ``command`` (to record), ``stop`` (a file that exists if the sweep was stopped) and ``path`` (for modules).
 
     Returns:
         ``status``, ``cause`` (of a failure, in one line) and ``folder`` (the attempt's, if it was created).
@@ -180,12 +167,10 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             done = run_experiment(
                 experiment, job["out"], name=job["run"], observer=_Mute(), command=job["command"]
             )
-        except GossamerError as error:
-            folder = error.folder if isinstance(error, RunFailed) else None
-            said = " ".join(str(error).split())
-            return {"status": "failed", "cause": said, "folder": folder and str(folder)}
         except Exception as error:  # noqa: BLE001 - of any kind: it is this run's failure
-            return {"status": "failed", "cause": cause(error), "folder": None}
+            said = " ".join(str(error).split()) if isinstance(error, GossamerError) else cause(error)
+            folder = error.folder if isinstance(error, RunFailed) else None
+            return {"status": "failed", "cause": said, "folder": folder and str(folder)}
     return {"status": done.status, "cause": None, "folder": str(done.path)}
 
 
@@ -196,8 +181,7 @@ class _Mute(Silent):
 
 def _check(todo: Sequence[Planned]) -> None:
     """Find bad input before work starts, by loading the data once for each cell."""
-    first = {each.cell.name: each for each in reversed(todo)}
-    for name, each in first.items():
+    for name, each in {each.cell.name: each for each in reversed(todo)}.items():
         try:
             prepare(each.experiment)
         except BadInput as error:
@@ -222,36 +206,36 @@ class _Campaign:
     """The runs of one call, from submission to record."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        before: dict[str, State],
-        counts: Counts,
-        observer: SweepObserver | None,
-        command: list[str],
+        self, sweep: Sweep, before: dict[str, State], counts: Counts, observer: SweepObserver | None
     ) -> None:
-        self.states, self.counts = before, counts
-        self.stopping = False
-        self._sweep, self._observer, self._command = sweep, observer, command
-        self._stop_file = sweep.folder.resolve() / ".stopped"
+        self.states, self.counts, self.stopping = before, counts, False
+        self._sweep, self._observer = sweep, observer
         self._pending: dict[Future[Any], Planned] = {}
 
-    def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
+    def run(self, todo: Sequence[Planned], executor: Executor, command: list[str], *, alone: bool) -> None:
         """Do all runs, or until the user stops the sweep; ``alone`` says that no two run at the same time."""
-        self._stop_file.unlink(missing_ok=True)
-        for each in todo:
-            self.states[each.run] = State()
+        out = self._sweep.folder.resolve()
+        stop_file = out / ".stopped"
+        stop_file.unlink(missing_ok=True)
+        job = {"out": str(out), "command": command, "stop": str(stop_file), "path": [*filter(None, sys.path)]}
+        self.states |= {each.run: State() for each in todo}
         write_state(self._sweep, self.states)
-        asked = False
         try:
             with ending_signals(self._stop):
-                self._submit(todo, executor, alone)
+                for each in todo:
+                    experiment = each.experiment if alone else _narrow(each.experiment)
+                    own = {**job, "run": each.run, "experiment": experiment.to_yaml()}
+                    if self.stopping or not self._submit(each, executor, own):
+                        break
                 while self._pending:
-                    if self.stopping and not asked:
-                        asked = True
-                        self._ask_for_the_end()
+                    if self.stopping and not stop_file.exists():
+                        stop_file.touch()
+                        self._take_back()
                     for future in wait(self._pending, _LOOK_S, FIRST_COMPLETED).done:
                         self._collect(future, self._pending.pop(future))
-                    self._update(running=sum(future.running() for future in self._pending))
+                    self.counts = replace(self.counts, running=sum(f.running() for f in self._pending))
+                    if self._observer is not None:
+                        self._observer.update(self.counts)
         finally:
             self.counts = replace(self.counts, running=0)
             recorded = states(self._sweep)
@@ -261,42 +245,29 @@ class _Campaign:
     def _stop(self) -> None:
         self.stopping = True
 
-    def _submit(self, todo: Sequence[Planned], executor: Executor, alone: bool) -> None:
-        for each in todo:
-            if self.stopping:
-                break
-            experiment = each.experiment if alone else _narrow(each.experiment)
-            job = {
-                "experiment": experiment.to_yaml(),
-                "out": str(self._sweep.folder.resolve()),
-                "run": each.run,
-                "command": self._command,
-                "stop": str(self._stop_file),
-                "path": [path for path in sys.path if path],
-            }
-            try:
-                self._pending[executor.submit(carry_out, job)] = each
-            except Exception as error:  # noqa: BLE001 - the executor's, of any kind: it takes no more runs
-                self._ended(each, State("pending", f"the executor takes no more runs: {cause(error)}"))
-                break
+    def _submit(self, planned: Planned, executor: Executor, job: dict[str, Any]) -> bool:
+        try:
+            self._pending[executor.submit(carry_out, job)] = planned
+        except Exception as error:  # noqa: BLE001 - the executor's, of any kind: it takes no more runs
+            self._ended(planned, State("pending", f"the executor takes no more runs: {cause(error)}"))
+            return False
+        return True
 
-    def _ask_for_the_end(self) -> None:
+    def _take_back(self) -> None:
         """Take back what has not begun, and ask for the end of the rest, as far as the executor can."""
-        self._stop_file.touch()
         for future in list(self._pending):
             with suppress(NotImplementedError):  # Parsl's; what it has not begun will find the file
                 if future.cancel():
                     del self._pending[future]
 
     def _collect(self, future: Future[Any], planned: Planned) -> None:
-        if future.cancelled():
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled() or (error and self.stopping):
             return
-        if (error := future.exception()) is None:
+        if error is None:
             said = future.result()
             folder = said["folder"] and self._sweep.folder / planned.run / Path(said["folder"]).name
             self._ended(planned, State(said["status"], said["cause"], folder))
-            return
-        if self.stopping:
             return
         state = state_of(self._sweep.folder / planned.run)
         if state.status == "interrupted" and state.folder is not None:
@@ -314,11 +285,6 @@ class _Campaign:
         write_state(self._sweep, self.states)
         if self._observer is not None and (state.status != "pending" or state.cause is not None):
             self._observer.ended(planned, state, self.counts)
-
-    def _update(self, running: int) -> None:
-        self.counts = replace(self.counts, running=running)
-        if self._observer is not None:
-            self._observer.update(self.counts)
 
 
 def _narrow(experiment: Experiment) -> Experiment:

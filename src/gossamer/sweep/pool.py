@@ -16,10 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossamer.errors import GossamerError
-from gossamer.runtime.processes.system.process import describe_exit
+from gossamer.runtime.processes.system import describe_exit
 
 _KILL_S = 10.0
 """Seconds that an idle worker has to end after its channel is closed."""
@@ -43,11 +43,6 @@ class Task(Future[Any]):
         return False
 
 
-class _Call(NamedTuple):
-    task: Task
-    line: str
-
-
 class LocalPool(Executor):
     """Worker processes, which get and answer calls as lines of JSON. A worker that dies is replaced.
 
@@ -55,7 +50,7 @@ class LocalPool(Executor):
     """
 
     def __init__(self, count: int) -> None:
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Task, str] | None] = SimpleQueue()
         self._workers: dict[int, subprocess.Popen[str]] = {}
         self._threads = [threading.Thread(target=self._serve, args=(number,)) for number in range(count)]
         for thread in self._threads:
@@ -67,8 +62,8 @@ class LocalPool(Executor):
         The future raises :class:`WorkerDied` if the call ends its process.
         """
         task = Task()
-        said = {"call": f"{fn.__module__}:{fn.__qualname__}", "args": args, "kwargs": kwargs}
-        self._calls.put(_Call(task, json.dumps(said) + "\n"))
+        said = [fn.__module__, fn.__qualname__, args, kwargs]
+        self._calls.put((task, json.dumps(said) + "\n"))
         return task
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -76,7 +71,7 @@ class LocalPool(Executor):
         if cancel_futures:
             with suppress(Empty):
                 while call := self._calls.get_nowait():
-                    call.task.cancel()
+                    call[0].cancel()
             for worker in list(self._workers.values()):
                 worker.kill()
         for _ in self._threads:
@@ -87,19 +82,20 @@ class LocalPool(Executor):
     def _serve(self, number: int) -> None:
         """The thread of one worker."""
         while call := self._calls.get():
-            if not call.task.set_running_or_notify_cancel():
+            task, line = call
+            if not task.set_running_or_notify_cancel():
                 continue
             try:
                 worker = self._workers.get(number) or self._workers.setdefault(number, _start())
             except OSError as error:  # such as no memory for another process
-                call.task.set_exception(error)
+                task.set_exception(error)
                 continue
-            call.task.worker = worker
-            answer = _ask(worker, call.line)
+            task.worker = worker
+            answer = _ask(worker, line)
             if answer.endswith("\n"):
-                call.task.set_result(json.loads(answer))
+                task.set_result(json.loads(answer))
             else:
-                call.task.set_exception(WorkerDied(f"its worker process ended early: {_end(worker)}"))
+                task.set_exception(WorkerDied(f"its worker process ended early: {_end(worker)}"))
                 del self._workers[number]
         if number in self._workers:
             _end(self._workers.pop(number))
@@ -148,9 +144,8 @@ def work() -> None:
     busy = threading.Event()
     threading.Thread(target=_listen, args=(calls, busy), daemon=True).start()
     while line := calls.get():
-        said = json.loads(line)
-        module, _, name = said["call"].partition(":")
-        value = getattr(importlib.import_module(module), name)(*said["args"], **said["kwargs"])
+        module, name, args, kwargs = json.loads(line)
+        value = getattr(importlib.import_module(module), name)(*args, **kwargs)
         busy.clear()
         with suppress(BrokenPipeError):  # the reader is gone, and the channel closed
             print(json.dumps(value), file=answers, flush=True)

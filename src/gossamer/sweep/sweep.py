@@ -1,4 +1,4 @@
-"""Sweep: many experiments that differ in named ways, and the folders of their runs."""
+"""Sweep: many experiments that differ in named ways, the cells; and the folders of their runs."""
 
 from __future__ import annotations
 
@@ -9,35 +9,193 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
-from gossamer.config import Experiment, assign_all
-from gossamer.config.mappings import read_mapping
+from gossamer.config import Experiment, Section, assign, assign_all
+from gossamer.config.experiment import read_mapping
+from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, suggest
-from gossamer.results.run import short_names
-from gossamer.sweep.grid import Cell, SweepFile, cells_of, check_not_own, common, set_axes
+from gossamer.results.run import part, short_names
 
 if TYPE_CHECKING:
     import polars as pl
 
-_MOST_NAMES = 3
+_OWN = {"name": "a run is named after its cell", "seed": "seeds are listed under seeds"}
+"""Fields of an experiment that belong to the sweep, and why."""
+
+
+def _text_keys(value: Any) -> Any:
+    """Text keys, where YAML reads a bare ``7:`` as a number."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _counted(value: Any) -> Any:
+    """A number of seeds stands for 1, 2, ..."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return list(range(1, value + 1))
+    if value is not None and not isinstance(value, list):
+        raise ValueError("a number of at least 1, or a list")
+    return value
+
+
+_Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9][^\n]*$")]
+_Seed = Annotated[int, Field(ge=0, strict=True)]
+_Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
+
+
+class SweepFile(Section):
+    """The contents of a sweep file; docs/sweeps.md describes the fields."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    base: str | dict[str, Any]
+    overrides: _Overrides | None = None
+    seeds: Annotated[list[_Seed] | None, BeforeValidator(_counted)] = None
+    cells: Annotated[dict[_Name, _Overrides | None] | None, BeforeValidator(_text_keys)] = None
+    grid: Annotated[dict[str, list[Any] | _Overrides] | None, BeforeValidator(_text_keys)] = None
+
+    @field_validator("cells", "grid", "seeds")
+    @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        if value is not None and not value:
+            raise ValueError("at least one, or to leave it out")
+        if isinstance(value, list) and len(set(value)) < len(value):
+            raise ValueError("every seed once")
+        return value
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of overrides. ``name`` tells it from every other, e.g. ``"divshare, topology.degree=3"``; ``labels``
+    are the same in parts, which become columns; ``overrides`` are in the order in which they are applied."""
+
+    name: str
+    labels: Mapping[str, Any]
+    overrides: Sequence[tuple[str, Any]]
+
+    def apply(self, raw: dict[str, Any], folder: Path | None, given: Iterable[str] = ()) -> None:
+        """Apply the overrides to an experiment file's mapping, in place. Relative paths in them are relative to ``folder``.
+        To undo an assignment of the command line, to one of the paths ``given``, is bad input."""
+        said = {path: deepcopy(value_at(raw, path)) for path in given}
+        for path, value in self.overrides:
+            assign(raw, path, _placed(value, folder), "override", Experiment)
+        undone = [path for path, value in said.items() if not _kept(value, value_at(raw, path))]
+        if undone:
+            raise BadInput(
+                f"--set {', '.join(undone)}: overridden by the sweep; accepted: fields that no cell overrides, and"
+                " those to which the grid gives one value"
+            )
+
+
+def cells_of(file: SweepFile, base_name: str) -> list[Cell]:
+    """The cells of a sweep, in the file's order, the last key of the grid changing fastest; ``base_name`` is the only one of
+    a file without cells and grid. A field that belongs to the sweep, and two values of an axis of one label, are refused."""
+    named = file.cells or ({base_name: None} if file.grid is None else {"": None})
+    check_not_own("grid", file.grid or {})
+    for name, overrides in named.items():
+        check_not_own(f"cells.{name}", overrides or {})
+    axes = [[(key, *each) for each in _axis(key, values)] for key, values in (file.grid or {}).items()]
+    found = []
+    for (name, overrides), point in product(named.items(), product(*axes)):
+        labels = ({"cell": name} if name else {}) | {key: label for key, label, _ in point}
+        ordered = in_order(overrides or {}) + in_order({key: value for key, _, value in point})
+        found.append(Cell(", ".join(starmap(part, labels.items())), labels, ordered))
+    return found
+
+
+def set_axes(file: SweepFile, base: Mapping[str, Any], given: Iterable[str]) -> SweepFile:
+    """Let an assignment of the command line, which ``base`` has already, replace the only value of a field in the grid."""
+    grid = dict(file.grid or {})
+    for key in set(given) & grid.keys():
+        if isinstance(values := grid[key], list) and len(values) == 1:
+            grid[key] = [value_at(base, key)]
+    return file.model_copy(update={"grid": grid or None})
+
+
+def check_not_own(where: str, keys: Iterable[str]) -> None:
+    """Refuse fields that belong to the sweep."""
+    for key in _OWN.keys() & set(keys):
+        raise BadInput(f"{where}: got {key!r}; accepted: other fields ({_OWN[key]})")
+
+
+def value_at(raw: Mapping[str, Any], path: str) -> Any:
+    """The value of ``"a"`` or ``"a.b"`` in a file's mapping; None if it is not there."""
+    found: Any = raw
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _kept(before: Any, after: Any) -> bool:
+    """Whether a value is still there; more may have been added to it."""
+    if isinstance(before, Mapping):
+        return isinstance(after, Mapping) and all(
+            _kept(value, after.get(key)) for key, value in before.items()
+        )
+    if isinstance(before, str) and isinstance(after, Mapping):
+        after = after.get("name")  # a bare name becomes a mapping when it gets parameters
+    # Equal text may be another path: its type tells the folder.
+    return type(before) is type(after) and bool(before == after)
+
+
+def in_order(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Overrides with the replacement of a field and the name of a component before parameters."""
+    return sorted(
+        overrides.items(), key=lambda pair: 0 if "." not in pair[0] else 2 - pair[0].endswith(".name")
+    )
+
+
+def _axis(key: str, values: list[Any] | Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The values of one key of the grid: label, value. A component's name stands for it, if there is one of that name."""
+    if not values:
+        raise BadInput(f"grid.{key}: no value; accepted: at least one")
+    if isinstance(values, Mapping):
+        return list(values.items())
+    names = [value.get("name") for value in values if isinstance(value, Mapping)]
+    unique = len(set(map(str, names))) == len(names)
+    labels = [
+        value["name"] if unique and isinstance(value, Mapping) and "name" in value else _label(value)
+        for value in values
+    ]
+    for label in labels:
+        if [str(each) for each in labels].count(str(label)) > 1:
+            raise BadInput(
+                f"grid.{key}: {label} is listed twice; accepted: every value once, or under its own name"
+            )
+    return list(zip(labels, values, strict=True))
+
+
+def _label(value: Any) -> Any:
+    """A label that fits into a table: a plain value unchanged, everything else as text."""
+    if isinstance(value, Mapping):
+        return " ".join(
+            str(item) if key == "name" else f"{key}={_label(item)}" for key, item in value.items()
+        )
+    return value if isinstance(value, bool | int | float | str) else "null" if value is None else str(value)
+
+
+def _placed(value: Any, folder: Path | None) -> Any:
+    """A copy whose texts, which may be paths, are marked as relative to the sweep's file, wherever the base is."""
+    if isinstance(value, list):
+        return [_placed(item, folder) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _placed(item, folder) for key, item in value.items()}
+    if folder is None or not isinstance(value, str) or isinstance(value, FromCommandLine):
+        return value
+    placed = FromFolder(value)
+    placed.folder = folder
+    return placed
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One experiment of a sweep.
-
-    Args:
-        cell: its cell.
-        experiment: the whole experiment with its seed.
-        run: the folder of its attempts within the sweep's; equal experiments of two cells share it.
-        short: the cell's name without what all cells of the sweep have in common.
-    """
+    """One experiment of a sweep, with its seed. ``run`` is the folder of its attempts within the sweep's, which equal
+    experiments of two cells share; ``short`` is the cell's name without what all cells have in common."""
 
     cell: Cell
     experiment: Experiment
@@ -52,13 +210,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells times seeds over one base experiment; made with :meth:`load` or :meth:`of`.
-
-    Args:
-        name: the sweep's name.
-        folder: ``<out>/<name>``, where :func:`gossamer.run_sweep` records it.
-        planned: every experiment, cell by cell.
-    """
+    """Cells times seeds over one base experiment, from :meth:`load` or :meth:`of`. ``folder`` is ``<out>/<name>``, where
+    :func:`gossamer.run_sweep` records it; ``planned`` is every experiment, cell by cell."""
 
     name: str
     folder: Path
@@ -82,9 +235,8 @@ class Sweep:
             raise BadInput(
                 f"{path}: an experiment; accepted: a sweep, with 'base' (gossamer run runs an experiment)"
             )
-        return cls.of(
-            {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}, file.resolve().parent, overrides, out
-        )
+        raw = {"name": re.sub(r"[^\w.-]", "-", file.stem), **raw}
+        return cls.of(raw, file.resolve().parent, overrides, out)
 
     @classmethod
     def of(
@@ -97,11 +249,9 @@ class Sweep:
         """The sweep that a mapping describes; relative paths are relative to ``folder``, else as for
         :meth:`load`."""
         given, own = list(overrides), dict(raw)
-        seeds = [
-            each for each in given if each.startswith("seeds=")
-        ]  # a field of the sweep, not of its cells
-        assign_all(own, seeds, SweepFile)
+        seeds = [each for each in given if each.startswith("seeds=")]
         given = [each for each in given if each not in seeds]
+        assign_all(own, seeds, SweepFile)
         try:
             file = SweepFile.model_validate(own)
         except ValidationError as error:
@@ -110,11 +260,13 @@ class Sweep:
         if isinstance(base, str):
             path = base if folder is None else folder / base
             base, home = read_mapping(path, "base: an experiment file"), Path(path).resolve().parent
-        common(file).apply(base, folder)
-        check_not_own("--set", (override.partition("=")[0] for override in given))
+        check_not_own("overrides", file.overrides or {})
+        Cell("overrides", {}, in_order(file.overrides or {})).apply(base, folder)
+        paths = [override.partition("=")[0] for override in given]
+        check_not_own("--set", paths)
         assign_all(base, given, Experiment)
-        cells = cells_of(set_axes(file, base, given), str(base.get("name", file.name)))
-        planned = _planned(base, home, cells, folder, file.seeds, given)
+        cells = cells_of(set_axes(file, base, paths), str(base.get("name", file.name)))
+        planned = _planned(base, home, cells, folder, file.seeds, paths)
         return cls(file.name, Path(out) / file.name, tuple(planned))
 
     @cached_property
@@ -128,41 +280,32 @@ class Sweep:
         return tuple(dict.fromkeys(each.experiment.seed for each in self.planned))
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
-        """The experiments of some cells; of all, where none is named.
-
-        Args:
-            only: names of cells: the whole name, that of progress lines, or an entry of ``cells``, which stands for all its
-                cells.
-
-        Raises:
-            BadInput: for a name that no cell has.
-        """
+        """The experiments of the cells ``only``, or of all: a cell's whole name, that of progress lines, or an entry of
+        ``cells``, which stands for all its cells. A name that no cell has is bad input."""
         names = {
             each.cell.name: {each.cell.name, each.short, str(each.cell.labels.get("cell", each.cell.name))}
             for each in self.planned
         }
-        known = list(dict.fromkeys(name for both in names.values() for name in sorted(both)))
+        known = sorted(set().union(*names.values()))
         for name in only:
             if name not in known:
-                accepted = "; ".join(sorted(known))
+                accepted = "; ".join(known)
                 raise BadInput(f"--only {name}: no such cell{suggest(name, known)}; accepted: {accepted}")
         return tuple(each for each in self.planned if not only or names[each.cell.name] & set(only))
 
     def to_yaml(self) -> str:
         """A sweep file of the same experiments with every cell written out: the base has what all share, and paths are
         absolute."""
-        dumps = {}
-        for each in self.planned:
-            dump = each.experiment.model_dump(mode="json")
-            dumps[each.cell.name] = {key: value for key, value in dump.items() if key not in ("name", "seed")}
+        dumps = {each.cell.name: each.experiment.model_dump(mode="json") for each in self.planned}
         first, *others = dumps.values()
-        shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+        own = {"name", "seed"}
+        shared = {key for key in first if all(other[key] == first[key] for other in others)} - own
         said = {
             "name": self.name,
-            "base": shared,
+            "base": {key: value for key, value in first.items() if key in shared},
             "seeds": list(self.seeds),
             "cells": {
-                name: {key: value for key, value in dump.items() if key not in shared}
+                name: {key: value for key, value in dump.items() if key not in shared | own}
                 for name, dump in dumps.items()
             },
         }
@@ -191,58 +334,32 @@ def _planned(
     given: Sequence[str],
 ) -> list[Planned]:
     found: list[Planned] = []
-    problems: dict[str, list[str]] = {}
     runs: dict[str, str] = {}
     digests: dict[Path, str | None] = {}
     shorts = short_names([(cell.name, cell.labels) for cell in cells])
     for cell, short in zip(cells, shorts, strict=True):
-        raw, slug = deepcopy(base), _slug(cell.name)
+        raw = deepcopy(base)
+        slug = re.sub(r"[^A-Za-z0-9._]+", "-", cell.name).strip("-")[:100]
         try:
             cell.apply(raw, folder, given)
             first = Experiment.of({**raw, "name": slug}, home)
         except BadInput as error:
-            for problem in error.problems:
-                problems.setdefault(problem, []).append(cell.name)
-            continue
+            raise BadInput(*(f"cell {cell.name}: {problem}" for problem in error.problems)) from None
         for seed in [first.seed] if seeds is None else seeds:
             experiment = first.model_copy(update={"seed": seed})
             key = _key(experiment, digests)
             run = runs.setdefault(key, f"{slug[:60]}-seed{seed}-{key[:10]}")
             found.append(Planned(cell, experiment, run, short))
-    if problems:
-        raise BadInput(*(f"{_named(names, cells)}: {problem}" for problem, names in problems.items()))
     return found
-
-
-def _named(bad: Sequence[str], cells: Sequence[Cell]) -> str:
-    """The cells that have a problem; an entry of ``cells`` stands for its cells if all of them do."""
-    fine = {cell.labels.get("cell") for cell in cells if cell.name not in bad}
-    entries = {
-        cell.name: cell.labels.get("cell", cell.name) for cell in cells if cell.labels.get("cell") not in fine
-    }
-    names = list(dict.fromkeys(str(entries.get(name, name)) for name in bad))
-    more = len(names) - _MOST_NAMES
-    said = "; ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-    return f"cell {said}" if len(names) == 1 else f"cells {said}"
-
-
-def _slug(name: str) -> str:
-    """A cell's name as an experiment's name."""
-    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")[:100]
 
 
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     """Tells the runs of a sweep apart: a hash of the whole experiment and of the files that it names. What does not change
-    its results (name, threads, trackers) is left out; data in the data root is identified by its name.
-
-    Args:
-        experiment: the experiment.
-        digests: of files, each of which is read once, so that a sweep sees one state of it.
-    """
+    its results (name, threads, trackers) is left out; data in the data root is identified by its name. ``digests`` are of
+    files, each of which is read once, so that a sweep sees one state of it."""
     left_out: Any = {"name": True, "checkpoint": True, "trackers": True, "engine": {"workers"}}
     said = experiment.model_dump(mode="json", exclude=left_out)
-    fields = {name: value for name, value in experiment if name not in ("data_root", "trackers")}
-    paths = set(_paths(fields))
+    paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():
         try:
             digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,18 +1,20 @@
-"""The results of a sweep as tables: a row per run, and a row per cell."""
+"""The state of a sweep's runs, derived from their folders, and the results as tables (docs/sweeps.md lists the files)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.results.folder import atomic
+from gossamer.results.folder import atomic, write_json
 from gossamer.results.run import Run
 from gossamer.results.tidy import FinalSummary, confidence, final_summary
-from gossamer.sweep.state import State, states
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
 _FIGURES: dict[str, Any] = {
@@ -20,66 +22,137 @@ _FIGURES: dict[str, Any] = {
     "time_s": pl.Float64,
     "wall_s": pl.Float64,
     "bytes_sent": pl.Int64,
-    "messages_received": pl.Int64,
-    "messages_superseded": pl.Int64,
-    "messages_cancelled": pl.Int64,
-    "messages_lost": pl.Int64,
+    **dict.fromkeys(
+        (f"messages_{each}" for each in ("received", "superseded", "cancelled", "lost")), pl.Int64
+    ),
 }
-_RUN: dict[str, Any] = {"run": pl.String}
+
+Status = Literal["done", "failed", "stopped", "interrupted", "pending"]
+"""``stopped``: by the user, in order; ``interrupted``: begun, with no record of its end; ``pending``: never begun."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of one run, why it failed or has not begun (in one line), and the attempt that counts, if there is one."""
+
+    status: Status = "pending"
+    cause: str | None = None
+    folder: Path | None = None
+
+
+def states(sweep: Sweep) -> dict[str, State]:
+    """The state of every run of a sweep, by the name of its folder."""
+    return {run: state_of(sweep.folder / run) for run in dict.fromkeys(each.run for each in sweep.planned)}
+
+
+def state_of(folder: Path) -> State:
+    """The state of a run: of the attempt that is done, or else of the last one (ids sort by time)."""
+    attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
+    found = [_ended(attempt) for attempt in attempts]
+    return next((state for state in found if state.status == "done"), found[0] if found else State())
+
+
+def _ended(attempt: Path) -> State:
+    try:
+        said = json.loads((attempt / "status.json").read_text(encoding="utf-8"))
+        status = said["status"]
+    except (OSError, ValueError, TypeError, KeyError):  # missing, or truncated by a crash
+        return State("interrupted", None, attempt)
+    cause = " ".join(str(said.get("error") or "no cause was recorded").split())
+    return State(status, cause if status == "failed" else None, attempt)
+
+
+def write_state(sweep: Sweep, at: Mapping[str, State]) -> None:
+    """Write ``sweep.json``."""
+    runs = [
+        {
+            "cell": each.cell.name,
+            "labels": dict(each.cell.labels),
+            "seed": each.experiment.seed,
+            "run": each.run,
+            "folder": _within(sweep, at[each.run]),
+            "status": at[each.run].status,
+            "cause": at[each.run].cause,
+        }
+        for each in sweep.planned
+    ]
+    write_json(sweep.folder / "sweep.json", {"name": sweep.name, "runs": runs})
+
+
+def _within(sweep: Sweep, state: State) -> str | None:
+    return None if state.folder is None else str(state.folder.relative_to(sweep.folder))
 
 
 def results(sweep: Sweep) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        For each cell and seed: the cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over
-        the nodes at the last complete evaluation (of ages and shares of time, over the whole run), and as
-        ``best_<metric>`` the best of such means; ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real),
-        ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder within the sweep's. What is not
-        recorded is null.
+        The cell's labels; ``seed``, ``status``, ``cause``; the metrics, as the mean over the nodes at the last complete
+        evaluation (of ages and shares of time, over the whole run), and as ``best_<metric>`` the best of such means;
+        ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``,
+        the run's folder within the sweep's. What is not recorded is null.
     """
     at = states(sweep)
     finals = {run: _final(state) for run, state in at.items()}
-    rows = [_row(each, at[each.run], finals[each.run], sweep) for each in sweep.planned]
-    labels = list(dict.fromkeys(key for each in sweep.planned for key in each.cell.labels))
-    known = {*labels, *_STATE, *_FIGURES, *_RUN}
-    metrics = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in known]
-    schema = {**_STATE, **dict.fromkeys(metrics, pl.Float64), **_FIGURES, **_RUN}
-    columns = [_labels(name, [row[name] for row in rows]) for name in labels]
-    columns += [
-        pl.Series(name, [row.get(name) for row in rows], dtype=dtype) for name, dtype in schema.items()
-    ]
-    return pl.DataFrame(columns)
+    labels: dict[str, list[Any]] = {key: [] for each in sweep.planned for key in each.cell.labels}
+    rows, metrics = [], dict[str, Any]()
+    for each in sweep.planned:
+        state, final = at[each.run], finals[each.run]
+        row: dict[str, Any] = {}
+        if final is not None:
+            found = {name: value.mean for name, value in final.metrics.items()}
+            found |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
+            metrics |= dict.fromkeys(found, pl.Float64)
+            counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
+            row = found | vars(final) | counts
+        own = {"seed": each.experiment.seed, "status": state.status, "cause": state.cause}
+        rows.append(row | own | {"run": _within(sweep, state)})
+        for key, values in labels.items():
+            values.append(each.cell.labels[key])
+    schema = {**_STATE, **metrics, **_FIGURES, "run": pl.String}
+    columns = [pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in schema.items()]
+    return pl.DataFrame([*(_labels(name, values) for name, values in labels.items()), *columns])
+
+
+def _final(state: State) -> FinalSummary | None:
+    try:
+        return None if state.folder is None else final_summary(Run(state.folder))
+    except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
+        return None
+
+
+def _labels(name: str, values: list[Any]) -> pl.Series:
+    """A column of labels; numbers stay numbers, where all are."""
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float}:
+        return pl.Series(name, values, dtype=pl.Int64 if kinds == {int} else pl.Float64, strict=False)
+    return pl.Series(name, [str(value) for value in values], dtype=pl.String)
 
 
 def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
-    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done.
+    """A column of numbers of :func:`results` over the seeds of each cell, of runs that are done; another column is bad
+    input.
 
     Returns:
-        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and
-        ``high``, the ends of the 95 % confidence interval by Student's t (null for less than two runs).
-
-    Raises:
-        BadInput: for a column that does not exist or holds no numbers.
+        A row per cell, in the table's order: its labels, ``runs`` (that have the metric), ``mean``, ``low`` and ``high``,
+        the ends of the 95 % confidence interval by Student's t (null for less than two runs).
     """
     accepted = _numbers(table)
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     mean, half = pl.col(f"{metric}_mean"), pl.col(f"{metric}_half")
     ends = {"runs": pl.col(f"{metric}_n"), "mean": mean, "low": mean - half, "high": mean + half}
-    return by_cell(table, [metric]).select(*label_columns(table), **ends)
+    return by_cell(table.select(*label_columns(table), *_STATE, metric)).select(*label_columns(table), **ends)
 
 
-def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.DataFrame:
-    """Columns of numbers of :func:`results` (None: all) over the seeds of each cell, of runs that are done.
+def by_cell(table: pl.DataFrame) -> pl.DataFrame:
+    """The columns of numbers of :func:`results` over the seeds of each cell, of runs that are done.
 
     Returns:
-        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the
-        runs that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of the 95 % confidence interval by
-        Student's t (null for less than two runs).
+        A row per cell, in the table's order: its labels; ``runs`` that are done; and of each metric ``<metric>_n``, the runs
+        that have it, ``<metric>_mean``, and ``<metric>_half``, half the width of its confidence interval.
     """
-    names = _numbers(table) if metrics is None else list(metrics)
-    done = pl.col("status") == "done"
+    names, done = _numbers(table), pl.col("status") == "done"
     values = [pl.col(name).cast(pl.Float64).filter(done).drop_nulls() for name in names]
     runs = done.sum().cast(pl.Int64).alias("runs")
     cells = table.group_by(label_columns(table), maintain_order=True).agg(runs, *values)
@@ -87,7 +160,7 @@ def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.Dat
     for name in names:
         found = [confidence(each) for each in cells[name].to_list()]
         columns += [
-            pl.Series(f"{name}_n", [0 if each is None else each.count for each in found], pl.Int64),
+            pl.Series(f"{name}_n", [each.count if each else 0 for each in found], pl.Int64),
             pl.Series(f"{name}_mean", [each and each.mean for each in found], pl.Float64),
             pl.Series(f"{name}_half", [each and each.half_width for each in found], pl.Float64),
         ]
@@ -95,7 +168,7 @@ def by_cell(table: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.Dat
 
 
 def _numbers(table: pl.DataFrame) -> list[str]:
-    return [name for name in table.columns if name not in {*label_columns(table), *_STATE, *_RUN}]
+    return [name for name in table.columns if name not in {*label_columns(table), *_STATE, "run"}]
 
 
 def label_columns(table: pl.DataFrame) -> list[str]:
@@ -105,8 +178,7 @@ def label_columns(table: pl.DataFrame) -> list[str]:
 
 def metric_columns(table: pl.DataFrame) -> list[str]:
     """The columns of final metrics."""
-    before = set(label_columns(table)) | _STATE.keys() | _FIGURES.keys() | _RUN.keys()
-    names = [name for name in table.columns if name not in before]
+    names = [name for name in _numbers(table) if name not in _FIGURES]
     return [name for name in names if not (name.startswith("best_") and name.removeprefix("best_") in names)]
 
 
@@ -118,30 +190,3 @@ def write_results(sweep: Sweep) -> None:
             rows.write_parquet(temporary)
         with atomic(sweep.folder / f"{name}.csv") as temporary:
             rows.write_csv(temporary)
-
-
-def _final(state: State) -> FinalSummary | None:
-    try:
-        return None if state.folder is None else final_summary(Run(state.folder))
-    except (BadInput, pl.exceptions.PolarsError):  # the record was damaged by a crash
-        return None
-
-
-def _row(planned: Planned, state: State, final: FinalSummary | None, sweep: Sweep) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    if final is not None:
-        row = {name: value.mean for name, value in final.metrics.items()}
-        row |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
-        counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
-        row |= {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
-    folder = state.folder and str(state.folder.relative_to(sweep.folder))
-    said = {"seed": planned.experiment.seed, "status": state.status, "cause": state.cause, "run": folder}
-    return row | said | dict(planned.cell.labels)
-
-
-def _labels(name: str, values: Sequence[Any]) -> pl.Series:
-    """Numbers stay numbers, where all are."""
-    kinds = {type(value) for value in values}
-    if kinds <= {int, float}:
-        return pl.Series(name, values, dtype=pl.Int64 if kinds == {int} else pl.Float64, strict=False)
-    return pl.Series(name, [str(value) for value in values], dtype=pl.String)

@@ -24,16 +24,12 @@ from gossamer.randomness import SHARED, generator
 
 log = logging.getLogger("gossamer")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Image formats that are decoded; a data file can't reach Pillow's rarer decoders."""
-
-VERSION = 2
-"""Counts up when decoding changes, so that arrays cached by an older version are not used."""
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
+VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
-Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]
-"""Split -> column -> array."""
+Splits = dict[str, dict[str, Shaped[np.ndarray, "rows ..."]]]  # split -> column -> array
 
 
 def image_decoder(height: int, width: int, channels: int) -> Decoder:
@@ -50,17 +46,12 @@ def image_decoder(height: int, width: int, channels: int) -> Decoder:
         for row, data in enumerate(column.struct.field("bytes")):
             try:
                 with Image.open(io.BytesIO(data or b""), formats=FORMATS) as image:
-                    size = image.size
-                    if size == (width, height):
-                        pixels[row].flat = np.asarray(image.convert("L" if channels == 1 else "RGB")).flat
+                    if image.size != (width, height):
+                        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
+                    pixels[row].flat = np.asarray(image.convert("L" if channels == 1 else "RGB")).flat
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
-                raise BadInput(
-                    f"{where}, row {row}: the image can't be decoded; accepted: {', '.join(FORMATS)}"
-                ) from error
-            if size != (width, height):
-                raise BadInput(
-                    f"{where}, row {row}: an image of {size[0]}x{size[1]} pixels; accepted: {width}x{height}"
-                )
+                accepted = f"{width}x{height} pixels as {', '.join(FORMATS)}"
+                raise BadInput(f"{where}, row {row}: {_first_line(error)}; accepted: {accepted}") from error
         return pixels
 
     return decode
@@ -84,37 +75,23 @@ def label_decoder(classes: int) -> Decoder:
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> Splits:
-    """Columns of a data set of the Hugging Face hub as arrays.
+    """Columns of a data set of the Hugging Face hub, through their decoders, as arrays [rows, ...]. ``rows`` has
+    the splits to read, and how many rows each must have (None: any number).
 
     With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
-    set that was read before is taken from the cache by its id.
-
-    Args:
-        hub_id: the data set's id on the hub, such as ``"uoft-cs/cifar10"``.
-        columns: the columns to read, and their decoders.
-        rows: the splits to read, and how many rows each must have (None: any number).
-        data_root: a folder with ``hub/<hub id>/...``, or None for the hub.
-
-    Returns:
-        split -> column -> array whose first axis is the row.
-
-    Raises:
-        BadInput: for a missing folder or data set, a damaged file (named), unexpected rows, sizes or labels, no
-            network, or when the extra ``data`` is not installed.
-    """
+    set that was read before is taken from the cache by its id. A BadInput refuses a missing folder or data set, a damaged
+    file, unexpected rows, sizes or labels, a missing network, and says when the extra ``data`` is not installed."""
     folder = None if data_root is None else _folder(data_root, hub_id)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
     name = f"{hub_id.replace('/', '--')}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.safetensors"
     cached = cache_folder() / "datasets" / name
+    arrays: dict[str, Shaped[np.ndarray, "rows ..."]] = {}
     try:
-        arrays = load_file(cached)
-    except FileNotFoundError:
-        arrays = {}
+        arrays = load_file(cached) if cached.exists() else {}
     except (OSError, SafetensorError) as error:
         log.warning("cached data %s can't be read and is decoded again (%s)", cached, error)
-        arrays = {}
     if not arrays:
         folder = folder or _downloaded(hub_id)
         log.info("decoding %s from %s", hub_id, folder)
@@ -128,9 +105,8 @@ def hub_dataset(
 def _folder(data_root: Path, hub_id: str) -> Path:
     folder = data_root / "hub" / hub_id
     if not folder.is_dir():
-        raise BadInput(
-            f"data_root: {folder} is no folder; accepted: a folder with hub/{hub_id}/..., or null for the hub"
-        )
+        accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
+        raise BadInput(f"data_root: {folder} is no folder; accepted: {accepted}")
     return folder.resolve()
 
 
@@ -142,10 +118,9 @@ def _downloaded(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # the HTTP client's errors, among others
-        raise BadInput(
-            f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)}); accepted: with a"
-            f" network, or with data_root set to a folder that has it under hub/{hub_id}"
-        ) from error
+        problem = f"{hub_id} can't be read from the Hugging Face hub ({_first_line(error)})"
+        accepted = f"with a network, or with data_root set to a folder that has it under hub/{hub_id}"
+        raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
 def _decode(
@@ -153,21 +128,15 @@ def _decode(
 ) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
     files = sorted(folder.rglob(f"{split}*.parquet"))
     if not files:
-        raise BadInput(
-            f"data_root: {folder} has no file {split}*.parquet; accepted: all files of the data set"
-        )
+        raise BadInput(f"data_root: {folder} has no file {split}*.parquet; accepted: the whole data set")
     frames = []
     for path in files:
         try:
             frames.append(pl.read_parquet(path, columns=list(columns)))
-        except pl.exceptions.ColumnNotFoundError:
-            found = listed(pl.read_parquet_schema(path))
-            raise BadInput(
-                f"data_root: {path} has the columns {found}; accepted: {listed(columns)}"
-            ) from None
         except (pl.exceptions.PolarsError, OSError) as error:
+            accepted = f"a whole Parquet file with {listed(columns)}"
             raise BadInput(
-                f"data_root: {path} can't be read ({_first_line(error)}); accepted: a whole Parquet file"
+                f"data_root: {path} can't be read ({_first_line(error)}); accepted: {accepted}"
             ) from error
     table = pl.concat(frames)
     where = f"data_root: {folder}, split {split!r}"
@@ -209,15 +178,8 @@ def split_by_owner(
     """Indices of training and test samples, both ascending, for a data set that has no test set.
 
     Of an owner's n samples, ``fraction * n`` are for training, rounded such that every owner of two or more has both
-    kinds; a single sample is for training. The split does not depend on the experiment's seed: runs with different
-    seeds are evaluated on the same samples.
-
-    Args:
-        owners: the owner of each sample, numbers from 0.
-        fraction: share of the training samples, above 0 and below 1.
-        purpose: key with which each owner's training samples are drawn; None takes the owner's first ones, in the
-            order of the data.
-    """
+    kinds; a single sample is for training. ``purpose`` is the key with which each owner's training samples are drawn, the
+    same for every experiment's seed; None takes the owner's first ones, in the order of the data."""
     grouped = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
     train, test = [], []
     for owner, members in enumerate(grouped):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, UInt8
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from gossamer.config.registry import register
@@ -24,7 +24,6 @@ from gossamer.tasks.task import Task, TaskSource, accuracy
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
 """Pixels [samples, height, width, channels] and class numbers [samples], as they are stored."""
 
-
 CLOTHES = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
 OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 
@@ -33,45 +32,27 @@ class ImageClassification(TaskSource):
     """Base of the tasks whose samples are small labelled images; a subclass names a data set of the hub.
 
     Inputs are float32 [samples, channels, height, width], normalised to ``(pixel / top - mean) / std``;
-    targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``.
-
-    Args:
-        model: the network to train.
-        hidden: widths of the hidden layers, first to last; for ``mlp`` only.
-        samples: train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None
-            for all of them. The test set stays whole.
-    """
+    targets are int64 class numbers [samples]. The loss is cross-entropy, the metric ``accuracy``."""
 
     hub_id: ClassVar[str]
-    """Id of the data set on the Hugging Face hub."""
     image_column: ClassVar[str] = "image"
-    """The hub's column of images."""
     rows: ClassVar[dict[str, int | None]] = {"train": 60_000, "test": 10_000}
-    """Rows of the splits."""
-    shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
-    """(channels, height, width) of one image."""
+    shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)  # channels, height, width
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    """Names of the classes, in the order of the class numbers."""
-    top: ClassVar[float] = 255.0
-    """The highest pixel value."""
+    top: ClassVar[float] = 255.0  # the highest pixel value
     mean: ClassVar[float]
-    """Mean of ``pixel / top``, which the normalisation subtracts."""
     std: ClassVar[float]
-    """Standard deviation of ``pixel / top``, by which the normalisation divides."""
-
     model: ModelName = "mlp"
-    hidden: tuple[PositiveInt, ...] = (100,)
+    hidden: tuple[PositiveInt, ...] = (100,)  # widths of the hidden layers, first to last; for mlp only
+    # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
+    # all of them. The test set stays whole.
     samples: Annotated[int, Field(gt=0)] | None = None
 
-    @field_validator("model")
-    @classmethod
-    def _fits_images(cls, model: ModelName) -> ModelName:
-        if model == "lenet5" and cls.shape[1:] not in {(28, 28), (32, 32)}:
-            raise ValueError("gn-lenet, logistic, mlp (lenet5 is for 28x28 or 32x32 pixels)")
-        return model
-
     @model_validator(mode="after")
-    def _hidden_is_used(self) -> ImageClassification:
+    def _model_fits(self) -> ImageClassification:
+        if self.model == "lenet5" and self.shape[1:] not in {(28, 28), (32, 32)}:
+            accepted = "gn-lenet, logistic, mlp (lenet5 is for 28x28 or 32x32 pixels)"
+            raise BadInput(f"task.model: got 'lenet5'; accepted: {accepted}")
         # Compared with the default, since a saved experiment spells every parameter out.
         if self.model != "mlp" and self.hidden != type(self).model_fields["hidden"].default:
             raise ValueError("hidden with the model 'mlp' only")
@@ -80,10 +61,8 @@ class ImageClassification(TaskSource):
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The stored training and test images; see :func:`gossamer.tasks.data.hub_dataset` for the errors."""
         channels, height, width = self.shape
-        columns = {
-            self.image_column: image_decoder(height, width, channels),
-            "label": label_decoder(len(self.classes)),
-        }
+        decoder, labels = image_decoder(height, width, channels), label_decoder(len(self.classes))
+        columns = {self.image_column: decoder, "label": labels}
         splits = hub_dataset(self.hub_id, columns, self.rows, data_root)
         train, test = ((splits[name][self.image_column], splits[name]["label"]) for name in ("train", "test"))
         return train, test
@@ -93,9 +72,7 @@ class ImageClassification(TaskSource):
         (pixels, labels), test = self.read(data_root)
         if self.samples is not None:
             if self.samples > len(labels):
-                raise BadInput(
-                    f"task.samples: {self.samples}; accepted: at most {len(labels)}, or null for all"
-                )
+                raise BadInput(f"task.samples: {self.samples}; accepted: at most {len(labels)}, or null")
             # Sorted, so that only the choice of samples depends on the seed, not their order.
             chosen = np.sort(generator(seed, "task-samples").permutation(len(labels))[: self.samples])
             pixels, labels = pixels[chosen], labels[chosen]
@@ -117,8 +94,7 @@ class ImageClassification(TaskSource):
         return inputs, torch.from_numpy(labels.astype(np.int64))
 
 
-TEST_SAMPLES = 360
-"""Of the digits."""
+TEST_SAMPLES = 360  # of the digits
 
 
 @register("task", "digits")
@@ -128,14 +104,12 @@ class Digits(ImageClassification):
     The images are the test half of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI
     Machine Learning Repository, 1998), embedded in scikit-learn: they need no file and no network. Pixels of 0 to 16 are
     divided by 16. The source has no test set; the one drawn here is the same for every seed, so that runs with different
-    seeds are evaluated on the same samples.
-    """
+    seeds are evaluated on the same samples."""
 
     shape: ClassVar[tuple[int, int, int]] = (1, 8, 8)
     top: ClassVar[float] = 16.0
     mean: ClassVar[float] = 0.0
     std: ClassVar[float] = 1.0
-
     hidden: tuple[PositiveInt, ...] = (64,)
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
@@ -143,8 +117,7 @@ class Digits(ImageClassification):
         # The file behind sklearn.datasets.load_digits, because importing scikit-learn takes a second.
         package = find_spec("sklearn")
         assert package is not None
-        folder = Path(str(package.origin)).parent
-        table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+        table = np.loadtxt(Path(str(package.origin)).parent / "datasets/data/digits.csv.gz", delimiter=",")
         pixels, labels = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.uint8), table[:, -1].astype(np.int64)
         order = generator(0, "digits-test-set").permutation(len(labels))
         test, train = np.sort(order[:TEST_SAMPLES]), np.sort(order[TEST_SAMPLES:])
@@ -156,8 +129,7 @@ class MNIST(ImageClassification):
     """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 1×28×28 pixels, handwritten digits.
 
     Normalised by the training set's mean (0.1307) and standard deviation (0.3081) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10.
-    """
+    default model is the perceptron 784-100-10."""
 
     hub_id: ClassVar[str] = "ylecun/mnist"
     mean: ClassVar[float] = 0.1307
@@ -169,8 +141,7 @@ class FashionMNIST(ImageClassification):
     """Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017): 60,000 training and 10,000 test images of 1×28×28 pixels, clothes.
 
     Normalised by the training set's mean (0.2860) and standard deviation (0.3530) of ``pixel / 255``. The
-    default model is the perceptron 784-100-10.
-    """
+    default model is the perceptron 784-100-10."""
 
     hub_id: ClassVar[str] = "zalando-datasets/fashion_mnist"
     classes: ClassVar[tuple[str, ...]] = tuple(CLOTHES.split(", "))
@@ -183,8 +154,7 @@ class CIFAR10(ImageClassification):
     """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 3×32×32 pixels, 10 classes of objects.
 
     Normalised to ``(pixel / 255 - 0.5) / 0.5``, so to [-1, 1] in each channel, as in decentralizepy. No
-    augmentation. The default model is GN-LeNet.
-    """
+    augmentation. The default model is GN-LeNet."""
 
     hub_id: ClassVar[str] = "uoft-cs/cifar10"
     image_column: ClassVar[str] = "img"
@@ -193,5 +163,4 @@ class CIFAR10(ImageClassification):
     classes: ClassVar[tuple[str, ...]] = tuple(OBJECTS.split(", "))
     mean: ClassVar[float] = 0.5
     std: ClassVar[float] = 0.5
-
     model: ModelName = "gn-lenet"

@@ -18,9 +18,7 @@ from gossamer.randomness import generator
 from gossamer.tasks.task import Task, TaskSource
 
 
-def half_mean_square(
-    outputs: Float[Tensor, "samples targets"], targets: Float[Tensor, "samples targets"]
-) -> Float[Tensor, ""]:
+def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
     """Half the mean squared residual, over samples and targets."""
     return 0.5 * F.mse_loss(outputs, targets)
 
@@ -31,26 +29,17 @@ class LeastSquares(TaskSource):
 
     Inputs x and true weights V have independent standard normal entries (V divided by sqrt(features), so that
     V x has unit variance); the noise is normal. With one target the loss is 1/(2S) ||X w - y||^2, whose minimum is the
-    least-squares solution that numpy's ``lstsq`` gives.
+    least-squares solution that numpy's ``lstsq`` gives."""
 
-    Args:
-        features: length of an input.
-        samples: number of training samples.
-        test_samples: number of test samples, from the same distribution.
-        targets: length of a target.
-        noise: standard deviation of the noise on a target.
-        groups: number of natural owners, for the partition ``natural``; sample i belongs to owner i mod
-            groups. None: no owners.
-        heterogeneity: how much the owners differ: owner g's true weights are V plus this times its own standard normal
-            matrix (divided by sqrt(features) too). 0: all owners have the same distribution.
-    """
-
-    features: PositiveInt = 10
-    samples: PositiveInt = 1000
-    test_samples: PositiveInt = 1000
-    targets: PositiveInt = 1
-    noise: NonNegativeFloat = 0.1
+    features: PositiveInt = 10  # length of an input
+    samples: PositiveInt = 1000  # number of training samples
+    test_samples: PositiveInt = 1000  # number of test samples, from the same distribution
+    targets: PositiveInt = 1  # length of a target
+    noise: NonNegativeFloat = 0.1  # standard deviation of the noise on a target
+    # Number of natural owners, for the partition natural; sample i belongs to owner i mod groups. None: no owners.
     groups: Annotated[int, Field(gt=0)] | None = None
+    # How much the owners differ: owner g's true weights are V plus this times its own standard normal matrix (divided
+    # by sqrt(features) too). 0: all owners have the same distribution.
     heterogeneity: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")

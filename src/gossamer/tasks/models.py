@@ -13,8 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]
-"""The models that an image task accepts."""
+ModelName = Literal["gn-lenet", "lenet5", "mlp", "logistic"]  # the models that an image task accepts
 
 
 def model_factory(
@@ -28,15 +27,8 @@ def model_factory(
 
 
 class MLP(nn.Module):
-    """A multi-layer perceptron with ReLU between its linear layers.
-
-    Without hidden layers it is multinomial logistic regression (softmax is part of the loss).
-
-    Args:
-        shape: shape of one sample; flattened.
-        classes: number of outputs.
-        hidden: widths of the hidden layers, first to last.
-    """
+    """A multi-layer perceptron with ReLU between its linear layers, for flattened samples of a shape; without ``hidden``
+    layers (their widths, first to last) it is multinomial logistic regression (softmax is part of the loss)."""
 
     def __init__(self, shape: Sequence[int], classes: int = 10, hidden: Sequence[int] = ()) -> None:
         super().__init__()
@@ -55,13 +47,8 @@ class GNLeNet(nn.Module):
 
     Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning" (ICML 2020), with the widths, kernels and
     groups of decentralizepy's ``LeNet`` (Dhasade et al., EuroMLSys 2023). Three blocks of 5×5 convolution, GroupNorm(2),
-    ReLU and 2×2 max pooling, and a linear layer. The ReLU comes after the pooling here: the same bits, for a quarter of
-    its work.
-
-    Args:
-        shape: (channels, height, width) of one image; height and width of at least 8.
-        classes: number of outputs.
-    """
+    ReLU and 2×2 max pooling, and a linear layer, for images [channels, height, width] of at least 8×8 pixels. The ReLU comes
+    after the pooling here: the same bits, for a quarter of its work."""
 
     def __init__(self, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> None:
         super().__init__()
@@ -89,19 +76,13 @@ class LeNet5(nn.Module):
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition" (Proc. IEEE 86(11), 1998), Fig. 2, in today's
     usual form: plain average pooling, fully connected feature maps, and a linear output layer in place of radial basis
-    functions. The activation is tanh, as in the paper.
-
-    Args:
-        shape: (channels, height, width) of one image; 28×28 or 32×32 pixels.
-        classes: number of outputs.
-    """
+    functions. The activation is tanh, as in the paper. Images have 28×28 or 32×32 pixels."""
 
     def __init__(self, shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10) -> None:
         super().__init__()
         channels, height, _ = shape
-        self.conv1 = nn.Conv2d(
-            channels, 6, kernel_size=5, padding=(32 - height) // 2
-        )  # the paper pads 28 to 32
+        padding = (32 - height) // 2  # the paper pads 28 to 32
+        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
         self.fc1 = nn.Linear(400, 120)
         self.fc2 = nn.Linear(120, 84)
@@ -123,14 +104,7 @@ class CharacterLSTM(nn.Module):
 
     The shape of LEAF's model for Shakespeare (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018;
     ``stacked_lstm.py``), with torch's layers: two bias vectors where TensorFlow's have one. decentralizepy's model reads
-    the outputs at all 80 characters, by a linear layer of two million parameters.
-
-    Args:
-        characters: size of the vocabulary, and number of outputs.
-        embedding: length of a character's vector.
-        hidden: width of the LSTM layers.
-        layers: number of LSTM layers.
-    """
+    the outputs at all 80 characters, by a linear layer of two million parameters."""
 
     def __init__(self, characters: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> None:
         super().__init__()
@@ -153,14 +127,7 @@ class MatrixFactorization(nn.Module):
         mu + b_u + c_i + p_u · q_i
 
     as in Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems" (IEEE Computer 42(8), 2009).
-    The biases b and c start at zero; mu is a constant and no parameter.
-
-    Args:
-        users: number of users.
-        items: number of items.
-        dimensions: length of the factors.
-        mean: the mean rating mu, or None for the model without biases.
-    """
+    The biases b and c start at zero; mu is a constant and no parameter."""
 
     def __init__(self, users: int, items: int, dimensions: int = 20, mean: float | None = None) -> None:
         super().__init__()

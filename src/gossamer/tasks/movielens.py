@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -31,16 +31,8 @@ Mean = Float[Tensor, ""]
 
 @dataclass(frozen=True)
 class Release:
-    """One of the published sets of ratings, and how predictions on its scale are evaluated.
-
-    Args:
-        file: the file of ratings, below the data root.
-        delimiter: between the fields of a line.
-        header: whether the first line names the columns.
-        least: the lowest rating.
-        most: the highest one.
-        step: from one rating to the next.
-    """
+    """One of the published sets of ratings: its file below the data root, the delimiter of its fields, whether it has a
+    header, and the scale of its ratings, on which predictions are clipped."""
 
     file: str
     delimiter: str
@@ -79,8 +71,7 @@ class MovieLens(TaskSource):
 
     - ``rmse``: square root of the mean squared error, outputs clipped to the scale of the ratings;
     - ``mae``: mean absolute error, outputs clipped;
-    - ``rmse_unclipped``: square root of the loss. decentralizepy and the DivShare artifact report it as
-      "loss" (theirs is the root of a mean over batches, where a smaller last batch counts as a whole one);
+    - ``rmse_unclipped``: square root of the loss, which decentralizepy and the DivShare artifact report as "loss";
     - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, equals.
 
     Each user's ratings are split into training and test ratings by a draw that is the same for every seed. All nodes are
@@ -89,20 +80,16 @@ class MovieLens(TaskSource):
 
     The data is not downloaded: unpack ``ml-latest-small.zip`` or ``ml-100k.zip`` from
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
-    the terms.
+    the terms."""
 
-    Args:
-        release: ``latest-small`` (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or
-            ``100k`` (100,000 of 1,682 by 943, whole stars from 1 to 5).
-        dimensions: length of the factors of users and films.
-        biased: add the mean training rating and a bias for each user and each film. The mean is one constant
-            over all nodes' training ratings.
-        train_fraction: share of each user's ratings that is for training; the others are for testing.
-    """
-
+    # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
+    # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
-    dimensions: PositiveInt = 20
+    dimensions: PositiveInt = 20  # length of the factors of users and films
+    # Add the mean training rating and a bias for each user and each film. The mean is one constant over all nodes'
+    # training ratings.
     biased: bool = True
+    # Share of each user's ratings that is for training; the others are for testing.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.7
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -110,9 +97,9 @@ class MovieLens(TaskSource):
         release = RELEASES[self.release]
         path = (data_root or Path()) / release.file
         if data_root is None or not path.is_file():
+            accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
             raise BadInput(
-                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: a folder that has it"
-                f" (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
+                f"data_root: {data_root or 'null'} has no file {release.file}; accepted: {accepted}"
             )
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
@@ -137,41 +124,24 @@ class MovieLens(TaskSource):
 
 
 def read_ratings(path: Path, release: Release) -> pl.DataFrame:
-    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars.
-
-    Raises:
-        BadInput: naming file and line, for a file that can't be read or has no ratings, a missing column, a line without
-            a rating, or a second rating of a film by a user.
-    """
+    """The ratings in a file of GroupLens, in the file's order: users and films by their ids, int64, and float32 stars. A
+    BadInput names the file and the line that can't be used."""
+    text: dict[str, Any] = {"infer_schema_length": 0, "quote_char": None, "truncate_ragged_lines": True}
     try:
-        table = pl.read_csv(
-            path,
-            separator=release.delimiter,
-            has_header=release.header,
-            infer_schema_length=0,  # all columns as text
-            quote_char=None,
-            truncate_ragged_lines=True,
-        )
+        table = pl.read_csv(path, separator=release.delimiter, has_header=release.header, **text)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(
-            f"data_root: {path} can't be read ({error}); accepted: the file of GroupLens"
-        ) from None
+        raise BadInput(f"data_root: {path} can't be read ({error}); accepted: GroupLens's file") from None
     if not release.header:
         table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
     if table.is_empty() or not set(COLUMNS) <= set(table.columns):
-        raise BadInput(
-            f"data_root: {path} has no ratings in columns {', '.join(COLUMNS)}; accepted: the file of GroupLens"
-        )
+        columns = ", ".join(COLUMNS)
+        raise BadInput(f"data_root: {path} has no ratings in columns {columns}; accepted: GroupLens's file")
     ratings = table.select(
         pl.col("userId", "movieId").cast(pl.Int64, strict=False),
         pl.col("rating").cast(pl.Float32, strict=False),
     )
-    stars = pl.col("rating")
-    valid = (
-        pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
-        & stars.is_between(release.least, release.most)
-        & (stars % release.step == 0)
-    )
+    stars, ids = pl.col("rating"), pl.all_horizontal(pl.col("userId", "movieId").is_between(1, 2**31 - 1))
+    valid = ids & stars.is_between(release.least, release.most) & (stars % release.step == 0)
     first = 2 if release.header else 1
     bad = ratings.select((~valid).fill_null(True).arg_true()).to_series()
     if len(bad):
@@ -182,8 +152,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
         )
     again = ratings.select((~pl.struct("userId", "movieId").is_first_distinct()).arg_true()).to_series()
     if len(again):
-        raise BadInput(
-            f"data_root: {path}, line {again[0] + first}: user {ratings['userId'][again[0]]} has rated film"
-            f" {ratings['movieId'][again[0]]} before; accepted: one rating a user and film"
-        )
+        user, film, _ = ratings.row(again[0])
+        found = f"data_root: {path}, line {again[0] + first}: user {user} has rated film {film} before"
+        raise BadInput(f"{found}; accepted: one rating a user and film")
     return ratings

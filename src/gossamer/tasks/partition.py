@@ -5,10 +5,8 @@ Every sample goes to at most one node, and the log says how many are left out; e
 
 from __future__ import annotations
 
-import heapq
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -21,8 +19,7 @@ from gossamer.tasks.task import Task, class_count
 
 log = logging.getLogger("gossamer")
 
-Parts = list[Int[np.ndarray, " _"]]
-"""The indices of each node's training samples."""
+Parts = list[Int[np.ndarray, " _"]]  # the indices of each node's training samples
 
 
 class Partition(Component):
@@ -30,25 +27,15 @@ class Partition(Component):
 
     @abstractmethod
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each node, in any order; :meth:`assign` sorts and checks them.
-
-        Args:
-            task: the data.
-            nodes: number of nodes, at least 1 and at most ``task.samples``.
-            rng: the source of randomness.
-        """
+        """The samples of each of 1 to ``task.samples`` nodes, in any order; :meth:`assign` sorts and checks them."""
 
     def assign(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
-        """The samples of each node: ``nodes`` sorted, disjoint, non-empty int64 arrays of indices into
-        ``task.train``.
-
-        Raises:
-            BadInput: for a split that is impossible with this task and this many nodes.
-        """
+        """The samples of each node: sorted, disjoint, non-empty int64 arrays of indices into ``task.train``. A BadInput
+        refuses a split that is impossible with this task and this many nodes."""
         if not 1 <= nodes <= task.samples:
             raise BadInput(f"nodes: {nodes} for {task.samples} samples; accepted: 1 to {task.samples}")
         parts = [np.sort(part.astype(np.int64)) for part in self.split(task, nodes, rng)]
-        used, sizes = np.concatenate(parts), [len(part) for part in parts]
+        used, sizes, problem = np.concatenate(parts), [len(part) for part in parts], ""
         if len(parts) != nodes:
             problem = f"{len(parts)} parts for {nodes} nodes; accepted: one a node"
         elif 0 in sizes:
@@ -57,22 +44,18 @@ class Partition(Component):
             problem = f"samples from {used.min()} to {used.max()}; accepted: 0 to {task.samples - 1}"
         elif (times := np.bincount(used)).max() > 1:
             problem = f"sample {times.argmax()} is given out {times.max()} times; accepted: once"
-        else:
-            if missing := task.samples - len(used):
-                name = self.name_of()
-                log.warning(
-                    "partition %s: %d of %d training samples are left out", name, missing, task.samples
-                )
-            return parts
-        raise BadInput(f"partition {self.name_of()!r}: {problem}")
+        if problem:
+            raise BadInput(f"partition {self.name_of()!r}: {problem}")
+        if left := task.samples - len(used):
+            said = "partition %s: %d of %d training samples are left out"
+            log.warning(said, self.name_of(), left, task.samples)
+        return parts
 
     def _labels(self, task: Task) -> Int[np.ndarray, " samples"]:
         targets = task.labels()
         if targets is None:
-            raise BadInput(
-                f"partition {self.name_of()!r}: the task's targets are not class numbers; accepted: a task with classes, or"
-                " one of iid, natural, sizes"
-            )
+            problem = "the task's targets are not class numbers; accepted: a task with classes, or iid, natural, sizes"
+            raise BadInput(f"partition {self.name_of()!r}: {problem}")
         return targets.numpy(force=True)
 
 
@@ -90,21 +73,15 @@ class Shards(Partition):
 
     The samples, sorted by label (in random order within a label), are cut into ``nodes * per_node`` shards, which are
     dealt out at random. Shard sizes differ by at most one, so that every sample is used. A shard that is not larger than
-    the smallest class has at most two labels; a node then has at most ``2 * per_node``.
+    the smallest class has at most two labels; a node then has at most ``2 * per_node``."""
 
-    Args:
-        per_node: shards of each node.
-    """
-
-    per_node: PositiveInt = 2
+    per_node: PositiveInt = 2  # shards of each node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels, shards = self._labels(task), nodes * self.per_node
         if shards > task.samples:
-            raise BadInput(
-                f"partition.per_node: {self.per_node} for {nodes} nodes and {task.samples} training samples;"
-                f" accepted: at most {task.samples // nodes}"
-            )
+            found = f"{self.per_node} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.per_node: {found}; accepted: at most {task.samples // nodes}")
         shuffled = rng.permutation(task.samples)
         pieces = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
         hands = rng.permutation(shards).reshape(nodes, self.per_node)
@@ -122,23 +99,16 @@ class Dirichlet(Partition):
 
     Others draw again until each node has enough samples, which for many nodes and small ``alpha`` may never happen. Here
     there is one draw, and nodes below ``min_samples`` are then given what they lack, one sample after the other, from the
-    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used.
+    node that has most at that time (of equals the lowest rank), out of its largest class. Every sample is used."""
 
-    Args:
-        alpha: concentration; the smaller, the more skewed.
-        min_samples: least number of samples of a node.
-    """
-
-    alpha: Annotated[float, Field(gt=0, le=1e9)]
-    min_samples: PositiveInt = 1
+    alpha: Annotated[float, Field(gt=0, le=1e9)]  # concentration; the smaller, the more skewed
+    min_samples: PositiveInt = 1  # least number of samples of a node
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         labels = self._labels(task)
         if nodes * self.min_samples > task.samples:
-            raise BadInput(
-                f"partition.min_samples: {self.min_samples} for {nodes} nodes and {task.samples} training samples;"
-                f" accepted: at most {task.samples // nodes}"
-            )
+            found = f"{self.min_samples} for {nodes} nodes and {task.samples} training samples"
+            raise BadInput(f"partition.min_samples: {found}; accepted: at most {task.samples // nodes}")
         _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         shares = rng.dirichlet(np.full(nodes, self.alpha), size=len(sizes))
         # Rounding cumulated shares keeps every sample, and each count within one of its share.
@@ -157,16 +127,14 @@ class Dirichlet(Partition):
 def _top_up(counts: Int[np.ndarray, "nodes classes"], least: int) -> None:
     """Move single samples from the largest nodes to those with fewer than ``least``, in place."""
     totals = counts.sum(axis=1)
-    richest = [(-int(total), rank) for rank, total in enumerate(totals)]
-    heapq.heapify(richest)
     for poor in np.flatnonzero(totals < least):
         for _ in range(least - int(totals[poor])):
             # While there is a gap (and samples for all), the largest node has more than ``least``.
-            total, donor = richest[0]
-            heapq.heapreplace(richest, (total + 1, donor))
+            donor = totals.argmax()
             largest = counts[donor].argmax()
             counts[donor, largest] -= 1
             counts[poor, largest] += 1
+            totals[donor] -= 1
 
 
 @register("partition", "natural")
@@ -174,17 +142,15 @@ class Natural(Partition):
     """The owners in the data (writers, speakers, users; Caldas et al., LEAF, 2018): one node per owner.
 
     With as many nodes as owners, node i has the i-th owner id. With more owners, whole owners are dealt out at random, so
-    that the nodes' numbers of owners differ by at most one.
-    """
+    that the nodes' numbers of owners differ by at most one."""
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
             raise BadInput("partition 'natural': the task has no owner ids; accepted: a task with groups")
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
-            raise BadInput(
-                f"nodes: {nodes} for {len(owners)} owners, with partition natural; accepted: at most {len(owners)}"
-            )
+            found = f"{nodes} for {len(owners)} owners, with partition natural"
+            raise BadInput(f"nodes: {found}; accepted: at most {len(owners)}")
         order = np.arange(nodes) if len(owners) == nodes else rng.permutation(len(owners))
         node_of = np.empty(len(owners), np.int64)
         for rank, hand in enumerate(np.array_split(order, nodes)):
@@ -197,12 +163,9 @@ class Natural(Partition):
 class Sizes(Partition):
     """A random split into parts of given sizes.
 
-    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out.
+    Node i gets ``fractions[i]`` of the samples, to within one. If the fractions sum to less than 1, the rest is left out."""
 
-    Args:
-        fractions: one per node, each above 0, with a sum of at most 1.
-    """
-
+    # One per node, each above 0, with a sum of at most 1.
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...]
 
     @field_validator("fractions")
@@ -220,9 +183,7 @@ class Sizes(Partition):
         return np.split(rng.permutation(task.samples)[: ends[-1]], ends[:-1])
 
 
-def label_counts(
-    task: Task, parts: Sequence[Int[np.ndarray, " _"]]
-) -> Int[np.ndarray, "nodes classes"] | None:
+def label_counts(task: Task, parts: Parts) -> Int[np.ndarray, "nodes classes"] | None:
     """The number of samples of each class at each node, or None where the targets are not classes."""
     targets = task.labels()
     if targets is None:

@@ -15,14 +15,15 @@ from typing import Annotated, Literal
 import networkx as nx
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
+from gossamer.config import Section
 from gossamer.config.registry import Component, register
-from gossamer.config.sections import Section
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
+from gossamer.tasks.partition import Parts
 from gossamer.tasks.task import Pair, Task, class_count
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
@@ -36,21 +37,14 @@ class Hops(Section):
 
 
 class Selector(Section):
-    """A choice of nodes, by one of the following. Places in the graph are those in the first round.
-
-    Args:
-        rank: a rank.
-        ranks: several.
-        degree_rank: 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
-        betweenness_rank: the same by betweenness centrality (Freeman, 1977).
-        hops_from: the nodes at a distance from a node.
-    """
+    """A choice of nodes, by one of the following. Places in the graph are those in the first round."""
 
     rank: Rank | None = None
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
+    # 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
     degree_rank: Rank | None = None
-    betweenness_rank: Rank | None = None
-    hops_from: Hops | None = None
+    betweenness_rank: Rank | None = None  # the same by betweenness centrality (Freeman, 1977)
+    hops_from: Hops | None = None  # the nodes at a distance from a node
 
     @model_validator(mode="after")
     def _one_way(self) -> Selector:
@@ -59,11 +53,8 @@ class Selector(Section):
         return self
 
     def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
-        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed.
-
-        Raises:
-            BadInput: for a rank or a place that does not exist.
-        """
+        """The ranks, ascending, of ``nodes`` nodes; ``graph`` gives the first graph, where it is needed. A BadInput refuses a
+        rank or a place that does not exist."""
         if self.degree_rank is not None:
             return [_nth("degree_rank", self.degree_rank, dict(graph().degree()))]
         if self.betweenness_rank is not None:
@@ -90,17 +81,12 @@ def _nth(field: str, place: int, measure: Mapping[int, float]) -> int:
 
 
 class Poison(Component):
-    """Base of the components of kind ``poison``; a new one defines :meth:`transform`.
+    """Base of the components of kind ``poison``; a new one defines :meth:`transform`."""
 
-    Args:
-        share: of the chosen nodes' training samples, how many are poisoned; at least one of each node.
-        at: which nodes are poisoned.
-        set_name: what the evaluation set is called that the poison adds, if it adds one.
-    """
-
+    # Of the chosen nodes' training samples, how many are poisoned; at least one of each node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    at: Selector
-    set_name: str = "ood"
+    at: Selector  # which nodes are poisoned
+    set_name: str = "ood"  # what the evaluation set is called that the poison adds, if it adds one
 
     def settled(self, task: Task) -> Poison:
         """The same poison, with what it takes from the task filled in; raises BadInput where it does not fit the task."""
@@ -108,16 +94,8 @@ class Poison(Component):
 
     @abstractmethod
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
-        """Poisoned samples.
-
-        Args:
-            inputs: copies of the samples that are poisoned, which may be changed in place.
-            targets: copies of their targets.
-            rng: keyed by the experiment's seed, the node and the poison.
-
-        Returns:
-            As many inputs and targets, of the same shapes and types.
-        """
+        """Poisoned samples: as many inputs and targets, of the same shapes and types. The given ones are copies, which may be
+        changed in place; ``rng`` is keyed by the experiment's seed, the node and the poison."""
 
     def evaluation_set(self, inputs: Tensor, targets: Tensor) -> Pair | None:
         """Samples that show whether a model has learned the poison, made from those of the evaluation set ``test``
@@ -130,39 +108,26 @@ class Patch(Poison):
     """A backdoor: a square in a corner of an image, and another label (BadNets; Gu, Dolan-Gavitt, Garg, 2017).
 
     The evaluation set are the test images of all other classes with the patch and the poisoned label: the accuracy on it
-    is the attack's success rate.
+    is the attack's success rate."""
 
-    Args:
-        target: the label of poisoned images.
-        size: side of the square in pixels.
-        corner: where it is.
-        value: its value in all channels, as the model sees it; None is the largest of the training images.
-    """
-
-    target: Rank = 0
-    size: PositiveInt = 3
+    target: Rank = 0  # the label of poisoned images
+    size: PositiveInt = 3  # side of the square in pixels
     corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"
+    # Its value in all channels, as the model sees it; None is the largest of the training images.
     value: float | None = None
 
     def settled(self, task: Task) -> Poison:
         inputs = task.train[0]
         if inputs.dim() != 4 or not inputs.is_floating_point():
-            raise BadInput(
-                f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}; accepted: a task with images"
-                " [samples, channels, height, width]"
-            )
+            found = f"inputs {inputs.dtype} of shape {tuple(inputs.shape)}"
+            raise BadInput(f"{found}; accepted: a task with images [samples, channels, height, width]")
         if self.size > min(inputs.shape[2:]):
             raise BadInput(f"size: {self.size}; accepted: at most {min(inputs.shape[2:])} pixels")
         if self.target >= (classes := class_count(task)):
             raise BadInput(f"target: {self.target}; accepted: 0 to {classes - 1}")
         return self.model_copy(update={"value": float(inputs.max()) if self.value is None else self.value})
 
-    def transform(
-        self,
-        inputs: Float[Tensor, "samples channels height width"],
-        targets: Int[Tensor, " samples"],
-        rng: np.random.Generator,
-    ) -> Pair:
+    def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         assert self.value is not None
         vertical, _, horizontal = self.corner.partition("-")
         rows = slice(self.size) if vertical == "top" else slice(-self.size, None)
@@ -177,13 +142,9 @@ class Patch(Poison):
 
 @register("poison", "label-flip")
 class LabelFlip(Poison):
-    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely.
+    """Symmetric label noise: every poisoned sample gets another label, all others being equally likely."""
 
-    Args:
-        classes: number of classes; None is the task's.
-    """
-
-    classes: Annotated[int, Field(ge=2)] | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None  # number of classes; None is the task's
 
     def settled(self, task: Task) -> Poison:
         found = class_count(task)
@@ -200,27 +161,11 @@ class LabelFlip(Poison):
 
 
 def poisoned(
-    task: Task,
-    parts: Sequence[Int[np.ndarray, " _"]],
-    poisons: Sequence[Poison],
-    graph: Callable[[], nx.Graph[int]],
-    seed: int,
+    task: Task, parts: Parts, poisons: Sequence[Poison], graph: Callable[[], nx.Graph[int]], seed: int
 ) -> tuple[Task, list[list[int]]]:
-    """A task with the data and the evaluation sets of some poisons, one after the other.
-
-    Args:
-        task: the clean task; it stays unchanged.
-        parts: indices of each node's training samples, disjoint.
-        poisons: the poisons.
-        graph: gives the graph of the first round.
-        seed: the experiment's.
-
-    Returns:
-        The task, and the ranks that each poison reaches.
-
-    Raises:
-        BadInput: for a poison that does not fit the task or the graph, or that fails.
-    """
+    """A new task with the data and the evaluation sets of some poisons, one after the other, and the ranks that each poison
+    reaches. ``parts`` are the indices of each node's training samples; ``graph`` gives the graph of the first round. A
+    BadInput refuses a poison that does not fit the task or the graph, or that fails."""
     if not poisons:
         return task, []
     inputs, targets = (tensor.clone() for tensor in task.train)
@@ -251,7 +196,6 @@ def poisoned(
 
 @contextmanager
 def _naming(number: int, poison: Poison) -> Iterator[None]:
-    """Errors that say which poison they are about."""
     said = f"poison.{number} {poison.name_of()!r}: "
     try:
         yield

@@ -25,11 +25,8 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 CLASSES = (*("newline" if c == "\n" else "space" if c == " " else c for c in CHARACTERS), "other")
 """Names of the characters, by number."""
 
-LENGTH = 80
-"""Characters of a text."""
-
-ROWS = 1 << 16
-"""Texts that are decoded at once."""
+LENGTH = 80  # characters of a text
+ROWS = 1 << 16  # texts that are decoded at once
 
 
 def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
@@ -37,9 +34,8 @@ def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[n
     _check_text(column, where)
     wrong = (column.str.len_chars() != length).arg_true()
     if len(wrong):
-        raise BadInput(
-            f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters; accepted: {length}"
-        )
+        found = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        raise BadInput(f"{found}; accepted: {length}")
     numbers = np.full(256, len(CHARACTERS), np.uint8)
     numbers[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(CHARACTERS))
     decoded = np.empty((len(column), length), np.uint8)
@@ -75,20 +71,13 @@ class Shakespeare(TaskSource):
     text. The split does not depend on the seed. All nodes are evaluated on one sample of all roles' test samples.
 
     ``torch.nn.LSTM`` can't be batched over nodes, so the trainer is ``sequential``, also with ``auto``. (A loop over
-    cells, which can be batched, was 3 to 9 times slower per step.)
-
-    Args:
-        hidden: width of the LSTM layers.
-        layers: number of LSTM layers.
-        embedding: length of a character's vector.
-        train_fraction: share of each role's samples that is for training.
-    """
+    cells, which can be batched, was 3 to 9 times slower per step.)"""
 
     hub_id: ClassVar[str] = "flwrlabs/shakespeare"
-
-    hidden: PositiveInt = 256
-    layers: PositiveInt = 2
-    embedding: PositiveInt = 8
+    hidden: PositiveInt = 256  # width of the LSTM layers
+    layers: PositiveInt = 2  # number of LSTM layers
+    embedding: PositiveInt = 8  # length of a character's vector
+    # Share of each role's samples that is for training.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
     def load(self, data_root: Path | None, seed: int) -> Task:

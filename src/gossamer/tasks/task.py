@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +18,13 @@ from gossamer.config.registry import Component, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause, shown
 
-Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> scalar mean over the first axis."""
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 
 
 @dataclass(frozen=True)
 class RootMean:
-    """A metric that is the square root of a mean over all evaluated samples.
-
-    The mean of the roots of batches would be a smaller number, so evaluation takes the mean over all samples first and
-    the root at the end.
-
-    Args:
-        mean: (outputs, targets) -> scalar mean over the first axis, not negative.
-    """
+    """A metric that is the square root of a mean over all evaluated samples: evaluation takes the mean of all batches first
+    and the root at the end. ``mean`` maps (outputs, targets) to a scalar mean over the first axis, not negative."""
 
     mean: Metric
 
@@ -41,9 +35,7 @@ class RootMean:
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-
-Pair = tuple[Tensor, Tensor]
-"""(inputs, targets), whose first axis is the sample."""
+Pair = tuple[Tensor, Tensor]  # (inputs, targets), whose first axis is the sample
 
 _TAKEN = "train|bytes|messages|staleness|idle|uplink|downlink|consensus|time|wall"
 """First words of other recorded columns, which no evaluation set may be called."""
@@ -69,8 +61,7 @@ class Task:
             sets in addition. The loss and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
 
     Raises:
-        BadInput: for anything of the wrong type or shape.
-    """
+        BadInput: for anything of the wrong type or shape."""
 
     model: Callable[[], nn.Module]
     train: Pair
@@ -118,12 +109,8 @@ class Task:
     def _check(self) -> None:
         # No type checker helps the user who wrote the task.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
-        _require(
-            creates,
-            "model",
-            self.model,
-            "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)",
-        )
+        accepted = "a function that creates an nn.Module, such as lambda: nn.Linear(2, 1)"
+        _require(creates, "model", self.model, accepted)
         _require(isinstance(self.tests, Mapping), "tests", self.tests, "a dict, name -> (inputs, targets)")
         if list(self.tests)[:1] != ["test"]:
             raise BadInput(f"task.tests: got {list(self.tests)}; accepted: sets by name, the first 'test'")
@@ -133,41 +120,37 @@ class Task:
                     f"task.tests: got a set named {name!r}; accepted: letters, digits and underscores, and no first word"
                     f" of another column ({_TAKEN.replace('|', ', ')})"
                 )
-        _check_measure("loss", self.loss)
         _require(isinstance(self.metrics, Mapping), "metrics", self.metrics, "a dict, name -> function")
-        for name, metric in self.metrics.items():
-            _check_measure(f"metrics.{name}", metric)
-        columns = [f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics)]
-        if twice := next((column for column in columns if columns.count(column) > 1), None):
+        measures = {"loss": self.loss, **{f"metrics.{name}": given for name, given in self.metrics.items()}}
+        for name, given in measures.items():
+            # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
+            accepted = "a function of (outputs, targets)"
+            _require(callable(given) and not isinstance(given, type), name, given, accepted)
+            if (refused := not_called_with(given, "outputs", "targets")) is not None:
+                raise BadInput(f"task.{name}: can't be called so ({refused}); accepted: {accepted}")
+        columns = Counter(f"{name}_{metric}" for name in self.tests for metric in ("loss", *self.metrics))
+        if twice := next((column for column, count in columns.items() if count > 1), None):
             raise BadInput(f"task.tests: two columns {twice!r}; accepted: sets and metrics with other names")
-        names = self.classes is None or (
+        named = self.classes is None or (
             hasattr(self.classes, "__len__") and not isinstance(self.classes, str)
         )
-        _require(names, "classes", self.classes, "the names of the classes")
-        sets = {"test" if name == "test" else f"tests.{name}": pair for name, pair in self.tests.items()}
-        for name, pair in {"train": self.train, **sets}.items():
-            self._check_pair(name, pair)
+        _require(named, "classes", self.classes, "the names of the classes")
+        self._check_pair("train", self.train)
+        for name, pair in self.tests.items():
+            self._check_pair("test" if name == "test" else f"tests.{name}", pair)
         if self.groups is not None:
             fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
             owners = f"a tensor of integers, one owner a training sample ({self.samples})"
             _require(fits and self.groups.dtype in INTEGERS, "groups", self.groups, owners)
 
     def _check_pair(self, name: str, pair: Any) -> None:
-        tensors = isinstance(pair, tuple | list) and [isinstance(each, Tensor) for each in pair] == [
-            True,
-            True,
-        ]
-        _require(
-            tensors and all(each.dim() for each in pair),
-            name,
-            pair,
-            "two tensors of samples, (inputs, targets)",
-        )
+        fits = isinstance(pair, tuple | list) and len(pair) == 2
+        fits = fits and all(isinstance(each, Tensor) and each.dim() for each in pair)
+        _require(fits, name, pair, "two tensors of samples, (inputs, targets)")
         inputs, targets = pair
         if not (count := len(inputs)) == len(targets) > 0:
-            raise BadInput(
-                f"task.{name}: {count} inputs, {len(targets)} targets; accepted: as many, at least one"
-            )
+            problem = f"{count} inputs, {len(targets)} targets; accepted: as many, at least one"
+            raise BadInput(f"task.{name}: {problem}")
         if self.classes is None:
             return
         numbers = targets.dim() == 1 and targets.dtype in INTEGERS
@@ -179,28 +162,16 @@ class Task:
             )
 
 
-def _check_measure(field: str, given: object) -> None:
-    # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
-    accepted = "a function of (outputs, targets)"
-    _require(callable(given) and not isinstance(given, type), field, given, accepted)
-    assert callable(given)
-    if (refused := not_called_with(given, "outputs", "targets")) is not None:
-        raise BadInput(f"task.{field}: can't be called so ({refused}); accepted: {accepted}")
-
-
 def _require(fits: bool, field: str, value: object, accepted: str) -> None:
     if fits:
         return
+    said = (
+        shown(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    )
     if isinstance(value, Tensor):
         said = f"{value.dtype} of shape {tuple(value.shape)}"
     elif isinstance(value, type):
         said = f"the class {value.__name__}"
-    else:
-        said = (
-            shown(value)
-            if value is None or isinstance(value, str | int | float)
-            else f"a {type(value).__name__}"
-        )
     raise BadInput(f"task.{field}: got {said}; accepted: {accepted}")
 
 
@@ -212,8 +183,7 @@ def accuracy(
 
 
 def class_count(task: Task) -> int:
-    """The number of classes: that of ``task.classes``, or one more than the highest class number; raises BadInput where the
-    targets are not class numbers."""
+    """That of ``task.classes``, or one more than the highest class number; a BadInput where targets are not class numbers."""
     labels = task.labels()
     if labels is None:
         raise BadInput("the task's targets are not class numbers; accepted: a task with classes")
@@ -225,23 +195,12 @@ class TaskSource(Component):
 
     @abstractmethod
     def load(self, data_root: Path | None, seed: int) -> Task:
-        """The task.
-
-        Args:
-            data_root: a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None.
-            seed: the experiment's seed, the key of all draws.
-
-        Raises:
-            BadInput: for data that is missing, damaged, or does not fit the parameters.
-        """
+        """The task. ``data_root`` is a folder with ``hub/<hub id>/...`` to read instead of the Hugging Face hub, or None; the
+        experiment's seed is the key of all draws. A BadInput refuses data that is missing, damaged, or does not fit."""
 
 
 def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
-    """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``.
-
-    Raises:
-        BadInput: for anything but a :class:`Task`, or data that can't be used.
-    """
+    """The task behind a component of kind ``task``: a :class:`TaskSource`, or a user's ``"module:function"``."""
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(f"task: {component.name_of()!r} is no task; accepted: a TaskSource or a function")
     try:

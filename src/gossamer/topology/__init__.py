@@ -1,30 +1,11 @@
-"""Topologies: graphs, their schedule over the rounds, and mixing weights (measures are in ``gossamer.topology.measures``)."""
+"""Topologies: graphs, their schedule over the rounds, and mixing weights (all families are in ``families``)."""
 
-from gossamer.topology.cyclon import Cyclon as Cyclon
-from gossamer.topology.cyclon import Sampler as Sampler
-from gossamer.topology.families import Complete as Complete
-from gossamer.topology.families import ErdosRenyi as ErdosRenyi
-from gossamer.topology.families import Exponential as Exponential
-from gossamer.topology.families import Hypercube as Hypercube
-from gossamer.topology.families import OnePeerExponential as OnePeerExponential
-from gossamer.topology.families import RandomRegular as RandomRegular
-from gossamer.topology.families import Ring as Ring
-from gossamer.topology.families import SmallWorld as SmallWorld
-from gossamer.topology.families import Star as Star
-from gossamer.topology.families import Torus as Torus
-from gossamer.topology.families import random_regular as random_regular
-from gossamer.topology.files import Adjacency as Adjacency
-from gossamer.topology.files import EdgeList as EdgeList
-from gossamer.topology.files import Given as Given
-from gossamer.topology.graph import Direction as Direction
-from gossamer.topology.graph import Graph as Graph
-from gossamer.topology.graph import union as union
-from gossamer.topology.schedule import TopologySchedule as TopologySchedule
-from gossamer.topology.topology import Layers as Layers
-from gossamer.topology.topology import RandomTopology as RandomTopology
-from gossamer.topology.topology import Topology as Topology
-from gossamer.topology.weights import CCS as CCS
-from gossamer.topology.weights import DataSize as DataSize
-from gossamer.topology.weights import MetropolisHastings as MetropolisHastings
-from gossamer.topology.weights import Uniform as Uniform
-from gossamer.topology.weights import Weights as Weights
+from gossamer.topology.cyclon import Cyclon, Sampler
+from gossamer.topology.families import EdgeList, OnePeerExponential, RandomRegular, Ring, Star, random_regular
+from gossamer.topology.graph import Direction, Graph, union
+from gossamer.topology.topology import Layers, RandomTopology, Topology, TopologySchedule
+from gossamer.topology.weights import CCS, DataSize, MetropolisHastings, Uniform, Weights
+
+__all__ = ["CCS", "Cyclon", "DataSize", "Direction", "EdgeList", "Graph", "Layers", "MetropolisHastings"]
+__all__ += ["OnePeerExponential", "RandomRegular", "RandomTopology", "Ring", "Sampler", "Star", "Topology"]
+__all__ += ["TopologySchedule", "Uniform", "Weights", "random_regular", "union"]

@@ -34,11 +34,8 @@ from gossamer.randomness import generator
 from gossamer.topology.graph import Direction, Graph
 from gossamer.topology.topology import Topology, located
 
-TAG = "~sampler"
-"""The first part of the tags of samplers' messages, and the key of the view in ``node.state``."""
-
-_MAX_AGE = 2**31
-"""No entry gets this old."""
+TAG = "~sampler"  # the first part of the tags of samplers' messages, and the key of the view in node.state
+_MAX_AGE = 2**31  # no entry gets this old
 
 
 @register("topology", "cyclon")
@@ -49,29 +46,20 @@ class Cyclon(Topology):
     in whose views it is, so there are no in-neighbours, no mixing weights and no ``node.topology()``. The messages that
     samplers exchange count, take time and can be lost like all others.
 
-    Args:
-        view: c, maximum number of entries of a view.
-        shuffle: l, number of entries sent at a time, including the sender's own.
-        every_s: seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
-        every_rounds: in place of ``every_s``: a node starts an exchange after this number of rounds; 1 if
-            neither is given.
-        degree: number of nodes drawn from the view for each round; null is all of it.
-        bootstrap: the topology whose (out-)neighbours a node knows at first, at most ``view`` of them.
-
-    Raises:
-        BadInput: for both periods, a degree or shuffle above the view, weights, or a bootstrap that changes.
-    """
+    With ``every_rounds`` in place of ``every_s``, a node starts an exchange after this number of rounds, 1 by default."""
 
     random: ClassVar[bool] = True
     sampled: ClassVar[bool] = True
-
-    view: int = Field(default=8, ge=1)
+    view: int = Field(default=8, ge=1)  # c, maximum number of entries of a view
+    # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
     every_s: float | None = Field(default=None, gt=0)
+    # Number of nodes drawn from the view for each round; null is all of it.
     degree: int | None = Field(default=None, ge=1)
+    # The topology whose (out-)neighbours a node knows at first, at most view of them.
     bootstrap: Annotated[Topology, ComponentField("topology", "topology.bootstrap")] = Field(
         default="ring", validate_default=True
     )
-    shuffle: int = Field(default=4, ge=1)
+    shuffle: int = Field(default=4, ge=1)  # l, number of entries sent at a time, including the sender's own
 
     @model_validator(mode="before")
     @classmethod
@@ -79,10 +67,8 @@ class Cyclon(Topology):
         if data.get("every_s") is None:
             return {**data, "every_rounds": data.get("every_rounds") or 1}
         if data.get("every_rounds") is not None:
-            raise BadInput(
-                f"topology.every_s: {data['every_s']} with topology.every_rounds: {data['every_rounds']};"
-                " accepted: one of them"
-            )
+            both = f"{data['every_s']} with topology.every_rounds: {data['every_rounds']}"
+            raise BadInput(f"topology.every_s: {both}; accepted: one of them")
         return data
 
     @model_validator(mode="after")
@@ -94,9 +80,7 @@ class Cyclon(Topology):
             raise BadInput(f"topology.weights: {self.weights.name_of()} for cyclon; accepted: null")
         known = self.bootstrap
         if known.sampled or known.every_rounds is not None:
-            raise BadInput(
-                f"topology.bootstrap: {known.name_of()}; accepted: a topology that does not change"
-            )
+            raise BadInput(f"topology.bootstrap: {known.name_of()}; accepted: one that does not change")
         return self
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
@@ -116,19 +100,14 @@ class Cyclon(Topology):
     def drawn_at(self, nodes: int, round: int) -> int:
         return 0
 
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler:
+        return Sampler(self, seed, contacts, node, host)
+
 
 class Sampler:
-    """Cyclon at one node. Its view, {rank: age}, is in the node's state.
-
-    Messages and exchanges that are due wait in a queue until :meth:`run` handles them, one after the other.
-
-    Args:
-        settings: the topology's parameters.
-        seed: the experiment's seed.
-        contacts: the ranks that the node knows at first.
-        node: the node: its ``rank``, ``size`` and ``state``.
-        host: the node's :class:`~gossamer.node.host.Host`: its ``lost``, ``send`` and ``timer``.
-    """
+    """Cyclon at one node, which knows some contacts at first. Its view, {rank: age}, is in the node's state. It uses the
+    ``rank``, ``size`` and ``state`` of the node, and ``lost``, ``send`` and ``timer`` of its
+    :class:`~gossamer.node.setup.Host`. Messages and exchanges that are due wait in a queue for :meth:`run`."""
 
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
@@ -153,10 +132,8 @@ class Sampler:
     def neighbors(self, r: int, direction: Direction) -> tuple[int, ...]:
         """The view, or the nodes drawn from it for round ``r``, ascending; ValueError for any direction but "out"."""
         if direction != "out":
-            raise ValueError(
-                f"direction {direction!r} on the topology {self._settings.name_of()}, where a node does not know its"
-                ' in-neighbours; accepted: "out"'
-            )
+            problem = f"direction {direction!r} on the topology {self._settings.name_of()}"
+            raise ValueError(f'{problem}, where a node does not know its in-neighbours; accepted: "out"')
         view, degree = self.view, self._settings.degree
         if degree is None or degree >= len(view):
             return view
@@ -176,17 +153,14 @@ class Sampler:
         """Handle messages and start exchanges until cancelled."""
         every_s, timer = self._settings.every_s, None
 
-        def wait(seconds: float) -> None:
+        def tick(seconds: float, due: bool = True) -> None:
             nonlocal timer
-            timer = self._host.timer(seconds, tick, background=True)
-
-        def tick() -> None:
-            assert every_s is not None
-            self._due.put_nowait(None)
-            wait(every_s)
+            if due:
+                self._due.put_nowait(None)
+            timer = self._host.timer(seconds, lambda: tick(every_s or 0.0), background=True)
 
         if every_s is not None:
-            wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
+            tick(every_s * generator(self._seed, "sampler/phase", self._node.rank).random(), due=False)
         try:
             while True:
                 message = await self._due.get()

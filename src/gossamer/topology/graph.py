@@ -29,11 +29,7 @@ class Graph:
     Args:
         nodes: number of nodes, at least 1.
         edges: pairs of ranks, in any order; an undirected edge may be given in either direction, or in both.
-        directed: whether (i, j) and (j, i) are different edges.
-
-    Raises:
-        BadInput: for fewer than one node, a rank out of range, or a self-loop.
-    """
+        directed: whether (i, j) and (j, i) are different edges."""
 
     __slots__ = ("_hash", "_incoming", "_outgoing", "directed", "nodes")
 
@@ -44,10 +40,8 @@ class Graph:
         source, target = pairs.T
         wrong = pairs[(source == target) | ((pairs < 0) | (pairs >= nodes)).any(axis=1)]
         if len(wrong):
-            raise BadInput(
-                f"topology: edge {tuple(wrong[0].tolist())} in a graph of {nodes} nodes; accepted: two different ranks"
-                f" from 0 to {nodes - 1}"
-            )
+            problem = f"topology: edge {tuple(wrong[0].tolist())} in a graph of {nodes} nodes"
+            raise BadInput(f"{problem}; accepted: two different ranks from 0 to {nodes - 1}")
         self.nodes, self.directed = nodes, directed
         self._hash: int | None = None
         if directed:
@@ -62,9 +56,9 @@ class Graph:
         """The graph of a networkx graph, whose nodes have to be 0 to n - 1, without its attributes."""
         nodes = graph.number_of_nodes()
         if set(graph) != set(range(nodes)):
+            accepted = "ranks (see networkx.convert_node_labels_to_integers)"
             raise BadInput(
-                f"topology: a networkx graph whose nodes are not 0 to {nodes - 1}; accepted: ranks (see"
-                " networkx.convert_node_labels_to_integers)"
+                f"topology: a networkx graph whose nodes are not 0 to {nodes - 1}; accepted: {accepted}"
             )
         return cls(nodes, graph.edges(), directed=graph.is_directed())
 
@@ -77,11 +71,7 @@ class Graph:
 
     def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
         """The neighbours of a node, sorted: those it may send to (``"out"``), or hear from (``"in"``). On an undirected graph
-        all directions are the same.
-
-        Raises:
-            ValueError: for ``"both"`` on a directed graph, an unknown direction, or a rank out of range.
-        """
+        all directions are the same; on a directed one ``"both"`` is a ValueError."""
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":
@@ -124,8 +114,7 @@ class Graph:
         return self.directed == other.directed and self._outgoing == other._outgoing
 
     def __hash__(self) -> int:
-        # Cached, because every node of a simulation may look something up by the graph that all share.
-        if self._hash is None:
+        if self._hash is None:  # every node of a simulation may look something up by the graph
             self._hash = hash((self.directed, self._outgoing))
         return self._hash
 
@@ -135,18 +124,12 @@ class Graph:
 
 
 def union(graphs: Sequence[Graph]) -> Graph:
-    """The graph with the edges of all graphs. It is directed if any of them is; an undirected edge then goes both ways.
-
-    Args:
-        graphs: at least one; all have the same number of nodes.
-    """
+    """The graph with the edges of all graphs, which have the same number of nodes. It is directed if any of them is; an
+    undirected edge then goes both ways."""
     if len(graphs) == 1:
         return graphs[0]
     arcs = (
-        (rank, other)
-        for graph in graphs
-        for rank in range(graph.nodes)
-        for other in graph.neighbors(rank, "out")
+        (rank, to) for graph in graphs for rank in range(graph.nodes) for to in graph.neighbors(rank, "out")
     )
     return Graph(graphs[0].nodes, arcs, directed=any(graph.directed for graph in graphs))
 

@@ -14,51 +14,34 @@ from jaxtyping import Float
 from scipy.linalg import solve_discrete_lyapunov  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 from scipy.sparse.csgraph import breadth_first_order  # type: ignore[import-untyped]
-from scipy.sparse.linalg import (  # type: ignore[import-untyped]
-    ArpackNoConvergence,
-    LinearOperator,
-    eigs,
-    eigsh,
-)
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh  # type: ignore[import-untyped]
 
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.topology.graph import Graph
-from gossamer.topology.schedule import TopologySchedule
+from gossamer.topology.topology import TopologySchedule
 
-DENSE_NODES = 500
-"""Up to this many nodes, measures of W are computed from its full spectrum."""
-SPECTRUM_NODES = 3000
-"""Up to this many nodes, the full spectrum is computed if the iteration for one eigenvalue does not converge."""
+DENSE_NODES = 500  # up to this many nodes, measures of W are computed from its full spectrum
+SPECTRUM_NODES = 3000  # and up to this many, if the iteration for one eigenvalue does not converge
 
 
 def sparse_matrix(schedule: TopologySchedule, round: int) -> csr_array:
     """The mixing matrix W [nodes, nodes] of a round, float64: row = receiver; every row sums to 1."""
-    values: list[float] = []
-    columns: list[int] = []
-    bounds = [0]
-    for rank in range(schedule.nodes):
-        row = schedule.mixing_weights(rank, round)
-        columns += [rank, *row]
-        values += [1.0 - sum(row.values()), *row.values()]
-        bounds.append(len(columns))
+    rows = [schedule.mixing_weights(rank, round) for rank in range(schedule.nodes)]
+    values = [value for row in rows for value in (1.0 - sum(row.values()), *row.values())]
+    columns = [column for rank, row in enumerate(rows) for column in (rank, *row)]
+    bounds = np.cumsum([0, *(1 + len(row) for row in rows)])
     return csr_array((values, columns, bounds), shape=(schedule.nodes, schedule.nodes))
 
 
 def describe(schedule: TopologySchedule, round: int = 0, gamma: float = 0.9) -> dict[str, float | int | None]:
-    """All measures of a round's graph and mixing matrix.
-
-    Args:
-        schedule: the topology of an experiment.
-        round: the round.
-        gamma: the decay of :func:`effective_neighbors`.
+    """All measures of a round's graph and mixing matrix; gamma is the decay of :func:`effective_neighbors`.
 
     Returns:
         ``nodes``, ``edges``, ``degree_min``, ``degree_mean``, ``degree_max`` (in-degrees if directed),
         ``components`` (strongly connected if directed), ``diameter``, ``clustering`` (the average coefficient of Watts &
         Strogatz, 1998; directed: Fagiolo, 2007), ``spectral_gap``, ``effective_neighbors``. The diameter takes
-        O(nodes * edges) time: some seconds for 10,000 nodes.
-    """
+        O(nodes * edges) time: some seconds for 10,000 nodes."""
     graph = schedule.graph(round)
     W = sparse_matrix(schedule, round)
     degrees = [graph.degree(rank, "in") for rank in range(graph.nodes)]
@@ -93,17 +76,9 @@ def diameter(graph: Graph) -> int | None:
 
 
 def spectral_gap(W: Float[np.ndarray, "nodes nodes"] | csr_array) -> float | None:
-    """1 - abs(lambda_2), the rate at which repeated mixing converges.
-
-    0 for a disconnected graph, 1 if one round averages exactly.
-
-    Args:
-        W: a row-stochastic matrix [nodes, nodes].
-
-    Returns:
-        The gap, or None if the matrix is large and the iteration does not converge, because the second eigenvalue is close
-        to others (a ring of many thousand nodes).
-    """
+    """1 - abs(lambda_2) of a row-stochastic matrix [nodes, nodes], the rate at which repeated mixing converges: 0 for a
+    disconnected graph, 1 if one round averages exactly. None if the matrix is large and the iteration does not converge,
+    because the second eigenvalue is close to others (a ring of many thousand nodes)."""
     if W.shape[0] == 1:
         return 1.0
     # W 1 = 1, so subtracting 1 1^T / n moves that eigenvalue to 0 and keeps the others (Brauer, 1952).
@@ -153,11 +128,7 @@ def effective_neighbors(W: Float[np.ndarray, "nodes nodes"] | csr_array, gamma: 
     Args:
         W: a row-stochastic matrix [nodes, nodes]. Up to :data:`DENSE_NODES` nodes the mean variance is exact; above, it
             is estimated from 256 keyed random vectors, to about a percent.
-        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates.
-
-    Raises:
-        BadInput: for a gamma outside [0, 1).
-    """
+        gamma: decay of the walk, in [0, 1): how long an update stays relevant; higher for lower learning rates."""
     if not 0 <= gamma < 1:
         raise BadInput(f"gamma: {gamma}; accepted: at least 0 and below 1")
     estimate = _estimated_variance if W.shape[0] > DENSE_NODES else _mean_variance
@@ -176,8 +147,7 @@ def _mean_variance(W: csr_array, gamma: float) -> float:
 def _estimated_variance(W: csr_array, gamma: float, probes: int = 256) -> float:
     """(1/n) sum_t gamma^t |W^(t+1)|_F^2, with E |A z|^2 = |A|_F^2 for random signs z (Hutchinson, 1990).
 
-    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated.
-    """
+    W 1 = 1, so the part of z along 1 contributes exactly; only the rest is estimated."""
     nodes: int = W.shape[0]
     signs = generator(0, "effective neighbours").integers(0, 2, size=(nodes, probes))
     moved = 2.0 * signs - 1

@@ -1,71 +1,63 @@
-"""The base of topologies: how often a graph is drawn, its mixing weights, whether it may be disconnected; and layers."""
+"""Topologies: how often a graph is drawn, its mixing weights, layers; and the schedule of the graphs of all rounds."""
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import networkx as nx
 import numpy as np
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from gossamer.config.registry import Component, ComponentField, build, register
-from gossamer.errors import BadInput
-from gossamer.topology.graph import Graph, NetworkX, union
-from gossamer.topology.weights import Weights
+from gossamer.config.registry import Component, ComponentField, FunctionComponent, build, register
+from gossamer.errors import BadInput, listed, suggest
+from gossamer.randomness import SHARED, generator
+from gossamer.topology.graph import Direction, Graph, NetworkX, union
+from gossamer.topology.weights import MetropolisHastings, Uniform, Weights
 
-ATTEMPTS = 100
-"""A random topology fails after this number of disconnected draws in a row."""
+if TYPE_CHECKING:
+    from gossamer.topology.cyclon import Sampler
+
+ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
+CACHED_GRAPHS = 16  # the cache keeps at least this many graphs, the most recently used ones
+
+CACHED_SIZE = 2_000_000
+"""More are kept up to about this many nodes and neighbours in total, since asynchronous nodes are in rounds far apart."""
 
 
 class Topology(Component):
     """The graph of who may talk to whom, with mixing weights; it may change from round to round.
 
     A subclass declares its parameters as fields and implements :meth:`draw`. If its graph changes with the round by a
-    rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected.
-
-    Args:
-        every_rounds: the period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
-        weights: mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
-        allow_disconnected: accept a graph of several components.
-
-    Raises:
-        BadInput: for ``every_rounds`` on a topology that is not random.
-    """
+    rule, it also implements :meth:`drawn_at`, and :meth:`cycle` if only the union of several rounds is connected."""
 
     random: ClassVar[bool] = False
     """Whether two draws can differ."""
     sampled: ClassVar[bool] = False
     """Whether nodes find their neighbours themselves, starting from the graph that is drawn."""
 
+    # The period after which a new graph is drawn; None: one graph for all rounds. For random topologies only.
     every_rounds: int | None = Field(default=None, ge=1)
+    # Mixing weights; None: metropolis-hastings if the graph is undirected, uniform if it is directed.
     weights: Annotated[Weights | None, ComponentField("weights", "topology.weights", optional=True)] = None
-    allow_disconnected: bool = False
+    allow_disconnected: bool = False  # accept a graph of several components
 
     @model_validator(mode="after")
     def _only_random_is_redrawn(self) -> Topology:
         if self.every_rounds is not None and not self.random:
-            raise BadInput(
-                f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random;"
-                " accepted: null (or, in layers, every_rounds of a random layer)"
-            )
+            problem = f"topology.every_rounds: {self.every_rounds} for {self.name_of()}, which is not random"
+            raise BadInput(f"{problem}; accepted: null (or, in layers, every_rounds of a random layer)")
         return self
 
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        """A graph of this topology.
-
-        Args:
-            nodes: number of nodes, at least 1.
-            rng: the only source of randomness.
-            round: the round that :meth:`drawn_at` returned.
-
-        Raises:
-            BadInput: for parameters that no graph with that many nodes has.
-        """
+        """A graph of this topology. ``rng`` is the only source of randomness, ``round`` the round that :meth:`drawn_at`
+        returned. A BadInput refuses parameters that no graph with that many nodes has."""
 
     def drawn_at(self, nodes: int, round: int) -> int:
         """The round at which the graph of ``round`` is drawn; rounds with the same result share a graph."""
@@ -74,6 +66,10 @@ class Topology(Component):
     def cycle(self, nodes: int) -> int:
         """Number of rounds, from 0 on, whose union has to be connected."""
         return 1
+
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler | None:
+        """The peer sampler of a node, if nodes find their neighbours themselves."""
+        return None
 
 
 @contextmanager
@@ -89,14 +85,13 @@ class RandomTopology(Topology):
     """A topology that is drawn at random, repeatedly until the graph is connected.
 
     So the distribution is that of the model *given that the graph is connected*, and a sweep over seeds does not fail at
-    one disconnected draw. With ``allow_disconnected`` the first draw is used.
-    """
+    one disconnected draw. With ``allow_disconnected`` the first draw is used."""
 
     random: ClassVar[bool] = True
 
     @abstractmethod
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
-        """One undirected draw of the model with the nodes 0 to n - 1, connected or not; errors as for :meth:`draw`."""
+        """One undirected draw of the model with the nodes 0 to n - 1, connected or not."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         for _ in range(ATTEMPTS):
@@ -114,13 +109,9 @@ class Layers(Topology):
     """Named layers, each a topology with its own parameters, draws and weights; the graph is their union.
 
     An algorithm asks for a layer by name: ``node.neighbors(r, layer="near")``. Each layer has to be connected unless its
-    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union.
+    own ``allow_disconnected`` is set. The union is directed if any layer is. The field ``weights`` applies to the union."""
 
-    Args:
-        layers: name -> topology, at least one.
-    """
-
-    layers: dict[str, Topology] = Field(min_length=1)
+    layers: dict[str, Topology] = Field(min_length=1)  # name -> topology, at least one
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -150,3 +141,144 @@ class Layers(Topology):
 
     def cycle(self, nodes: int) -> int:
         return max(layer.cycle(nodes) for layer in self.layers.values())
+
+
+@dataclass
+class _DrawnGraph:
+    """A graph, with the rows of its mixing matrix that were asked for."""
+
+    graph: Graph
+    weights: Weights | None = None
+    rows: dict[int, dict[int, float]] = field(default_factory=dict)
+
+
+class TopologySchedule:
+    """The graphs and mixing weights of all rounds of an experiment.
+
+    Graphs are drawn on demand, and do not depend on what was asked for before: the key of a draw is (seed,
+    ``"topology"``, period), where a period is the ``every_rounds`` rounds that share a graph.
+
+    The topology may be the component of a function that returns one. ``samples`` are the nodes' numbers of training samples,
+    for weights that need them; ``purpose`` is the topology's field in the experiment, for keys and errors."""
+
+    def __init__(
+        self,
+        topology: Component,
+        nodes: int,
+        seed: int,
+        samples: Sequence[int] | None = None,
+        *,
+        purpose: str = "topology",
+    ) -> None:
+        if nodes < 1:
+            raise BadInput(f"nodes: {nodes}; accepted: at least 1")
+        found = topology.call() if isinstance(topology, FunctionComponent) else topology
+        if not isinstance(found, Topology):
+            given = f"{topology.name_of()} gives {type(found).__name__}"
+            raise BadInput(f"{purpose}: {given}; accepted: Topology")
+        self.topology, self.nodes, self.seed, self.samples = found, nodes, seed, samples
+        self._purpose = purpose
+        self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
+        self._layers: dict[str, TopologySchedule] = {}
+        for name, layer in found.layers.items() if isinstance(found, Layers) else ():
+            field = f"{purpose}.layers.{name}"
+            self._layers[name] = TopologySchedule(layer, nodes, seed, samples, purpose=field)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether nodes find their neighbours themselves, starting from the graph of round 0."""
+        return self.topology.sampled
+
+    def sampler(self, node: Any, host: Any) -> Sampler | None:
+        """The peer sampler of a node; None for a topology with a graph."""
+        contacts = self.neighbors(node.rank, 0, "out") if self.sampled else ()
+        return self.topology.sampler(self.seed, contacts, node, host)
+
+    @property
+    def static(self) -> bool:
+        """Whether one graph is known to serve all rounds."""
+        if self._layers:
+            return all(layer.static for layer in self._layers.values())
+        # A topology that overrides drawn_at may change at any round.
+        return type(self.topology).drawn_at is Topology.drawn_at and self.topology.every_rounds is None
+
+    def graph(self, round: int) -> Graph:
+        """The graph of a round; the same object for all rounds that share it (while it is cached)."""
+        return self._at(round).graph
+
+    def neighbors(
+        self, rank: int, round: int, direction: Direction = "both", layer: str | None = None
+    ) -> tuple[int, ...]:
+        """The neighbours of a node in a round, sorted; of a layer only those in it. Errors as for
+        :meth:`Graph.neighbors`, and BadInput for a layer that the topology does not have."""
+        return self._layer(layer).graph(round).neighbors(rank, direction)
+
+    def mixing_weights(self, rank: int, round: int, layer: str | None = None) -> dict[int, float]:
+        """The weights that a node gives to its in-neighbours in a round: rank -> weight, in rank order. Its own weight is 1
+        minus their sum. Raises BadInput for weights that do not fit the graph, or a layer that the topology does not have."""
+        schedule = self._layer(layer)
+        drawn = schedule._at(round)
+        if rank not in drawn.rows:
+            drawn.rows[rank] = schedule._weights(drawn).row(drawn.graph, rank, self.samples)
+        return dict(drawn.rows[rank])
+
+    def check(self) -> None:
+        """Check the parameters, the connectivity and the weights of round 0 before any work starts, by a BadInput.
+
+        A directed graph has to be strongly connected. If the topology changes by a rule (one-peer-exponential), the union
+        over one cycle has to be connected; if nodes sample their peers, the undirected graph of the first views. Later
+        draws of a random topology are connected by construction."""
+        for layer in self._layers.values():
+            layer.check()
+        graph = union([self.graph(round) for round in range(self.topology.cycle(self.nodes))])
+        if self.sampled:
+            graph = Graph(self.nodes, graph.edges())  # a node that is contacted learns of the sender
+        if not (self.topology.allow_disconnected or graph.connected):
+            found = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
+            accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {accepted}")
+        self._weights(self._at(0))
+
+    def _at(self, round: int) -> _DrawnGraph:
+        key = self._key(round)
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        drawn = self._cache[key] = _DrawnGraph(self._draw(round))
+        if len(self._cache) > max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs)):
+            self._cache.popitem(last=False)
+        return drawn
+
+    def _key(self, round: int) -> Hashable:
+        """Equal for two rounds exactly when they share a graph."""
+        if self._layers:
+            return tuple(layer._key(round) for layer in self._layers.values())
+        return self.topology.drawn_at(self.nodes, round)
+
+    def _draw(self, round: int) -> Graph:
+        if self._layers:
+            return union([layer.graph(round) for layer in self._layers.values()])
+        first = self.topology.drawn_at(self.nodes, round)
+        period = first // (self.topology.every_rounds or 1)
+        with located(self._purpose):
+            graph = self.topology.draw(self.nodes, generator(self.seed, self._purpose, SHARED, period), first)
+        if graph.nodes != self.nodes:
+            found = f"{self.topology.name_of()} drew {graph.nodes} nodes"
+            raise BadInput(f"{self._purpose}: {found}; accepted: {self.nodes}")
+        return graph
+
+    def _weights(self, drawn: _DrawnGraph) -> Weights:
+        if drawn.weights is None:
+            weights = self.topology.weights or (Uniform() if drawn.graph.directed else MetropolisHastings())
+            with located(self._purpose):
+                weights.check(drawn.graph, self.samples)
+            drawn.weights = weights
+        return drawn.weights
+
+    def _layer(self, name: str | None) -> TopologySchedule:
+        if name is None:
+            return self
+        if name not in self._layers:
+            accepted = listed(self._layers) or "none, the topology has no layers"
+            raise BadInput(f"layer {name!r}{suggest(name, self._layers)}; accepted: {accepted}")
+        return self._layers[name]

@@ -35,11 +35,7 @@ class MetropolisHastings(Weights):
 
     Repeated mixing converges to the plain average on any connected graph. Xiao & Boyd, "Fast linear iterations for
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
-    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target.
-
-    Raises:
-        BadInput: for a directed graph, on which the rule is not doubly stochastic.
-    """
+    consensus" (2005). The Markov chain is that of Hastings (1970) with a uniform target. Undirected graphs only."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
@@ -55,8 +51,7 @@ class Uniform(Weights):
     """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic.
 
     Doubly stochastic if all degrees are equal. On one-peer exponential graphs these are the weights 1/2 of Assran et al.
-    (2019) and Ying et al. (2021).
-    """
+    (2019) and Ying et al. (2021)."""
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
         senders = graph.neighbors(rank, "in")
@@ -65,26 +60,17 @@ class Uniform(Weights):
 
 @register("weights", "data-size")
 class DataSize(Weights):
-    """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the samples.
-
-    Row-stochastic. The local form of federated averaging's weights (McMahan et al., 2017, algorithm 1).
-
-    Raises:
-        BadInput: for unknown sample counts, or a node without samples whose in-neighbours have none either.
-    """
+    """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the samples: row-stochastic, the local form of
+    federated averaging's weights (McMahan et al., 2017, algorithm 1)."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if samples is None:
-            raise BadInput(
-                "topology.weights: data-size without the number of samples of each node; accepted: metropolis-hastings,"
-                " uniform, given"
-            )
+            problem = "topology.weights: data-size without the number of samples of each node"
+            raise BadInput(f"{problem}; accepted: metropolis-hastings, uniform, given")
         for rank in range(graph.nodes):
             if samples[rank] == 0 and not any(samples[other] for other in graph.neighbors(rank, "in")):
-                raise BadInput(
-                    f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples;"
-                    " accepted: other weights, or another partition"
-                )
+                problem = f"topology.weights: data-size, where neither node {rank} nor its in-neighbours have samples"
+                raise BadInput(f"{problem}; accepted: other weights, or another partition")
 
     def row(self, graph: Graph, rank: int, samples: Sequence[int] | None) -> dict[int, float]:
         assert samples is not None  # or check() had raised
@@ -104,11 +90,7 @@ class CCS(Weights):
     Bornstein et al., "SWIFT: Rapid Decentralized Federated Learning via Wait-Free Model Communication", ICLR 2023,
     as in the authors' code for uniform influence p_i = 1/n, with one addition: the weight of an edge is at most
     1 / (1 + d_j), where j is its end of lower degree, because otherwise several neighbours could together take more than
-    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs.
-
-    Raises:
-        BadInput: for a directed graph.
-    """
+    1 from j. The bound applies to every edge, so W can differ from the published rule on irregular graphs."""
 
     def check(self, graph: Graph, samples: Sequence[int] | None) -> None:
         if graph.directed:
@@ -125,9 +107,7 @@ def _ccs(graph: Graph) -> tuple[dict[int, float], ...]:
     chosen: list[dict[int, float]] = [{} for _ in degrees]
     for degree in sorted(set(degrees), reverse=True):
         choosing = [rank for rank in range(graph.nodes) if degrees[rank] == degree]
-        share = {
-            rank: (1 - sum(chosen[rank].values())) / (1 + degree - len(chosen[rank])) for rank in choosing
-        }
+        share = {i: (1 - sum(chosen[i].values())) / (1 + degree - len(chosen[i])) for i in choosing}
         for i in choosing:
             for j in graph.neighbors(i):
                 if degrees[j] <= degree:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import transport_scene
 
-from gossamer.runtime.processes.security.trust import Security, issue
+from gossamer.runtime.processes.security import Security, issue
 
 
 def issued(nodes: int) -> list[Security]:

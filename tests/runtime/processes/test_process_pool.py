@@ -19,12 +19,9 @@ from gossamer import Experiment
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.node_process.computing import Stage
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import Exited, Kept, NotStarted, Said, Stood
-from gossamer.runtime.processes.system.cpu_slots import CpuSlots, wakeup
-from gossamer.runtime.processes.system.process import shared_file
-from gossamer.runtime.processes.transport.transport import listen
-from gossamer.runtime.processes.worker import pool as pool_module
+from gossamer.runtime.processes.system import CpuSlots, shared_file, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
 
@@ -103,7 +100,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 def test_it_is_noticed_and_others_may_compute_meanwhile(pool: Pool, inside: bool) -> None:
     pid = pool.adopt(inside=inside)
     assert pool.look() == [Said(0, 0, Stood(True))]
-    assert pool.theirs.receive() == protocol.Slots(2) if inside else pool.pool._slots == 1
+    assert pool.theirs.receive() == protocol.Slots(2)
     assert pool.look() == []
     os.kill(pid, signal.SIGCONT)
     os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
@@ -136,35 +133,24 @@ def test_what_it_does_not_read_holds_nobody_up_and_arrives_when_it_goes_on(pool:
     assert not channel.waiting
 
 
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [
-        (errno.EADDRINUSE, "its port {port}: {why}"),
-        (errno.EAGAIN, "no process for it: {why}; see ulimit -u"),
-        (errno.ENOMEM, "no process for it: {why}"),
-    ],
-)
-def test_a_node_that_can_not_be_started_is_tried_again_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int, said: str
+@pytest.mark.parametrize(("failure", "hint"), [(errno.EAGAIN, "; see ulimit -u"), (errno.ENOMEM, "")])
+def test_a_node_that_can_not_be_started_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int, hint: str
 ) -> None:
     made, why = Pool(tmp_path), os.strerror(failure)
-    fork = mock.Mock(side_effect=OSError(failure, why))
-    monkeypatch.setattr(os, "fork", fork)
-    taken = listen()
-    port = taken.getsockname()[1]
-    address = ("127.0.0.1", port if failure == errno.EADDRINUSE else 0)
-    made.pool.do(protocol.Addresses([(1, *address)]))
+    monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(failure, why)))
     open_before = psutil.Process().num_fds()
-    with mock.patch.object(pool_module, "time") as time:
-        time.monotonic.return_value = 100.0
-        made.pool.do(protocol.Fork(1, 3, []))
-        time.monotonic.return_value += 5.0
-        assert made.look() == []
-        time.monotonic.return_value += 5.1
-        assert made.look() == [Said(1, 3, NotStarted(said.format(port=port, why=why)))]
-        assert made.look() == []
-    assert fork.call_count == (0 if failure == errno.EADDRINUSE else 3)
+    made.pool.do(protocol.Fork(1, 3, []))
+    assert made.events[1:] == [Said(1, 3, NotStarted(f"{why}{hint}"))]
     assert psutil.Process().num_fds() == open_before
-    taken.close()
+    made.selector.close()
+    os.close(made.memory)
+
+
+def test_a_node_without_a_port_is_reported(tmp_path: Path) -> None:
+    made = Pool(tmp_path)
+    made.pool._host = "192.0.2.1"  # of no machine
+    made.pool.do(protocol.Listen([1, 2]))
+    assert made.events == [Said(1, 0, NotStarted(os.strerror(errno.EADDRNOTAVAIL)))]
     made.selector.close()
     os.close(made.memory)

@@ -13,8 +13,7 @@ from typing import Any
 
 from gossamer.messages import encode, pack_head
 from gossamer.messages.tags import Message, Sending
-from gossamer.runtime.processes.security.trust import Security
-from gossamer.runtime.processes.transport.peer import Endpoint
+from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.transport.transport import Transport, listen
 from gossamer.runtime.processes.transport.wire import Decoder, Event, chunks, hello
 
@@ -61,22 +60,25 @@ class Peer:
         clock = itertools.count()
         self.transport = Transport(
             listener,
-            Endpoint(
-                rank,
-                addresses,
-                TOKEN,
-                limit=limit,
-                deliver=lambda message: self._note(self.inbox, message),
-                lost=lambda rank, why: self._note(self.lost, (rank, why)),
-                event=lambda kind, text: self._note(self.events, (kind, text)),
-                now=lambda: float(next(clock)),
-                failed=lambda error: self._note(self.failures, error),
-                found=lambda rank: self._note(self.found, rank),
-                **{"security": securities[rank] if securities else None, **options},
-            ),
+            rank,
+            addresses,
+            TOKEN,
+            limit=limit,
+            deliver=lambda message: self._note(self.inbox, message),
+            contact=self._hear_of,
+            refused=lambda text: self._note(self.events, ("refused", text)),
+            now=lambda: float(next(clock)),
+            failed=lambda error: self._note(self.failures, error),
+            **{"security": securities[rank] if securities else None, **options},
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic
+
+    def _hear_of(self, rank: int, why: str | None) -> None:
+        if why is None:
+            self._note(self.found, rank)
+        else:
+            self._note(self.lost, (rank, why))
 
     def _note(self, notes: list[Any], item: Any) -> None:
         notes.append(item)

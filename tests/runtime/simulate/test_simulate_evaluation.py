@@ -1,8 +1,7 @@
-"""Records of models that are evaluated together, and remarks about the evaluation."""
+"""Records of models that are evaluated together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import gossamer
 from gossamer import Experiment
 from gossamer.api import Silent
 from gossamer.learning.trainer import BatchedTrainer
-from gossamer.runtime import profile
-from gossamer.runtime.profile import Profile
 from gossamer.runtime.simulate import compute
 
 DIGITS: dict[str, Any] = {
@@ -75,30 +72,3 @@ def test_a_loss_that_fails_while_trainers_are_compared_fails_no_evaluation(
     run = play(tmp_path, observer)
     assert run.experiment["engine"]["trainer"] == "sequential"
     assert any("no comparison: ArithmeticError" in text for text in observer.said)
-
-
-def test_a_run_that_was_mostly_evaluation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    observer = Listening()
-    monkeypatch.setattr(profile, "MUCH", 0.0)
-    monkeypatch.setattr(profile, "LONG_S", 0.0)
-    play(tmp_path, observer, engine={"trainer": "sequential"})
-    [said] = [text for text in observer.said if text.startswith("evaluation took ")]
-    assert "evaluation.samples" in said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "wall_s", "said"),
-    [
-        ({"evaluate": 61.0, "train": 39.0}, 100.0, "evaluation took 61% of the wall time"),
-        ({"evaluate": 39.0, "train": 61.0}, 100.0, None),
-        ({"evaluate": 6.1, "train": 3.9}, 9.0, None),
-        ({}, 100.0, None),
-    ],
-)
-def test_only_much_of_a_long_run_is_worth_a_word(
-    seconds: Mapping[str, float], wall_s: float, said: str | None
-) -> None:
-    measured = Profile()
-    measured.seconds.update(seconds)
-    remark = measured.remark(wall_s)
-    assert remark is None if said is None else remark is not None and remark.startswith(said)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.runtime.simulate.maxmin import Flow, MaxMin
+from gossamer.runtime.simulate.fair import Flow, MaxMin
 
 
 def maxmin(rates: list[float], flows: list[Flow]) -> None:

@@ -14,7 +14,7 @@ from gossamer.learning.mixing import Mix, Sum, combine
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Part
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
 from gossamer.runtime.simulate.clock import Clock, new_loop
 from gossamer.runtime.simulate.mixing import Mixing

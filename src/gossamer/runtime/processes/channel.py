@@ -2,25 +2,35 @@
 
 The length is checked before any part of a message is kept or decoded. A message is refused if it does not have the fields and
 types of its class. Nothing is unpickled.
+
+Between machines, a :class:`Session` outlives its connections. Messages are numbered by their order; each end keeps what it
+has sent until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or arrives
+twice.
 """
 
 from __future__ import annotations
 
-import asyncio
 import selectors
 import socket
 import ssl
 import struct
+import sys
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gossamer.runtime.processes.protocol import Message
+from gossamer.errors import BadInput
+from gossamer.runtime.processes.protocol import Acknowledge, Message
 
 LARGEST = 1 << 30
 """Bytes of a message between processes of one machine, which start one another."""
+LARGEST_FILE = (1 << 32) - 1
+"""Bytes of a message of a session: a file, or a model. It takes memory as it arrives."""
+LARGEST_STRANGER = 4096
+"""Bytes of a message from an end that has not proved that it knows the token."""
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -44,11 +54,9 @@ def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 class Unpacker(Generic[M]):
-    """Messages from a stream of bytes, wherever it is divided.
+    """Messages of some ``kinds`` (a union) from a stream of bytes, wherever it is divided, of ``largest`` bytes at most.
 
-    Args:
-        kinds: the union of the messages that may come.
-        largest: bytes of a message at most.
+    Its methods raise :class:`ChannelError` for a message that is too long, or of no expected kind.
     """
 
     def __init__(self, kinds: Any, largest: int = LARGEST) -> None:
@@ -57,11 +65,7 @@ class Unpacker(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """Take some bytes; gives the messages that are complete.
-
-        Raises:
-            ChannelError: for a message that is too long, or of no expected kind.
-        """
+        """Take some bytes; gives the messages that are complete."""
         self._buffer += data
         messages: list[M] = []
         start = 0
@@ -76,14 +80,12 @@ class Unpacker(Generic[M]):
         return messages
 
     def length(self, head: bytes | bytearray) -> int:
-        """The length of a message that begins so; raises as :meth:`feed` does."""
         [length] = _LENGTH.unpack(head)
         if length > self._largest:
             raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")
         return int(length)
 
     def decoded(self, body: bytes | memoryview) -> M:
-        """A message; raises as :meth:`feed` does."""
         try:
             message: M = self._decode(body)
         except msgspec.MsgspecError as error:
@@ -92,20 +94,13 @@ class Unpacker(Generic[M]):
 
 
 class Channel(Generic[M]):
-    """One end of a connection, with blocking reads and writes.
-
-    Args:
-        end: the socket.
-        kinds: the union of the messages that may come.
-        largest: bytes of a message at most.
-    """
+    """One end of a connection, with blocking reads and writes; further arguments as for :class:`Unpacker`."""
 
     def __init__(self, end: socket.socket, kinds: Any, largest: int = LARGEST) -> None:
         self._socket = end
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
 
     def fileno(self) -> int:
-        """The descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, message: Message) -> bool:
@@ -135,7 +130,6 @@ class Channel(Generic[M]):
         return bytes(data)
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 
@@ -149,7 +143,6 @@ class SelectorChannel(Generic[M]):
         handle: called with the messages that have come together; raises :class:`ChannelError` for one that is invalid.
         gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
         largest: bytes of a message at most.
-        more: gives a frame to send once everything else is sent; empty where there is none.
 
     Attributes:
         waiting: bytes that the system has not taken.
@@ -164,12 +157,11 @@ class SelectorChannel(Generic[M]):
         gone: Callable[[str | None], object],
         *,
         largest: int = LARGEST,
-        more: Callable[[], bytes] = bytes,
     ) -> None:
         end.setblocking(False)
         self._socket, self._selector = end, selector
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
-        self._handle, self._gone, self._more = handle, gone, more
+        self._handle, self._gone = handle, gone
         self.waiting = bytearray()
         self._events = selectors.EVENT_READ
         self._open = True
@@ -177,13 +169,13 @@ class SelectorChannel(Generic[M]):
 
     def send(self, message: Message) -> None:
         """Send a message, now or when there is room."""
-        self.waiting += pack(message)
-        self.flush()
+        self.write(pack(message))
 
-    def flush(self) -> None:
-        """Write what waits, as far as there is room."""
+    def write(self, frame: bytes = b"") -> None:
+        """Write a packed message after all that waits, as far as there is room."""
+        self.waiting += frame
         try:
-            while self.waiting or self._refill():
+            while self.waiting:
                 del self.waiting[: self._socket.send(self.waiting)]
         except _NOT_NOW:
             pass
@@ -194,18 +186,13 @@ class SelectorChannel(Generic[M]):
             self._events = events
             self._selector.modify(self._socket, events, self._serve)
 
-    def _refill(self) -> bool:
-        self.waiting += self._more()
-        return bool(self.waiting)
-
     def _serve(self, events: int) -> None:
         if self._open and events & selectors.EVENT_WRITE:
-            self.flush()
+            self.write()
         if self._open and events & selectors.EVENT_READ:
             self.read()
 
     def read(self) -> None:
-        """Handle what has come, if anything has."""
         try:
             data = self._socket.recv(_READ)
         except _NOT_NOW:
@@ -223,51 +210,115 @@ class SelectorChannel(Generic[M]):
             self._gone(why)
 
     def release(self) -> socket.socket:
-        """Give the socket away."""
         self._open = False
         self._selector.unregister(self._socket)
         return self._socket
 
     def close(self) -> None:
-        """Close this end; a second time does nothing."""
         if self._open:
             self.release().close()
 
 
-class AsyncChannel(Generic[M]):
-    """One end, for a node's event loop.
+class Session(Generic[M]):
+    """One end of a conversation between machines.
 
-    Args:
-        end: the socket.
-        kinds: the union of the messages that may come.
-        handle: called with each message.
-        gone: called when the other end is gone.
+
+    Attributes:
+        channel: the connection; None while there is none.
+        received: messages that have come.
     """
 
     def __init__(
-        self, end: socket.socket, kinds: Any, handle: Callable[[M], None], gone: Callable[[], None]
+        self,
+        kinds: Any,
+        selector: selectors.BaseSelector,
+        handle: Callable[[M], object],
+        gone: Callable[[str | None], object],
     ) -> None:
-        self._socket = end
-        self._handle, self._gone = handle, gone
-        self._unpacker: Unpacker[M] = Unpacker(kinds)
-        end.setblocking(True)
-        asyncio.get_running_loop().add_reader(end, self._readable)
+        self._kinds, self._selector, self._handle, self._gone = kinds, selector, handle, gone
+        self._acknowledged = 0
+        self._kept: deque[bytes] = deque()  # what was sent since
+        self.channel: SelectorChannel[M | Acknowledge] | None = None
+        self.received = 0
+
+    def attach(self, end: socket.socket, received: int, *first: Message) -> None:
+        """Go on with a new connection.
+
+
+        Raises:
+            ChannelError: for a number that can't be.
+        """
+        self._acknowledge(received)
+        self._detach()
+        self.channel = SelectorChannel(
+            end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST_FILE
+        )
+        self.channel.write(b"".join((*map(pack, first), *self._kept)))
+        self.channel.read()  # which may have been decrypted with what came before
 
     def send(self, message: Message) -> None:
-        """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
-        try:
-            self._socket.sendall(pack(message))
-        except (BrokenPipeError, ConnectionResetError):
-            self._gone()
+        """Send a message, now or as soon as the other end can be reached."""
+        self._kept.append(pack(message))
+        if self.channel is not None:
+            self.channel.write(self._kept[-1])
 
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(_READ)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._gone()
-            return
-        for message in self._unpacker.feed(data):
-            self._handle(message)
+    @property
+    def settled(self) -> bool:
+        """Whether everything has arrived, or there is no connection."""
+        return self.channel is None or not self._kept
+
+    def _acknowledge(self, count: int) -> None:
+        """The first ``count`` messages of the conversation have arrived."""
+        if not 0 <= count - self._acknowledged <= len(self._kept):
+            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
+        while self._acknowledged < count:
+            self._kept.popleft()
+            self._acknowledged += 1
+
+    def _take(self, messages: list[M | Acknowledge]) -> None:
+        before = self.received
+        for message in messages:
+            if isinstance(message, Acknowledge):
+                self._acknowledge(message.count)
+            else:
+                self.received += 1
+                self._handle(message)
+        if self.received > before and self.channel is not None:
+            self.channel.send(Acknowledge(self.received))
+
+    def _lose(self, why: str | None) -> None:
+        self.channel = None
+        self._gone(why)
+
+    def _detach(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def close(self) -> None:
+        self._detach()
+
+
+def keep_alive(end: socket.socket, silent_s: float) -> None:
+    """Have the system give a connection up after ``silent_s`` seconds without an answer."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform.startswith("linux"):
+        every = max(int(silent_s / 4), 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_s))
+
+
+def parse_address(text: str, option: str = "address") -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address stands in brackets. ``option`` is what has the text, for messages.
+
+    Raises:
+        BadInput: for anything else.
+    """
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or not port.isdecimal() or int(port) > 65_535 or (":" in host and not bracketed):
+        raise BadInput(f"{option}: got {text!r}; accepted: HOST:PORT, e.g. 10.0.0.1:9000 or [::1]:9000")
+    return host.strip("[]"), int(port)

@@ -76,7 +76,6 @@ class RayExecutor(Executor):
             self._ray.init(log_to_driver=False, logging_level="WARNING", include_dashboard=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function in a task."""
         task = self._ray.remote(num_cpus=1, max_retries=0)(fn)
         return _RayTask(self._ray, task.remote(*args, **kwargs))
 
@@ -95,7 +94,6 @@ class _RayTask(Future[Any]):
         task.future().add_done_callback(self._ended)
 
     def cancel(self) -> bool:
-        """Ask for its end."""
         self._cancel()
         return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.protocol import Prepare, Run, ToLauncher
-from gossamer.runtime.processes.system.process import describe_exit, shared_file
+from gossamer.runtime.processes.system import describe_exit, shared_file
 
 KILL_S = 10.0
 """Seconds that it has to end in order."""
@@ -75,7 +75,6 @@ class ForkServer:
         self.channel.send(Run(folder, resume))
 
     def how_it_died(self) -> str:
-        """How it ended, in words, once the channel says that it has."""
         code = self._process.wait(KILL_S)
         return describe_exit(code << 8 if code >= 0 else -code)
 

@@ -10,14 +10,13 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.network import Constant
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.outcome import Outcome, ending_signals
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
+from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.protocol import Ended, NewRow, Prepared, Refused, RunProgress, Say, Stop
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.recording import Observer
-from gossamer.runtime.signals import ending_signals
 
 
 class ProcessesEngine:
@@ -37,7 +36,8 @@ class ProcessesEngine:
         self._server = server or ForkServer()
         try:
             self._notes = simplified(experiment.network, experiment.nodes, experiment.seed)
-            if experiment.compute != Constant() and not _paced(experiment):
+            assert isinstance(experiment.engine, Processes)
+            if experiment.compute != Constant() and not experiment.engine.pace:
                 self._notes += [
                     "compute: steps take as long as they take here;"
                     " with engine.pace=true, no less than the compute profile says"
@@ -117,9 +117,4 @@ class ProcessesEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the fork server, and with it every node."""
         self._server.close()
-
-
-def _paced(experiment: Experiment) -> bool:
-    return isinstance(experiment.engine, Processes) and experiment.engine.pace

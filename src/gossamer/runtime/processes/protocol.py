@@ -7,8 +7,8 @@
     worker        forks the nodes of its slots, and relays between them and the coordinator
     node          one node of the experiment
 
-Each message is a :class:`msgspec.Struct`. On a channel it is a msgpack array that begins with the name of its
-class; anything that does not have exactly the fields and types below is refused (:mod:`gossamer.runtime.processes.channel`).
+Each message is a :class:`msgspec.Struct`. On a channel it is a msgpack array that begins with the name of its class; anything
+that does not have exactly the fields and types below is refused (:mod:`gossamer.runtime.processes.channel`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """As :data:`gossamer.faults.StartFrom`. (This module is imported before everything that takes long.)"""
 Moment = int | tuple[str, int] | str
-"""As :data:`gossamer.runtime.barrier.Moment`."""
+"""As :data:`gossamer.runtime.recording.Moment`."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -42,10 +42,6 @@ class Progress(Message):
     time_s: float
 
 
-class TimeUp(Message):
-    """The node's clock has reached ``stop.time_s``."""
-
-
 class Row(Message):
     """The node was recorded."""
 
@@ -62,38 +58,28 @@ class Done(Message):
 
 
 class Final(Message):
-    """The node has handed in its last model and ends: its rounds, the bytes of memory that it shared with no other process,
-    and how its steps and evaluations were computed (``Outcome.execution``)."""
+    """The node has handed in its last model and ends."""
 
     round: int
-    private: int | None
-    forms: dict[str, dict[str, int]] = {}
+    private: int | None  # bytes of memory that it shared with no other process
+    forms: dict[
+        str, dict[str, int]
+    ] = {}  # how its steps and evaluations were computed (``Outcome.execution``)
 
 
 class Marked(Message):
-    """The node has taken snapshot ``number``: all earlier messages have left, and ``ranks`` were told."""
+    """The node has taken a snapshot, and all earlier messages have left: how many, to each rank."""
 
     number: int
-    ranks: list[int]
+    sent: dict[int, int]
 
 
 class Saved(Message):
-    """The node's file of checkpoint ``number`` is written."""
+    """The node's file of a checkpoint is written; None: the one from which it can be restarted."""
 
-    number: int
+    number: int | None
     round: int
     time_s: float
-
-
-class RestartSaved(Message):
-    """The node's own file, from which it can be restarted, is written."""
-
-
-class Broken(Message):
-    """The connection to ``peer`` broke after the node had taken snapshot ``number``."""
-
-    number: int
-    peer: int
 
 
 class At(Message):
@@ -139,11 +125,9 @@ class Failed(Message):
     trace: str
 
 
-Course = Ready | Progress | TimeUp | Done | Final | Failed | Crash
-Recorded = Row | Event
-Checkpointing = Marked | Saved | RestartSaved | Broken
-Contact = At | Idle | Unreachable
-FromNode = Course | Recorded | Checkpointing | Contact
+FromNode = (
+    Ready | Progress | Row | Done | Final | Failed | Crash | Event | At | Idle | Unreachable | Marked | Saved
+)
 
 
 # --- coordinator -> node
@@ -153,9 +137,7 @@ class Arrival(Message):
     """How a node takes part that starts while the others run."""
 
     first: int  # the round that it begins with
-    together: Sequence[
-        tuple[int, int]
-    ]  # ranks, and the round from which on it and that node wait for each other
+    together: Sequence[tuple[int, int]]  # ranks, and the rounds from which on they and it wait for each other
     start_from: StartFrom
     tick: int  # the first instant of the time grid at which it is recorded
     traffic: dict[str, int]  # its counters in its last row
@@ -185,26 +167,26 @@ class Lost(Message):
 
 
 class Snapshot(Message):
-    """Other nodes have taken snapshot ``number``; for a node whose rounds are over."""
+    """Other nodes have taken a snapshot; for a node whose rounds are over."""
 
     number: int
 
 
 class Expect(Message):
-    """All nodes have taken snapshot ``number``, and ``ranks`` have sent messages to this one."""
+    """All nodes have taken a snapshot, and had sent this many messages to this one, by rank."""
 
     number: int
-    ranks: list[int]
+    sent: dict[int, int]
 
 
 class Kept(Message):
-    """Checkpoint ``number`` is complete."""
+    """A checkpoint is complete."""
 
     number: int
 
 
 class Drop(Message):
-    """Checkpoint ``number`` is given up."""
+    """A checkpoint is given up."""
 
     number: int
 
@@ -227,6 +209,12 @@ class Meet(Message):
     first: int | None = None
 
 
+class Addresses(Message):
+    """Nodes listen at these addresses: (rank, host, port). Also said by workers, and to them."""
+
+    nodes: list[tuple[int, str, int]]
+
+
 class Slots(Message):
     """This many nodes of the machine may compute at once."""
 
@@ -237,17 +225,9 @@ class Consumed(Message):
     """The oldest snapshot of the node's model was read: its slot is free."""
 
 
-class Moved(Message):
-    """A peer's process listens at another address now."""
-
-    rank: int
-    host: str
-    port: int
-
-
-Order = Go | Finish | Leave | Slots | Consumed
-News = Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Moved
-ToNode = Order | News
+ToNode = (
+    Go | Finish | Leave | Slots | Consumed | Snapshot | Expect | Kept | Drop | Lost | Find | Meet | Addresses
+)
 
 
 # --- coordinator -> worker
@@ -259,12 +239,6 @@ class Listen(Message):
 
     ranks: list[int]
     keys: list[bytes] = []
-
-
-class Addresses(Message):
-    """Nodes listen at these addresses: (rank, host, port)."""
-
-    nodes: list[tuple[int, str, int]]
 
 
 class Fork(Message):
@@ -311,7 +285,7 @@ class File(Message):
 
 
 class Acknowledge(Message):
-    """This many messages have arrived (:mod:`gossamer.runtime.processes.session`)."""
+    """This many messages of a :class:`~gossamer.runtime.processes.channel.Session` have arrived."""
 
     count: int
 
@@ -362,41 +336,30 @@ FromPool = Addresses | Said
 FromWorker = FromPool | Ready | Refused | File | Acknowledge
 
 
-# --- joining: the worker dials, and both prove that they know the token
+# --- joining: the worker dials, and both prove that they know the token (``security``)
 
 
-class Hello(Message):
-    """A worker's first message: its version of gossamer, a random nonce, and a name for its session, new or old."""
+class Join(Message):
+    """A worker's first message on a connection."""
 
-    version: str
-    nonce: bytes
-    session: str
-
-
-class Challenge(Message):
-    """The coordinator's nonce, and its proof that it knows the token."""
-
-    nonce: bytes
-    proof: bytes
-
-
-class Proof(Message):
-    """The worker's proof, its number of slots, and how many messages of this session have arrived."""
-
-    proof: bytes
+    version: str  # of gossamer
+    session: str  # a name for its session, new or old
     slots: int
-    received: int
+    received: int  # messages of this session that have arrived
+    nonce: bytes
+    proof: bytes
 
 
 class Welcome(Message):
-    """The worker has joined, or is back; how many of its messages have arrived, and the coordinator's monotonic clock."""
+    """The worker has joined, or is back: the coordinator's proof, how many of the worker's messages have arrived, and the
+    coordinator's monotonic clock."""
 
+    proof: bytes
     received: int
     clock: float
 
 
-FromJoining = Hello | Proof
-ToJoining = Challenge | Welcome | Refused
+ToJoining = Welcome | Refused
 
 
 # --- launcher -> coordinator
@@ -432,13 +395,12 @@ ToCoordinator = Prepare | Run | Stop
 
 
 class Prepared(Message):
-    """The experiment can be run; its description (``Setup.description``), the lengths of its flat vectors, and the address at
-    which workers join, if they do."""
+    """The experiment can be run."""
 
-    description: dict[str, Any]
-    parameters: int
+    description: dict[str, Any]  # ``Setup.description``
+    parameters: int  # the lengths of its flat vectors
     buffers: int
-    address: str | None
+    address: str | None  # at which workers join, if they do
 
 
 class RunProgress(Message):

@@ -1,11 +1,10 @@
 """A simulation's checkpoints: how all nodes are saved without being stopped, and how they go on from a checkpoint.
 
-What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`.
-"""
+What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,71 +19,18 @@ from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.runtime.simulate.clock import NS, to_ns
 from gossamer.runtime.simulate.host import SimContext, SimHost
+from gossamer.runtime.simulate.links import NEVER_NS, Transfer
 from gossamer.runtime.simulate.recording import SimRecorder
-from gossamer.runtime.simulate.transfer import NEVER_NS, Transfer
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
-
-Numbered = tuple[int, int, int]
-"""A message as sender, receiver and number."""
-
-
-class InFlight:
-    """The messages that were sent and have neither arrived nor been lost or cancelled. Numbers the messages of each pair;
-    ``sent`` counts them by sender and receiver, and ``landed`` is called with each one that is not in flight any more."""
-
-    def __init__(self, nodes: int, landed: Callable[[Numbered], None]) -> None:
-        self._landed = landed
-        self.sent: list[dict[int, int]] = [{} for _ in range(nodes)]
-        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in range(nodes)]
-
-    def numbered(self, message: Message, to: int) -> Message:
-        """The message with its number."""
-        number = self.sent[message.source].get(to, 0)
-        self.sent[message.source][to] = number + 1
-        return replace(message, number=number)
-
-    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
-        """A message is sent; it is due at an instant (nanoseconds), or when its transfer is."""
-        self._flying[message.source][to, message.number] = message, due
-
-    def land(self, message: Message, to: int) -> None:
-        """A message has arrived, or never will."""
-        if self._flying[message.source].pop((to, message.number), None) is not None:
-            self._landed((message.source, to, message.number))
-
-    def before(self, sent: Mapping[int, Mapping[int, int]]) -> set[Numbered]:
-        """The messages in flight among the first ones of each pair, whose number is given by sender and receiver."""
-        return {
-            (source, to, number)
-            for source, flying in enumerate(self._flying)
-            for to, number in flying
-            if number < sent[source].get(to, 0)
-        }
-
-    def arriving(self) -> Iterator[tuple[Message, int, int | None]]:
-        """All messages that will arrive: message, receiver, and the instant (nanoseconds) if it is known."""
-        for flying in self._flying:
-            for (to, _), (message, due) in flying.items():
-                if isinstance(due, int):
-                    yield message, to, due
-                elif not due.lost:
-                    began = due.start_ns != NEVER_NS
-                    yield message, to, due.end_ns + due.latency_ns if began else None
-
-    def unsent(self, rank: int, now_ns: int) -> tuple[int, int]:
-        """How many of a node's messages have not left completely yet, and their bytes."""
-        transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
-        sizes = [transfer.size for transfer in transfers if transfer.end_ns > now_ns]
-        return len(sizes), sum(sizes)
 
 
 @dataclass(eq=False)
 class _Incomplete:
-    """A checkpoint that is not complete yet."""
+    """A checkpoint that is not complete yet. Messages are awaited as (sender, receiver, number) once all nodes are saved."""
 
     saved: dict[int, Checkpoint] = field(default_factory=dict)
     sent: dict[int, Mapping[int, int]] = field(default_factory=dict)  # by sender and receiver
-    awaited: set[Numbered] | None = None
+    awaited: set[tuple[int, int, int]] = field(default_factory=set)
 
 
 class SimCheckpoints:
@@ -99,8 +45,7 @@ class SimCheckpoints:
         starts_ns: when each node goes on; None in a run that was not resumed.
 
     Raises:
-        BadInput: for a checkpoint that can't be read.
-    """
+        BadInput: for a checkpoint that can't be read."""
 
     def __init__(
         self,
@@ -116,16 +61,19 @@ class SimCheckpoints:
         self._context, self._recorder, self._hosts = context, recorder, hosts
         self._asked = experiment.checkpoint
         self._folder = CheckpointFolder(folder.checkpoints, experiment)
-        self._flights = links.flights = InFlight(len(nodes), self._landed)
+        links.flights = self
+        # By sender: how many messages it has sent to each receiver, and those in flight by receiver and number, with the
+        # instant (nanoseconds) at which they are due, or their transfer.
+        self._sent: list[dict[int, int]] = [{} for _ in nodes]
+        self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in nodes]
         now, repeats = context.clock.now, experiment.algorithm.gathers
-        self._nodes = [
-            NodeSnapshots(node.deliver, now, repeats, partial(links.uncount, node.rank)) for node in nodes
-        ]
+        uncount = links.uncount
+        self._nodes = [NodeSnapshots(n.deliver, now, repeats, partial(uncount, n.rank)) for n in nodes]
         self.inboxes = [each.deliver for each in self._nodes]
         before = 0 if cut is None else made(self._asked, cut)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in
         self._offset = highest(folder.checkpoints) - before  # from these numbers to those in the folder
-        self._sent: list[Mapping[int, int]] = [{}] * len(nodes)
+        self._sent_before: list[Mapping[int, int]] = [{}] * len(nodes)  # before each node was saved
         self._incomplete: dict[int, _Incomplete] = {}
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -151,10 +99,38 @@ class SimCheckpoints:
             self._recorder.usage[rank].restore(each.engine["usage"])
             self._hosts[rank].secrets = each.engine["secrets"]
             for source, count in sent_here(each).items():
-                self._flights.sent[source][rank] = count
+                self._sent[source][rank] = count
             for arrival in each.arriving:
                 links.arrives(arrival.message, rank, max(to_ns(arrival.due_s), starts_ns[rank]))
         return starts_ns
+
+    # --- messages in flight
+
+    def numbered(self, message: Message, to: int) -> Message:
+        number = self._sent[message.source].get(to, 0)
+        self._sent[message.source][to] = number + 1
+        return replace(message, number=number)
+
+    def take_off(self, message: Message, to: int, due: Transfer | int) -> None:
+        """A message is sent; it is due at an instant (nanoseconds), or when its transfer is."""
+        self._flying[message.source][to, message.number] = message, due
+
+    def land(self, message: Message, to: int) -> None:
+        self._flying[message.source].pop((to, message.number), None)
+        key = message.source, to, message.number
+        for number, checkpoint in list(self._incomplete.items()):
+            if key in checkpoint.awaited:
+                checkpoint.awaited.remove(key)
+                if not checkpoint.awaited:
+                    self._complete(number)
+
+    def unsent(self, rank: int, now_ns: int) -> tuple[int, int]:
+        """How many of a node's messages have not left completely yet, and their bytes."""
+        transfers = [due for _, due in self._flying[rank].values() if isinstance(due, Transfer)]
+        sizes = [transfer.size for transfer in transfers if transfer.end_ns > now_ns]
+        return len(sizes), sum(sizes)
+
+    # --- saving
 
     def round_ended(self, node: NodeRuntime) -> None:
         """Save a node at its start or at the end of a round."""
@@ -170,7 +146,7 @@ class SimCheckpoints:
     def _save(self, saved: Checkpoint) -> None:
         rank = saved.rank
         self._nodes[rank].round_ended(saved)
-        self._sent[rank] = dict(self._flights.sent[rank])
+        self._sent_before[rank] = dict(self._sent[rank])
         for number in range(self._made[rank] + 1, self._asked.due(saved.round, saved.time_s) + 1):
             self._made[rank] = number
             self._add(rank, number)
@@ -191,18 +167,16 @@ class SimCheckpoints:
         checkpoint = self._incomplete[number]
         if rank in checkpoint.saved:
             return
-        checkpoint.saved[rank], checkpoint.sent[rank] = self._nodes[rank].cut(number), self._sent[rank]
+        checkpoint.saved[rank], checkpoint.sent[rank] = self._nodes[rank].cut(number), self._sent_before[rank]
         if len(checkpoint.saved) == len(self._nodes):
-            checkpoint.awaited = self._flights.before(checkpoint.sent)
+            checkpoint.awaited = {
+                (source, to, sent)
+                for source, flying in enumerate(self._flying)
+                for to, sent in flying
+                if sent < checkpoint.sent[source].get(to, 0)
+            }
             if not checkpoint.awaited:
                 self._complete(number)
-
-    def _landed(self, message: Numbered) -> None:
-        for number, checkpoint in list(self._incomplete.items()):
-            if checkpoint.awaited and message in checkpoint.awaited:
-                checkpoint.awaited.remove(message)
-                if not checkpoint.awaited:
-                    self._complete(number)
 
     def end(self) -> None:
         """Write a last checkpoint, of the newest ends of rounds and the messages in flight."""
@@ -210,13 +184,18 @@ class SimCheckpoints:
             return
         number = max(self._made, default=0) + 1
         saved = {rank: node.cut(number) for rank, node in enumerate(self._nodes)}
-        self._incomplete = {number: _Incomplete(saved, dict(enumerate(self._sent)))}
+        self._incomplete = {number: _Incomplete(saved, dict(enumerate(self._sent_before)))}
         arriving: list[list[Arrival]] = [[] for _ in self._nodes]
-        for message, to, due_ns in self._flights.arriving():
-            if message.number < self._sent[message.source].get(to, 0):
-                # A message that has not begun to leave arrives as soon as its receiver goes on.
-                due_s = saved[to].time_s if due_ns is None else due_ns / NS
-                arriving[to].append(Arrival(message, due_s))
+        for source, flying in enumerate(self._flying):
+            for (to, sent), (message, due) in flying.items():
+                if sent >= self._sent_before[source].get(to, 0):
+                    continue  # it will be sent again
+                if isinstance(due, int):
+                    arriving[to].append(Arrival(message, due / NS))
+                elif not due.lost:
+                    # A message that has not begun to leave arrives as soon as its receiver goes on.
+                    began, due_ns = due.start_ns != NEVER_NS, due.end_ns + due.latency_ns
+                    arriving[to].append(Arrival(message, due_ns / NS if began else saved[to].time_s))
         self._complete(number, arriving)
 
     def _complete(self, number: int, arriving: Sequence[Sequence[Arrival]] | None = None) -> None:
@@ -246,6 +225,5 @@ class SimCheckpoints:
             self._context.observer.say(f"a checkpoint could not be written: {error}")
 
     def close(self) -> None:
-        """Wait until everything is written."""
         self._writer.shutdown()
         self._report()

@@ -5,8 +5,7 @@ changes. Where a real loop would wait for sockets, in its selector, this one let
 
 The order within one instant: results of computations are committed, messages arrive and are delivered, timers fire, each in
 the order (rank, sequence number of that rank). Then the coroutines run that these events woke. When all of them wait, the
-mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded.
-"""
+mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded."""
 
 from __future__ import annotations
 
@@ -24,21 +23,18 @@ from typing import Any
 from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
-MAX_PASSES = 1_000_000
-"""Passes through one instant after which a node counts as spinning."""
+MAX_PASSES = 1_000_000  # passes through one instant after which a node counts as spinning
 
 
 class Order(IntEnum):
-    """The order of events within one instant."""
+    """The order of events within one instant. OBSERVE comes after everything else of the instant, END ends the run."""
 
     COMMIT = 0
     ARRIVAL = 1
     DELIVERY = 2
     TIMER = 3
     OBSERVE = 4
-    """After everything else of the instant is done."""
     END = 5
-    """The end of the run."""
 
 
 class ClockEvent:
@@ -52,7 +48,6 @@ class ClockEvent:
         self._clock = clock
 
     def cancel(self) -> None:
-        """Do not make the call."""
         if self.call is not None:
             self.call = None
             self._clock.forget(self)
@@ -64,12 +59,10 @@ class Clock:
     Attributes:
         now_ns: nanoseconds since the start, an integer.
         pending: the number of scheduled events that could wake a node.
-        waiting: describes what every node waits for, for the message of a deadlock; set by the engine.
-    """
+        waiting: describes what every node waits for, for the message of a deadlock; set by the engine."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
-        self.pending = 0
+        self.now_ns = self.pending = 0
         self.waiting: Callable[[], str] = str
         self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
         self._sequences: dict[int, int] = {}
@@ -79,7 +72,6 @@ class Clock:
         self._stopped = False
 
     def now(self) -> float:
-        """Seconds since the start."""
         return self.now_ns / NS
 
     def at(
@@ -116,26 +108,25 @@ class Clock:
 
     def advance(self) -> None:
         """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next instant's events.
-
-        Raises:
-            Deadlock: if nothing is left that could wake a node while some node still waits.
-            RunFailed: if time stands still, or was stopped.
-        """
+        Deadlock, if nothing is left that could wake a node; RunFailed, if time stands still or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
-        event = self._heap[0] if self._heap else None
-        of_this_instant = event is not None and event[0] == self.now_ns and event[1] < Order.OBSERVE
+        first = self._heap[0] if self._heap else None
+        of_this_instant = first is not None and first[0] == self.now_ns and first[1] < Order.OBSERVE
         if self._quiet and not of_this_instant:
-            self._run_quiet()
-        elif event is None or self.pending == 0:
+            rank = self._run_quiet()
+        elif first is None or self.pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         else:
-            if event[0] > self.now_ns:
-                self.now_ns = event[0]
+            if first[0] > self.now_ns:
+                self.now_ns = first[0]
                 self._passes = self._turns = 0
-            self._run_events()
+            rank = self._run_events()
+        self._passes += 1
+        if self._passes > MAX_PASSES:
+            raise self._spinning(f"node {rank} keeps running without letting time pass", rank)
 
-    def _run_events(self) -> None:
+    def _run_events(self) -> int:
         heap, now_ns, rank = self._heap, self.now_ns, 0
         while heap and heap[0][0] == now_ns:
             _, order, rank, _, event = heapq.heappop(heap)
@@ -147,21 +138,15 @@ class Clock:
                 call()
             if order >= Order.OBSERVE or (heap and heap[0][1] >= Order.OBSERVE):
                 break  # the coroutines that were woken run before the instant is observed
-        self._count_pass(rank)
+        return rank
 
-    def _run_quiet(self) -> None:
+    def _run_quiet(self) -> int:
         calls, self._quiet = sorted(self._quiet, key=itemgetter(0)), []  # stable: each rank's in their order
         for _, call in calls:
             call()
-        self._count_pass(calls[-1][0])
-
-    def _count_pass(self, rank: int) -> None:
-        self._passes += 1
-        if self._passes > MAX_PASSES:
-            raise self._spinning(f"node {rank} keeps running without letting time pass", rank)
+        return calls[-1][0]
 
     def count_turn(self) -> None:
-        """Count a turn of the event loop; their number at one instant is limited."""
         self._turns += 1
         if self._turns > MAX_PASSES:
             raise self._spinning("a task keeps running without letting time pass")
@@ -175,11 +160,7 @@ class Clock:
 
 
 def to_ns(seconds: float) -> int:
-    """Seconds as a whole number of nanoseconds.
-
-    Raises:
-        ValueError: for a negative or infinite time.
-    """
+    """Seconds as a whole number of nanoseconds; ValueError for a negative or infinite time."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds: got {seconds}; accepted: a finite number, at least 0")
     return round(seconds * NS)

@@ -2,8 +2,7 @@
 
 A computation has a virtual duration. Its result is due at the end of it and is committed then, never earlier. When a due
 result has not been computed yet, everything under way of the same kind is computed as one batch, from immutable snapshots.
-So what nodes read never depends on how computations were batched.
-"""
+So what nodes read never depends on how computations were batched."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from gossamer.learning.trainer import (
 )
 from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Model
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
 
@@ -51,12 +50,10 @@ class Compute:
     """Runs the computations of all nodes, each node's one at a time, first come, first served.
 
     Args:
-        clock: the virtual clock.
         seconds: gives the duration of a computation that starts now.
         execute: runs jobs of one kind as a batch; gives results in order.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
-    """
+        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class Compute:
         self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
         # Not computed yet.
-        self._under_way: dict[ComputationKind, dict[int, _Queued]] = {kind: {} for kind in ComputationKind}
+        self._under_way: defaultdict[ComputationKind, dict[int, _Queued]] = defaultdict(dict)
 
     async def submit(self, computation: Computation) -> Any:
         """Queue a computation at its node; gives what ``commit`` returns, at the due instant."""
@@ -87,7 +84,6 @@ class Compute:
             raise
 
     def _start(self, queue: deque[_Queued]) -> None:
-        """Start the first computation of a node's queue, if there is one."""
         while queue:
             entry = queue[0]
             rank = entry.computation.rank
@@ -149,7 +145,7 @@ class Compute:
     def _flush(self, kind: ComputationKind) -> None:
         """Compute everything of a kind that is under way, which is the first computation of each node. They are taken in the
         order in which they began, because their vectors lie in this order in the store."""
-        under_way, self._under_way[kind] = self._under_way[kind], {}
+        under_way = self._under_way.pop(kind)
         self._settle()
         prepared, jobs = [], []
         for entry in under_way.values():
@@ -173,9 +169,8 @@ class Compute:
         return [result for job in jobs for result in self._attempt(kind, [job])]
 
 
-_TRAINERS: dict[str, type[Trainer]] = {
-    trainer.name: trainer for trainer in (SequentialTrainer, BatchedTrainer, CompiledTrainer)
-}
+_KINDS: tuple[type[Trainer], ...] = (SequentialTrainer, BatchedTrainer, CompiledTrainer)
+_TRAINERS = {trainer.name: trainer for trainer in _KINDS}
 
 
 class Executor:
@@ -210,38 +205,33 @@ class Executor:
         return {"train": self.trainer.forms(), "evaluate": self._evaluator.forms()}
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
-        """Run jobs of one kind; gives results in the jobs' order."""
-        if self._to_choose and kind is not ComputationKind.APPLY:
+        if kind is not ComputationKind.APPLY:
             self._choose()
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
-            return execute(kind, jobs, self.trainer, self._ready_evaluator)
+            return execute(kind, jobs, self.trainer, self._evaluator)
 
     def evaluate(self, models: Sequence[Model]) -> list[Found | Exception]:
         """The recorded columns of models, in order; an exception of the user's code stands in place of its result."""
-        if self._to_choose:
-            self._choose()
+        self._choose()
         with self._profile.part("evaluate"):
-            return self._ready_evaluator.columns_each(models)
-
-    @property
-    def _ready_evaluator(self) -> Evaluator:
-        """A trainer of many nodes at once goes with evaluation of many: the recorded trainer's name determines both."""
-        self._evaluator.rows = self._rows if self.trainer.nodes else None
-        return self._evaluator
+            return self._evaluator.columns_each(models)
 
     def _build(self, kind: type[Trainer]) -> Trainer:
         return kind(self._setup.task, self._setup.experiment.optimizer, self._rows, self._workers)
 
     def _choose(self) -> None:
-        """Measure both trainers on the first batches of some nodes."""
-        self._to_choose = False
-        with self._profile.part("train"):
-            try:
-                self.trainer, said = choose(self._build, self._first_steps())
-            except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
-                said = f"trainer: sequential (no comparison: {cause(error)})"
-        if said:
-            self._say(said)
+        """Measure both trainers on the first batches of some nodes, unless one is chosen. A trainer of many nodes at once
+        goes with evaluation of many: the recorded trainer's name determines both."""
+        if self._to_choose:
+            self._to_choose = False
+            with self._profile.part("train"):
+                try:
+                    self.trainer, said = choose(self._build, self._first_steps())
+                except Exception as error:  # noqa: BLE001 - a user's model or loss may raise anything; its node reports it when it trains
+                    said = f"trainer: sequential (no comparison: {cause(error)})"
+            if said:
+                self._say(said)
+        self._evaluator.rows = self._rows if self.trainer.nodes else None
 
     def _first_steps(self) -> list[TrainJob]:
         experiment, parts = self._setup.experiment, self._setup.parts

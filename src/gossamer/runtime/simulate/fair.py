@@ -4,66 +4,170 @@ Every ordered pair of nodes is a connection, on which messages follow one anothe
 is one connection for all of its messages.) A connection with messages is a flow, modelled as a fluid whose last bit
 arrives the latency after it left. Shares change when a flow begins, ends or is cancelled, and when the network changes:
 once for everything that happens at an instant.
-"""
+
+An allocation is max-min fair if every flow crosses a full link on which no other flow has a larger share, each in proportion
+to its weight (Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2). It is kept as the level of every link: the
+largest share that a flow of weight 1 can have there. The levels are the fixed point of
+
+    sum_{f on l} w_f min(level_l, bound_f) = rate_l        (level_l is infinite if the link cannot be filled)
+
+with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is w_f times the
+least level of its links. When a flow comes or goes, only those links are computed again on which some flow's bound has
+changed below the level, the lowest ones first, because a level depends on lower ones alone."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import NETWORK, Links
-from gossamer.runtime.simulate.maxmin import Flow, MaxMin
-from gossamer.runtime.simulate.transfer import NEVER_NS, Transfer, duration_ns
+from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
 
 LEAST_RTT_S = 1e-4
 """The round-trip time of a path without latency, as on a local network; a share is proportional to its inverse."""
-UNKNOWN_RTT_S = 1.0
-"""The round-trip time without a path: TCP's assumption before the first answer (RFC 6298)."""
-MANY_DUE = 1000
-"""Predictions that are kept whether or not they still hold."""
-ROUNDING_BYTES = 1e-6
-"""More than the rounding errors of a message's progress, and much less than a byte."""
+UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
+MANY_DUE = 1000  # predictions that are kept whether or not they still hold
+ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
+CLOSE = 1e-12  # a relative change of a level up to this is rounding, and is not passed on
+
+_Levels = list[float]
+_Bound = Callable[[_Levels], float]
+
+
+@dataclass(eq=False, slots=True)
+class Flow:
+    """A flow that takes a share of some links."""
+
+    links: tuple[int, ...] = ()
+    weight: float = 1.0
+    limit: float = math.inf  # its highest rate, bytes a second
+    rate: float = 0.0  # its present one
+    shares: Callable[[_Levels], tuple[float, ...]] = tuple  # picks the levels of its links from all
+
+
+F = TypeVar("F", bound=Flow)
+
+
+class MaxMin(Generic[F]):
+    """The shares of all flows over links with some rates, bytes a second."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self._rates = list(rates)
+        self._levels: _Levels = [math.inf] * len(self._rates)
+        self._flows: list[dict[F, _Bound]] = [{} for _ in self._rates]
+        self._moved: dict[int, None] = {}  # links whose level may have changed
+        self._new: dict[F, None] = {}
+        self._weighted = False  # whether any flow has had a weight other than 1; filling is faster without
+
+    def add(self, flow: F) -> None:
+        """Give a flow its share from the next :meth:`settle` on."""
+        first = flow.links[0]  # twice, so that itemgetter gives a tuple even for one link
+        flow.shares = itemgetter(first, *flow.links)
+        for link in flow.links:
+            self._flows[link][flow] = _bound(flow, link)
+            self._moved[link] = None
+        self._new[flow] = None
+        self._weighted = self._weighted or flow.weight != 1
+
+    def remove(self, flow: F) -> None:
+        for link in flow.links:
+            del self._flows[link][flow]
+            self._moved[link] = None
+        self._new.pop(flow, None)
+        flow.rate = 0.0
+
+    def change(self, rates: Sequence[float]) -> None:
+        for link, (before, rate) in enumerate(zip(self._rates, rates, strict=True)):
+            if before != rate:
+                self._rates[link] = rate
+                self._moved[link] = None
+
+    def settle(self) -> list[tuple[F, float]]:
+        """The flows whose rates have changed, with their new rates; the caller sets ``flow.rate``."""
+        changed, self._new = self._new, {}
+        levels, moved = self._levels, self._moved
+        queue = [(levels[link], link) for link in moved]
+        heapq.heapify(queue)
+        while queue:
+            _, link = heapq.heappop(queue)
+            if link not in moved:
+                continue
+            del moved[link]
+            before, level = levels[link], self._level(link)
+            if level == before or before * (1 - CLOSE) <= level <= before * (1 + CLOSE) < math.inf:
+                continue
+            levels[link] = level
+            least = min(before, level)
+            for flow, bound in self._flows[link].items():
+                if bound(levels) > least:  # otherwise another link decides, before and after
+                    changed[flow] = None
+                    for other in flow.links:
+                        if other not in moved and levels[other] > least and other != link:
+                            moved[other] = None
+                            heapq.heappush(queue, (levels[other], other))
+        rates = [(flow, min(flow.weight * min(flow.shares(levels)), flow.limit)) for flow in changed]
+        return [(flow, rate) for flow, rate in rates if rate != flow.rate]
+
+    def _level(self, link: int) -> float:
+        """Fill a link: flows that are bound below its level get their bound, the others equal shares for their weights."""
+        flows, levels, room = self._flows[link], self._levels, self._rates[link]
+        if math.isinf(room) or not flows:
+            return math.inf
+        if not self._weighted:
+            shares = sorted([bound(levels) for bound in flows.values()])
+            for sharing, share in zip(range(len(shares), 0, -1), shares, strict=True):
+                if share * sharing >= room:
+                    return max(room, 0.0) / sharing
+                room -= share
+            return math.inf
+        bounds = sorted([(bound(levels), flow.weight) for flow, bound in flows.items()])
+        weights = sum([weight for _, weight in bounds])
+        for bound, weight in bounds:
+            if bound * weights >= room:
+                return max(room, 0.0) / weights
+            room -= bound * weight
+            weights -= weight
+        return math.inf
+
+
+def _bound(flow: Flow, link: int) -> _Bound:
+    """What bounds a flow apart from one of its links."""
+    others = [other for other in flow.links if other != link]
+    limit = flow.limit / flow.weight
+    if len(others) == 1 and math.isinf(limit):
+        return itemgetter(others[0])
+    return lambda levels: min([limit, *[levels[other] for other in others]])
 
 
 @dataclass(eq=False, slots=True)
 class _Connection(Flow):
-    """The queued messages of a node to another one, or to all others; the first one is leaving.
-
-    Args:
-        source: the node.
-        key: identifies the connection among the node's connections.
-        rest: bytes of the first message that had not left at ``since_ns``.
-        pause: the rest at which the next step is due: the last window, or 0.
-        due_ns: when that is, at the present rate.
-    """
+    """The queued messages of a node to another one, or to all others; the first one is leaving."""
 
     source: int = 0
-    key: int = 0
+    key: int = 0  # among the node's connections
     messages: deque[Transfer] = field(default_factory=deque)
-    rest: float = 0.0
+    rest: float = 0.0  # bytes of the first message that had not left at since_ns
     since_ns: int = 0
-    pause: int = 0
-    due_ns: int = NEVER_NS
+    pause: int = 0  # the rest at which the next step is due: the last window, or 0
+    due_ns: int = NEVER_NS  # when that is, at the present rate
 
     def rest_at(self, time_ns: int) -> float:
-        """Bytes of the first message that have not left by an instant."""
         if time_ns == self.since_ns:
             return self.rest
         rest = self.rest - self.rate * ((time_ns - self.since_ns) / NS)
         return rest if rest > self.pause else self.pause
 
     def advance(self, time_ns: int) -> None:
-        """Go on from an instant, at which the rate changes."""
         self.rest, self.since_ns = self.rest_at(time_ns), time_ns
 
     def gone_by(self, time_ns: int) -> int:
@@ -104,7 +208,6 @@ class FairLinks(Links):
         return transfer
 
     def _begin(self, connection: _Connection) -> None:
-        """The first message of a connection begins to leave."""
         transfer = connection.messages[0]
         connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
@@ -128,7 +231,6 @@ class FairLinks(Links):
             self._update_at(self.clock.now_ns)
 
     def _end(self, connection: _Connection) -> None:
-        """The first message of a connection has left or was cancelled: the next one begins, if any."""
         carried = connection.messages.popleft().carried
         for link in connection.links[1:-1]:
             self._carried[link] += carried
@@ -236,11 +338,7 @@ class FairLinks(Links):
 
     # --- counting
 
-    def _settle(self, rank: int) -> None:
-        """Do nothing: messages are counted as they leave."""
-
     def _add_capacity(self, rates: list[float]) -> None:
-        """Add what the links could have carried until now, at these rates."""
         now = self.clock.now_ns
         if now > self._capacity_ns:
             self._capacity += np.array(rates) * ((now - self._capacity_ns) / NS)

@@ -10,18 +10,17 @@ from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.rejoin import meeting
 from gossamer.runtime.events import EventLog, begins
 from gossamer.runtime.outcome import describe_waits
-from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
-from gossamer.runtime.simulate.host import FaultyHost, SimContext
+from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
-from gossamer.runtime.simulate.node_tasks import NodeTasks
 from gossamer.runtime.simulate.recording import SimRecorder
 
 MOST_IDLE = 10_000
 """With an endless schedule, the run fails after this many of its events without a completed round and without anything else
-that could wake a node, or after ten times as many without a completed round."""
+that could wake a node."""
 
 
 class FaultRunner:
@@ -29,10 +28,8 @@ class FaultRunner:
     given; its flag says whether the node asks a neighbour for its model.
 
     Attributes:
-        lost: the ranks that count as dead among the nodes.
         up: the ranks that take part.
-        left: the ranks that have left in order.
-    """
+        left: the ranks that have left in order."""
 
     def __init__(
         self,
@@ -47,9 +44,9 @@ class FaultRunner:
         self._recorder, self._start, self._log = recorder, start, log
         self._clock, self._links = context.clock, context.links
         self._experiment, self._schedule = context.setup.experiment, context.setup.faults
-        self.lost: set[int] = set()
         self.up = set(range(self._experiment.nodes))
         self.left: set[int] = set()
+        self._lost: set[int] = set()  # ranks that count as dead among the nodes
         self._absent: set[int] = set()  # ranks that have not joined yet
         self._hosts: dict[int, FaultyHost] = {}
         self._agenda = self._schedule.event_queue()
@@ -58,14 +55,11 @@ class FaultRunner:
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # checkpoints of each node
         self._next: ClockEvent | None = None
-        self._idle = self._fruitless = 0  # events of the schedule that count for MOST_IDLE
+        self._idle = 0  # events of the schedule that count for MOST_IDLE
         self._last_gone = ""
 
-    # --- hosts
-
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
-        """A host for a new incarnation of a node."""
-        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.lost)
+        host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self._lost)
         return host
 
     def inbox(self, rank: int) -> Callable[[Message], None]:
@@ -75,16 +69,8 @@ class FaultRunner:
     # --- the schedule
 
     def begin(self) -> None:
-        """Carry out the events at the start, before any node begins."""
         self._carry_out_due(0.0)
         self._check_anybody()
-
-    def _schedule_next(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-        if math.isfinite(self._agenda.next_s):
-            due_ns = to_ns(self._agenda.next_s)
-            self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _due(self) -> None:
         self._check_deadlock()
@@ -94,23 +80,20 @@ class FaultRunner:
     def _carry_out_due(self, now_s: float) -> None:
         for event in self._agenda.due(now_s):
             self._carry_out(event)
-        self._schedule_next()
+        if self._next is not None:
+            self._next.cancel()
+        if math.isfinite(self._agenda.next_s):
+            due_ns = to_ns(self._agenda.next_s)
+            self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _check_deadlock(self) -> None:
-        """Fail if nodes come and go forever, no round is ever completed, and nothing is under way that could wake a node; or,
-        in a run without an end by time, if nodes only restart and ask others for their models forever."""
+        """Fail if nodes come and go forever, no round is ever completed, and nothing is under way that could wake a node."""
         if self._clock.now() < self._schedule.settled_s:
             return  # all nodes may wait for one that is yet to come
         self._idle = self._idle + 1 if self._clock.pending <= len(self._detections) else 0
-        self._fruitless += self._experiment.stop.time_s is None
         if self._idle > MOST_IDLE:
             waits = {node.rank: node.waiting() for node in self._nodes}
             raise Deadlock(f"all nodes wait, whoever comes and goes: {describe_waits(waits)}")
-        if self._fruitless > 10 * MOST_IDLE:
-            raise RunFailed(
-                f"no node has completed a round while nodes left or returned {self._fruitless} times; the last one:"
-                f" {self._last_gone}"
-            )
 
     def _carry_out(self, event: FaultEvent) -> None:
         rank = event.node
@@ -122,7 +105,7 @@ class FaultRunner:
             match event.what:
                 case "join":
                     self._absent.add(rank)
-                    self.lost.add(rank)
+                    self._lost.add(rank)
                     self._stop(rank, "absent", f"node {rank} is not there yet", silently=True)
                 case "crash":
                     text = f"node {rank} crashed in round {self._nodes[rank].round}"
@@ -143,8 +126,7 @@ class FaultRunner:
                     self._log.append(rank, event.what, event.detail)
 
     def round_ended(self, rank: int) -> None:
-        """A node has completed a round; it may crash now."""
-        self._idle = self._fruitless = 0
+        self._idle = 0
         completed = self._nodes[rank].round
         for crash in list(self._at_rounds.get(rank, ())):
             if completed >= crash.round and rank in self.up:
@@ -154,14 +136,12 @@ class FaultRunner:
                 self._carry_out_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
-        """Save a node that has completed a round, if that is due."""
         due = self._experiment.checkpoint.due(node.round, self._clock.now())
         if due > self._made[node.rank]:
             self._made[node.rank] = due
             self._saved[node.rank] = node.checkpoint()
 
     def returned(self, rank: int) -> None:
-        """A node's protocol has returned."""
         if self._hosts[rank].leaving:
             self._tasks.running.discard(rank)
             self._depart(rank)
@@ -205,17 +185,16 @@ class FaultRunner:
         self._links.come(rank)
         first = self._meet(node, least, restarted=True)
         self.up.add(rank)
-        self._log.append(
-            rank, "joined" if joins else "returned", f"node {rank} takes part from round {first} on"
-        )
+        what = "joined" if joins else "returned"
+        self._log.append(rank, what, f"node {rank} takes part from round {first} on")
         self._log.append(rank, "begins", f"node {rank} begins with {begins(start_from, saved)}")
 
     def _thaw(self, rank: int) -> None:
         host = self._hosts[rank]
-        if not host.frozen:
+        if host.thawed is None:
             return
         text = f"node {rank} goes on"
-        if rank in self.lost:
+        if rank in self._lost:
             node = self._nodes[rank]
             first = self._meet(node, node.round + 1, restarted=False)
             text += f", and takes part from round {first} on"
@@ -227,7 +206,7 @@ class FaultRunner:
         """Let a node that was away go on in the round that most others are in, or in the ``least`` one if nodes don't wait
         for each other; so no two nodes wait for messages that were sent while one was away. Gives that round."""
         self._forget_detection(node.rank)
-        self.lost.discard(node.rank)
+        self._lost.discard(node.rank)
         first = least
         if self._experiment.algorithm.gathers:
             rounds = {rank: self._nodes[rank].round for rank in self.up - {node.rank}}
@@ -253,9 +232,8 @@ class FaultRunner:
             self._detections.pop(rank).cancel()
 
     def _lose(self, rank: int) -> None:
-        """All nodes take a node for dead."""
         self._detections.pop(rank, None)
-        self.lost.add(rank)
+        self._lost.add(rank)
         if rank in self.up:  # it is frozen
             self._recorder.leave(rank, keep=True)
         for other in sorted(self.up - {rank}):

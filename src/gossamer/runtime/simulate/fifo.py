@@ -1,8 +1,7 @@
 """Links that carry one message at a time, first come, first served.
 
 A message leaves when its sender's uplink is free, at the rate of the slowest link before the receiver's downlink. The
-downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared.
-"""
+downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared."""
 
 from __future__ import annotations
 
@@ -16,33 +15,22 @@ from typing import Any
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import Links
-from gossamer.runtime.simulate.transfer import Transfer, duration_ns
+from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
 
 
 @dataclass(eq=False, slots=True)
 class _FifoTransfer(Transfer):
-    """A transfer over an uplink and a downlink.
+    """A transfer over an uplink and a downlink."""
 
-    Args:
-        rate: of the uplink, bytes a second.
-        gone: bytes that had left at ``mark_ns``, when the rate last changed.
-        begin_ns: when the downlink began to take it, or when the downlink's rate last changed.
-        taken: bytes that the downlink had taken by then.
-        last_bit_ns: when the downlink has taken all of it.
-        event: the next step at the receiver.
-    """
-
-    rate: float = 0.0
-    gone: int = 0
-    mark_ns: int = 0
-    begin_ns: int = 0
-    taken: int = 0
-    last_bit_ns: int = 0
-    event: ClockEvent | None = None
+    rate: float = 0.0  # of the uplink, bytes a second
+    mark_ns: int = 0  # when it last changed
+    gone: int = 0  # bytes that had left by then
+    begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
+    taken: int = 0  # bytes that the downlink had taken by then
+    last_bit_ns: int = 0  # when the downlink has taken all of it
+    event: ClockEvent | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
-        """Bytes that have left by an instant."""
         if time_ns >= self.end_ns:
             return self.carried
         if time_ns < self.mark_ns:
@@ -95,13 +83,11 @@ class FifoLinks(Links):
             self._turns[rank] = self.clock.at(uplink[0].end_ns, Order.ARRIVAL, rank, settle)
 
     def _start(self, transfer: _FifoTransfer) -> None:
-        """Put a message on its sender's uplink, which is free."""
         self._pace(transfer, self._leave(transfer))
         if not transfer.lost:
             self._schedule(transfer, self.clock.now_ns + transfer.latency_ns, Order.ARRIVAL, self._arrive)
 
     def _pace(self, transfer: _FifoTransfer, path: Path | None) -> None:
-        """Plan when the rest of a message will have left."""
         rate = self._rates[transfer.message.source]
         if path is not None and not transfer.lost:
             rate = min(rate, path.rate)

@@ -1,21 +1,23 @@
-"""What the simulator gives one node: its :class:`~gossamer.node.host.Host`, also of a node that faults may hit."""
+"""What the simulator gives one node: its :class:`~gossamer.node.setup.Host`, also of a node that faults may hit, and its
+tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, RunFailed
 from gossamer.learning.computation import Computation
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
-from gossamer.node.host import Timer
+from gossamer.node import NodeRuntime
 from gossamer.randomness import generator
-from gossamer.runtime.profile import Profile
-from gossamer.runtime.recording import Observer
+from gossamer.runtime.outcome import describe_failure
+from gossamer.runtime.recording import Observer, Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
 from gossamer.runtime.simulate.compute import Compute, Executor
@@ -99,53 +101,40 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        frozen: whether the node is frozen.
-    """
+        thawed: done when the node goes on; None while it is not frozen."""
 
     def __init__(
         self, context: SimContext, rank: int, round_ended: Callable[[int], None], lost: set[int]
     ) -> None:
         super().__init__(context, rank, round_ended)
         self.lost, self._freezes = lost, context.setup.faults.freezes
-        self.dead = self.leaving = self.frozen = False
+        self.dead = self.leaving = False
+        self.thawed: asyncio.Future[None] | None = None
         self._submit, self.compute = self.compute, self._compute
         self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
-        self._thawed: asyncio.Future[None] | None = None
-
-    # --- faults
 
     def freeze(self) -> None:
         """Hold back everything that would happen to the node."""
-        self.frozen = True
-        self._thawed = asyncio.get_running_loop().create_future()
+        self.thawed = asyncio.get_running_loop().create_future()
 
     def thaw(self) -> None:
         """Let the node go on. First it catches up with what was held back, in order."""
-        self.frozen = False
-        assert self._thawed is not None
-        self._thawed.set_result(None)
+        assert self.thawed is not None
+        self.thawed.set_result(None)
+        self.thawed = None
         held, self._held = self._held, []
         for call in held:
-            call()
+            self.happen(call)
 
     def happen(self, call: Callable[[], None]) -> None:
         """Make a call on the node's behalf as soon as it is not frozen, or never if it is dead by then."""
-        if self.frozen:
-            self._held.append(lambda: self.happen(call))
+        if self.thawed is not None:
+            self._held.append(call)
         elif not self.dead:
             call()
 
-    async def wait_until_thawed(self) -> None:
-        """Wait until the node is not frozen."""
-        while self.frozen and self._thawed is not None:
-            await asyncio.shield(self._thawed)
-
-    # --- the host
-
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
-        held = _HeldTimer(call)
-        held.timer = super().timer(seconds, lambda: self.happen(held.fire), background=background)
-        return held
+        return super().timer(seconds, lambda: self.happen(call), background=background)
 
     def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
         # The tasks of a dead node are being cancelled and may still send.
@@ -175,23 +164,6 @@ class FaultyHost(SimHost):
             raise asyncio.CancelledError
 
 
-class _HeldTimer:
-    """A timer that fires only while its node is not frozen."""
-
-    timer: Timer
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
-
-    def fire(self) -> None:
-        if self._call is not None:
-            self._call()
-
-    def cancel(self) -> None:
-        self._call = None
-        self.timer.cancel()
-
-
 class _HeldSending(Sending):
     """A sent message whose acceptance a frozen node notices only after it thaws."""
 
@@ -200,10 +172,86 @@ class _HeldSending(Sending):
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from self._sending.__await__()
-        yield from self._host.wait_until_thawed().__await__()
+        while self._host.thawed is not None:
+            yield from asyncio.shield(self._host.thawed).__await__()
 
     def done(self) -> bool:
-        return self._sending.done() and not self._host.frozen
+        return self._sending.done() and self._host.thawed is None
 
     def cancel(self) -> bool:
         return self._sending.cancel()
+
+
+class NodeTasks:
+    """The tasks of all nodes, and the end of the run. ``returned`` is called with the rank of a node whose protocol has
+    returned.
+
+    Attributes:
+        end: why the run ended.
+        running: the ranks whose protocols the run waits for."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        size: int,
+        nodes: Sequence[NodeRuntime],
+        returned: Callable[[int], None],
+    ) -> None:
+        self._loop, self._nodes, self._returned = loop, nodes, returned
+        self.end: asyncio.Future[str] = loop.create_future()
+        self.running = set(range(size))
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.running.add(node.rank)
+        task = self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
+        task.add_done_callback(self._done)
+
+    async def _run(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
+        try:
+            await node.live(protocol())
+            self._returned(node.rank)
+            raise await node.failure()
+        except Exception as error:
+            raise describe_failure(error, node.rank, node.failure_round) from error
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def cancel(self, rank: int) -> None:
+        if rank in self._tasks:
+            self._tasks.pop(rank).cancel()
+            self._endings.add(ending := self._loop.create_task(self._nodes[rank].end()))
+            ending.add_done_callback(self._endings.discard)
+
+    def ended(self, rank: int) -> None:
+        self.running.discard(rank)
+        if not self.running:
+            self.finish("rounds")
+
+    def finish(self, reason: str) -> None:
+        if not self.end.done():
+            self.end.set_result(reason)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.end.done():
+            self.end.set_exception(error)
+
+    def close(self, *, interrupted: bool) -> None:
+        """End all tasks: cancel them, unless the user interrupts, and close those that don't end at this instant."""
+        tasks = asyncio.all_tasks(self._loop)
+        if tasks and not interrupted:
+            for task in tasks:
+                task.cancel()
+            with suppress(RunFailed):  # some don't end
+                self._loop.run_until_complete(asyncio.wait(tasks))
+        # Ignore what asyncio says of tasks that are destroyed while they are pending.
+        self._loop.set_exception_handler(lambda loop, context: None)
+        for task in asyncio.all_tasks(self._loop):
+            coroutine = task.get_coro()
+            assert coroutine is not None
+            with suppress(Exception):  # an algorithm may raise on its way out, after the end of the run
+                coroutine.close()

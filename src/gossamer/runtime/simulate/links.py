@@ -1,53 +1,136 @@
-"""Links in virtual time: everything that does not depend on how links are shared.
+"""Links in virtual time: messages on their way, and all that does not depend on how links are shared.
 
 A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave depends on the
-sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them.
-"""
+sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from gossamer.messages import encode, framed_bytes, wire_bytes
+from gossamer.errors import RunFailed
+from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
-from gossamer.runtime.simulate.clock import NS, Clock, Order, to_ns
-from gossamer.runtime.simulate.transfer import Sent, Transfer, check_unchanged, own_copy
+from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order, to_ns
 
 if TYPE_CHECKING:
-    from gossamer.runtime.simulate.checkpoints import InFlight
+    from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
-NETWORK = -1
-"""The rank of the network's own events, which come before those of nodes."""
-MAX_KNOWN_SIZES = 1000
+NETWORK = -1  # the rank of the network's own events, which come before those of nodes
+FOREVER_NS = 10**18  # how long a transfer takes over a link without bandwidth: 31 years
+NEVER_NS = 2**62  # an instant that never comes
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
+
+
+@dataclass(eq=False, slots=True)
+class Transfer(Sending):
+    """A message on its way to one node."""
+
+    links: Links
+    message: Message
+    to: int
+    size: int  # bytes on the wire
+    carried: int  # bytes that leave: all of them, or those that had left when it was cancelled
+    start_ns: int = NEVER_NS  # when its first bit left
+    end_ns: int = NEVER_NS  # when its last bit has left or, as things stand, will have left
+    latency_ns: int = 0  # from then until it arrives
+    lost: bool = False  # by the network
+    cancelled: bool = False  # by its sender
+    accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
+    waiters: list[asyncio.Future[None]] | None = None
+    wake: ClockEvent | None = None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        # A message that the network loses is accepted when it has left.
+        if self.done():
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters = [*(self.waiters or ()), future]
+        if self.accepted_ns is not None:
+            self.accept_at(self.accepted_ns)
+        yield from future
+
+    def done(self) -> bool:
+        accepted_ns = self.accepted_ns
+        return self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns)
+
+    def cancel(self) -> bool:
+        return self.links.cancel(self)
+
+    def accept_at(self, time_ns: int) -> None:
+        """Plan the instant of acceptance, instead of an earlier plan."""
+        self.accepted_ns = time_ns
+        if self.wake is not None:
+            self.wake.cancel()
+            self.wake = None
+        if self.waiters:
+            self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
+
+    def accept(self) -> None:
+        for future in self.waiters or ():
+            _resolve(future)
+        self.waiters = None
+
+
+class Sent(Sending):
+    """Messages that left at the instant when they were sent, so that none can be taken back."""
+
+    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
+        self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self.done():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
+            yield from future
+
+    def done(self) -> bool:
+        return self._accepted_ns <= self._clock.now_ns
+
+    def cancel(self) -> bool:
+        return False
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def duration_ns(size: float, bytes_per_second: float) -> int:
+    """How long a number of bytes takes at a rate, at most :data:`FOREVER_NS`."""
+    duration = size / bytes_per_second * NS if bytes_per_second > 0 else FOREVER_NS
+    return round(duration) if duration < FOREVER_NS else FOREVER_NS
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _vector_bytes(tag: tuple[str | int, ...], is_model: bool, dtype: torch.dtype, shape: torch.Size) -> int:
+    """Bytes on the wire of a tensor, or of a model without buffers, by far the most frequent payloads."""
+    tensor = torch.empty(shape, dtype=dtype)
+    return wire_bytes(tag, Model(tensor) if is_model else tensor)
 
 
 class Links(ABC):
     """All links of a network, and the messages on them.
 
     Args:
-        clock: the virtual clock.
-        network: describes the links.
-        nodes: number of nodes.
-        seed: the experiment's seed.
         limit: size of the largest message that receivers accept, bytes.
         deliver: by rank, the function that puts a message into the node's mailbox.
         watch: called for each transfer after it has left its sender or was cancelled, possibly at a later instant.
 
     Attributes:
-        flights: tracks the messages on their way, if checkpoints are made.
-    """
+        flights: tracks the messages on their way, if checkpoints are made."""
 
     def __init__(
         self,
@@ -60,11 +143,10 @@ class Links(ABC):
         watch: Watch | None = None,
     ) -> None:
         self.clock = clock
-        self.flights: InFlight | None = None
+        self.flights: SimCheckpoints | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
         self._deliver, self._watch = deliver, watch
         self._largest = framed_bytes(limit)
-        self._known_sizes: dict[Hashable, int] = {}
         self._traffic = [Traffic() for _ in range(nodes)]
         # Of each uplink and downlink: how long it was in use, and the bytes that this time includes.
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
@@ -91,12 +173,8 @@ class Links(ABC):
     def send(
         self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
     ) -> list[Sending]:
-        """Queue a frozen payload for some nodes, in this order.
-
-        Raises:
-            ValueError: for a message above the limit.
-        """
-        size, versions = self._measure(payload, tag)
+        """Queue a frozen payload for some nodes, in this order; ValueError for a message above the limit."""
+        size, versions = _measure(payload, tag)
         if size > self._largest:
             raise ValueError(
                 f"node {source}: a message of {size} bytes on the wire; accepted: at most {self._largest}"
@@ -110,24 +188,7 @@ class Links(ABC):
             return [self._send_at_once(message, to, size, self._only_latency_ns)] * len(to)
         return [self._queue(message, rank, size) for rank in to]
 
-    def _measure(
-        self, payload: Payload, tag: tuple[str | int, ...]
-    ) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
-        """Bytes on the wire, and the tensors with their versions, which must not change any more."""
-        # A model without buffers takes as many bytes as its vector.
-        vector = payload.parameters if type(payload) is Model and not payload.buffers.shape[0] else payload
-        if type(vector) is not Tensor or not vector.is_contiguous():
-            encoded = encode(payload)
-            return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)
-        kind = (tag, vector.dtype, vector.shape)
-        size = self._known_sizes.get(kind)
-        if size is None:
-            if len(self._known_sizes) > MAX_KNOWN_SIZES:
-                self._known_sizes.clear()
-            size = self._known_sizes[kind] = wire_bytes(tag, encode(payload))
-        return size, ((vector, vector._version),)
-
-    def _send_numbered(self, flights: InFlight, message: Message, to: int, size: int) -> Sending:
+    def _send_numbered(self, flights: SimCheckpoints, message: Message, to: int, size: int) -> Sending:
         message = flights.numbered(message, to)
         if self._only_latency_ns is None:
             transfer = self._queue(message, to, size)
@@ -149,20 +210,29 @@ class Links(ABC):
         return Sent(self.clock, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
-        check_unchanged(message)
+        if not message.unchanged():
+            raise RunFailed(
+                f"node {message.source}: a vector of message {message.tag} was modified in place after it was sent; vectors"
+                " in messages and in the store are immutable: compute a new vector",
+                node=message.source,
+            )
         shared = not isinstance(message.payload, dict | list)
         counters, deliver, absences = self._traffic, self._deliver, self._absences
         for rank in to:
-            if rank in absences and self._misses(rank, message):
+            if rank in absences and message.sent_at < absences[rank]:
+                counters[message.source].messages_lost += 1
                 continue
             traffic = counters[rank]
             traffic.bytes_received += size
             traffic.messages_received += 1
-            deliver[rank](message if shared else own_copy(message))
+            # Containers are copied for each receiver; tensors are shared, and must not be written.
+            if shared:
+                deliver[rank](message)
+            else:
+                deliver[rank](replace(message, payload=freeze(message.payload, lambda tensor: True)))
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
-        """Count a message of a node to a peer that counts as dead as lost."""
         self._traffic[rank].messages_lost += 1
         return Sent(self.clock, rank, 0)
 
@@ -176,9 +246,8 @@ class Links(ABC):
     def _withdraw(self, transfer: Transfer) -> bool:
         """Stop a message from leaving, and call :meth:`_interrupt` if a part of it has left; False if all of it has."""
 
-    @abstractmethod
-    def _settle(self, rank: int) -> None:
-        """Count the messages that have left a node by now."""
+    def _settle(self, rank: int) -> None:  # noqa: B027 - most need not
+        """Count the messages that have left a node by now, if that is not done as they leave."""
 
     @abstractmethod
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
@@ -217,7 +286,6 @@ class Links(ABC):
         return path
 
     def _left(self, transfer: Transfer) -> None:
-        """Count a message whose last bit has left."""
         source = transfer.message.source
         traffic = self._traffic[source]
         traffic.bytes_sent += transfer.size
@@ -230,7 +298,6 @@ class Links(ABC):
         self._report(transfer)
 
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
-        """Count a message that is cancelled after some of its bytes have left."""
         transfer.end_ns, transfer.carried = self.clock.now_ns, gone
         self._traffic[transfer.message.source].bytes_sent += gone
         self._report(transfer)
@@ -240,11 +307,10 @@ class Links(ABC):
         to, message = transfer.to, transfer.message
         if not transfer.cancelled:
             self._arrived(message, (to,), transfer.size)
-        elif to not in self._absences or message.sent_at >= self._absences[to]:
+        elif message.sent_at >= self._absences.get(to, 0.0):
             self._traffic[to].bytes_received += transfer.carried
 
     def _landed(self, message: Message, to: Sequence[int]) -> None:
-        """Messages have arrived, or never will."""
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
             self.flights.land(message, to[0])  # numbered messages go one by one
@@ -299,12 +365,6 @@ class Links(ABC):
             if not self._on_the_way[source]:
                 self._farewells.pop(source)()
 
-    def _misses(self, rank: int, message: Message) -> bool:
-        """Count an arriving message as lost if its receiver is away, or was away when the message was queued."""
-        missed = message.sent_at < self._absences[rank]
-        self._traffic[message.source].messages_lost += missed
-        return missed
-
     # --- changes of the network
 
     def _expect(self, change: tuple[float, Conditions] | None) -> None:
@@ -356,7 +416,6 @@ class Links(ABC):
         return []
 
     def close(self) -> None:
-        """Report the transfers that are under way as the run ends."""
         if self._watch is not None:
             now_ns = self.clock.now_ns
             for rank in range(self._nodes):
@@ -381,7 +440,6 @@ class Links(ABC):
         }
 
     def restore(self, rank: int, saved: Mapping[str, Payload]) -> None:
-        """Go on counting from what was saved."""
         traffic = self._traffic[rank] = Traffic(**saved["traffic"])
         self._included[rank :: self._nodes] = traffic.bytes_sent, traffic.bytes_received
         self._busy_s[rank :: self._nodes] = map(float, saved["busy_s"])
@@ -396,6 +454,15 @@ class Links(ABC):
         self.clock.at(due_ns, Order.DELIVERY, message.source, arrived)
 
     def uncount(self, rank: int, message: Message) -> None:
-        """Take a message from a node's counters that it had received before the run was resumed."""
         self._traffic[rank].messages_received -= 1
         self._traffic[rank].bytes_received -= wire_bytes(message.tag, message.payload)
+
+
+def _measure(payload: Payload, tag: tuple[str | int, ...]) -> tuple[int, tuple[tuple[Tensor, int], ...]]:
+    """Bytes on the wire, and the tensors with their versions, which must not change any more."""
+    bare = type(payload) is Model and not payload.buffers.shape[0]
+    vector = payload.parameters if bare else payload
+    if type(vector) is Tensor and vector.is_contiguous():
+        return _vector_bytes(tag, bare, vector.dtype, vector.shape), ((vector, vector._version),)
+    encoded = encode(payload)
+    return wire_bytes(tag, encoded), tuple((tensor, tensor._version) for tensor in encoded.buffers)

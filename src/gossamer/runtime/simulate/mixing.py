@@ -1,9 +1,8 @@
 """Mixing steps of all nodes, once everything else of an instant is done.
 
 The sum of whole vectors is *owed*: the node gets its row at once, but the row is written only when somebody is about to read
-parameters: an algorithm, a computation or a record. Until then the sums of many nodes gather, at one instant or at many, and
-are computed together. No node can tell, because what is mixed is immutable.
-"""
+parameters. Until then the sums of many nodes gather, at one instant or at many, and are computed together. No node can tell,
+because what is mixed is immutable."""
 
 from __future__ import annotations
 
@@ -18,15 +17,13 @@ from torch import Tensor
 from gossamer.learning.mixing import Mix, Sum, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.workers import Workers
-from gossamer.runtime.profile import Profile
+from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
-LEAST_TERMS = 24
-"""With at least this many terms, owed sums are computed together; the bits are the same."""
+LEAST_TERMS = 24  # with at least this many terms, owed sums are computed together; the bits are the same
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
-MOST_RESERVED = 32
-"""The most rows that are taken ahead of need."""
+MOST_RESERVED = 32  # the most rows that are taken ahead of need
 _Request = tuple[int, Callable[[], Mix], Callable[[Any], Any], bool, asyncio.Future[Any]]
 
 
@@ -57,7 +54,6 @@ class Mixing:
         return future
 
     def settle_for(self, vector: Any) -> None:
-        """Compute all owed sums if a vector is one of them."""
         if id(vector) in self._unwritten:
             self.settle()
 

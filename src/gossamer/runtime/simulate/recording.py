@@ -7,18 +7,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import polars as pl
-import torch
-from torch import Tensor
 
 from gossamer.learning.evaluate import Found
-from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
 from gossamer.results.checkpoints import Cut
 from gossamer.results.segment import Segment
-from gossamer.runtime.barrier import Moment
 from gossamer.runtime.outcome import describe_failure
-from gossamer.runtime.recording import RunRecord, Spent, Usage, end_is_due, is_due, node_row, stopwatch
+from gossamer.runtime.recording import (
+    Moment,
+    RunRecord,
+    Spent,
+    Usage,
+    end_is_due,
+    is_due,
+    node_row,
+    stopwatch,
+)
 from gossamer.runtime.simulate.clock import Order, to_ns
 from gossamer.runtime.simulate.host import SimContext
 
@@ -29,8 +34,7 @@ class SimRecorder:
 
     Attributes:
         usage: how each node spent its time until its last row.
-        wall: real seconds since the start of the run.
-    """
+        wall: real seconds since the start of the run."""
 
     def __init__(
         self,
@@ -40,12 +44,10 @@ class SimRecorder:
         present: Callable[[], Sequence[NodeRuntime]],
         reached: Callable[[], None],
     ) -> None:
-        setup, nodes = context.setup, context.setup.experiment.nodes
-        self._setup = setup
-        self._clock, self._links, self._compute = context.clock, context.links, context.compute
-        self._evaluate, self._profile = context.executor.evaluate, context.profile
+        self._context, self._setup = context, context.setup
         self._present, self._reached = present, reached
-        self._rows = RunRecord(setup, metrics, graphs, self._evaluate_average, context.observer.row)
+        self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
+        nodes = self._setup.experiment.nodes
         self.usage = [Usage() for _ in range(nodes)]
         self._starts_ns: Sequence[int] = [0] * nodes
         self._pending: list[tuple[Moment, dict[str, Any], Model]] = []
@@ -55,7 +57,6 @@ class SimRecorder:
     # --- when
 
     def begin(self) -> None:
-        """Record the start."""
         evaluation = self._setup.experiment.evaluation
         if evaluation.every_s is not None:
             self._tick(0, evaluation.every_s)
@@ -69,10 +70,9 @@ class SimRecorder:
         self._starts_ns = starts_ns
         self._rows.resume(cut, metrics)
         if (every_s := self._setup.experiment.evaluation.every_s) is not None:
-            self._schedule_tick(math.ceil(self._clock.now() / every_s), every_s)
+            self._schedule_tick(math.ceil(self._context.clock.now() / every_s), every_s)
 
     def round_ended(self, node: NodeRuntime) -> None:
-        """Record a node that has completed a round, if that is due."""
         if is_due(self._setup, node.round):
             self._record(node, node.round)
 
@@ -96,7 +96,6 @@ class SimRecorder:
             self._reached()
 
     def come(self, rank: int, round: int) -> None:
-        """A node is present, and is recorded from a round on."""
         self.flush()
         self._rows.back(rank, round, self._next_tick)
 
@@ -106,19 +105,18 @@ class SimRecorder:
         self._schedule_tick(number + 1, every_s)
 
     def _schedule_tick(self, number: int, every_s: float) -> None:
-        self._clock.at(
-            to_ns(number * every_s), Order.OBSERVE, 0, lambda: self._tick(number, every_s), background=True
-        )
+        due_ns = to_ns(number * every_s)
+        self._context.clock.at(due_ns, Order.OBSERVE, 0, lambda: self._tick(number, every_s), background=True)
 
     def _record_all(self, moment: Moment) -> None:
         for node in self._present():
-            if self._starts_ns[node.rank] <= self._clock.now_ns:
+            if self._starts_ns[node.rank] <= self._context.clock.now_ns:
                 self._record(node, moment)
 
     # --- what
 
     def _record(self, node: NodeRuntime, moment: Moment) -> None:
-        rank = node.rank
+        rank, context = node.rank, self._context
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
             return  # it has no part in the algorithm
         self._rows.graph(node.round)
@@ -126,9 +124,9 @@ class SimRecorder:
             self._rows.view(rank, moment, node.round, view)
         model = model_of(node)
         if not self._pending:
-            self._clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
-        now, traffic = self._clock.now(), self._links.traffic(rank)
-        spent = Spent(self._compute.busy_seconds(rank), *self._links.busy_seconds(rank, traffic))
+            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
+        now, traffic = context.clock.now(), context.links.traffic(rank)
+        spent = Spent(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
         row = node_row(node, moment, traffic, now, self.wall(), self.usage[rank].shares(now, spent))
         self._pending.append((moment, row, model))
 
@@ -137,37 +135,27 @@ class SimRecorder:
         pending, self._pending = self._pending, []
         due = [(row, model) for _, row, model in pending if row["node"] in self._setup.evaluated]
         if due:
-            for (row, _), found in zip(due, self._evaluate([model for _, model in due]), strict=True):
+            evaluated = self._context.executor.evaluate([model for _, model in due])
+            for (row, _), found in zip(due, evaluated, strict=True):
                 if isinstance(found, Exception):
                     raise describe_failure(found, row["node"], row["round"]) from found
                 row |= found
-        with self._profile.part("record"):
+        with self._context.profile.part("record"):
             for moment, row, model in pending:
                 self._rows.row(moment, row, model)
         if self._rows.reached:
             self._reached()
 
     def _evaluate_average(self, model: Model) -> Found:
-        [found] = self._evaluate([model])
+        [found] = self._context.executor.evaluate([model])
         if isinstance(found, Exception):
             raise found
         return found
 
 
 def model_of(node: NodeRuntime) -> Model:
-    """A node's model.
-
-    Raises:
-        RunFailed: if it was modified in place.
-    """
+    """A node's model; RunFailed if it was modified in place."""
     try:
         return node.model
     except RuntimeError as error:
         raise describe_failure(error, node.rank, node.round) from error
-
-
-def stacked(models: list[Model], rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """All nodes' parameters [nodes, P], and buffers [nodes, B], or None without buffers."""
-    parameters = rows.gather([model.parameters for model in models])
-    buffers = torch.stack([model.buffers for model in models])
-    return parameters, buffers if buffers.shape[1] else None

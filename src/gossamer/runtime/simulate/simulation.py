@@ -1,19 +1,20 @@
-"""A simulation: one run of all nodes on one machine, in virtual time."""
+"""The engine ``simulate``: one run of all nodes on one machine, in virtual time."""
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from gossamer.config import Simulate
-from gossamer.errors import RunFailed
+from gossamer.config import Experiment, Simulate
+from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.computation import Computation, ComputationKind
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
@@ -21,46 +22,82 @@ from gossamer.learning.workers import Workers
 from gossamer.messages.tags import Message, Model
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
-from gossamer.runtime.events import EventLog
-from gossamer.runtime.outcome import Outcome, describe_waits
-from gossamer.runtime.profile import Profile
-from gossamer.runtime.recording import Observer, returned_early
-from gossamer.runtime.rejoin import newcomer
-from gossamer.runtime.setup import Setup
-from gossamer.runtime.signals import ending_signals
+from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
+from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
+from gossamer.runtime.recording import Observer, Profile, returned_early
+from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, new_loop, to_ns
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
-from gossamer.runtime.simulate.host import SimContext, SimHost
+from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
 from gossamer.runtime.simulate.mixing import Mixing
-from gossamer.runtime.simulate.node_tasks import NodeTasks
-from gossamer.runtime.simulate.recording import SimRecorder, model_of, stacked
-from gossamer.runtime.timeline import TimelineLog
-from gossamer.runtime.unawaited import unawaited_calls_fail
+from gossamer.runtime.simulate.recording import SimRecorder, model_of
 
-PROGRESS_S = 1.0
-"""Real seconds after which progress is reported even if no round ends."""
+PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
+OBJECTS_PER_NODE = 200
+"""More than the new objects that a node holds at any time: messages, tasks, futures and what they refer to."""
+
+
+class SimulateEngine:
+    """The engine of an experiment. Its construction finds bad input, :meth:`run` does the work."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        options = experiment.engine
+        assert isinstance(options, Simulate)
+        if options.device != "cpu" and not torch.cuda.is_available():
+            raise BadInput(f"engine.device: {options.device!r}, but torch finds no GPU; accepted: cpu")
+        self._threads = options.threads
+        self._setup = prepare(experiment)
+        self.description = self._setup.description()
+
+    def run(self, folder: RunFolder, observer: Observer, cut: Cut | None = None) -> Outcome:
+        """Run to the end. The failure of a node is part of the outcome; what was recorded before it is kept."""
+        experiment = self._setup.experiment
+        timeline = timeline_log(experiment, folder)
+        with (
+            _tuned(self._threads, experiment.nodes),
+            folder.segment("metrics") as metrics,
+            folder.segment("graphs") as graphs,
+            folder.segment("events") as events,
+            nullcontext() if timeline is None else closing(timeline),
+        ):
+            return Simulation(self._setup, metrics, graphs, observer, timeline, folder, cut, events).run()
+
+    def __enter__(self) -> SimulateEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left to end."""
+
+
+@contextmanager
+def _tuned(threads: int, nodes: int) -> Iterator[None]:
+    """Set torch's threads for a run, and restore them and torch's random generator afterwards. Meanwhile Python's garbage
+    collector looks at new objects only, and rarely: walking over all nodes again and again may outlast all events."""
+    threads_before, threshold_before = torch.get_num_threads(), gc.get_threshold()
+    torch.set_num_threads(threads)
+    gc.freeze()
+    gc.set_threshold(50_000 + OBJECTS_PER_NODE * nodes, 20, 100)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        gc.set_threshold(*threshold_before)
+        gc.unfreeze()
+        torch.set_num_threads(threads_before)
 
 
 class Simulation:
-    """One run of all nodes of a setup in virtual time.
-
-    Args:
-        setup: the run's setup.
-        metrics: receives the rows of nodes.
-        graphs: receives graphs that change.
-        observer: watches the run.
-        timeline: receives the times at which nodes compute and send, if any.
-        folder: receives checkpoints, and holds the record up to a checkpoint.
-        cut: the checkpoint from which the run is resumed, if any.
-        events: receives what happens to nodes; required if there are faults.
-    """
+    """One run of all nodes of a setup in virtual time, from a checkpoint (``cut``) or from its start. The folder receives
+    checkpoints, and holds the record up to a checkpoint; ``events`` are required if there are faults."""
 
     def __init__(
         self,
@@ -76,15 +113,15 @@ class Simulation:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._cut = setup, observer, folder, cut
-        self._clock, self._profile = Clock(), Profile()
-        self._clock.waiting = self._waiting
-        self._device = options.device
+        self._device, self._profile = options.device, Profile()
+        self._clock = clock = Clock()
+        clock.waiting = self._waiting
         rows = Rows(setup.layout.size, self._device)
         self._workers = Workers(options.workers, options.threads, self._report_progress)
         self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
-            self._clock,
+            clock,
             setup.network,
             experiment.nodes,
             experiment.seed,
@@ -92,19 +129,15 @@ class Simulation:
             self._inboxes,
             None if timeline is None else timeline.sent,
         )
-        executor = Executor(
-            setup, rows, self._workers, self._profile, lambda rank: self.nodes[rank].model, observer.say
-        )
-        mixing = Mixing(self._clock, rows, self._workers, self._profile)
+        workers, profile = self._workers, self._profile
+        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
-        compute = Compute(self._clock, self._seconds, executor.execute, mixing.settle, watch)
-        self._context = SimContext(
-            setup, observer, self._profile, self._clock, rows, links, executor, compute, mixing
-        )
-        self._recorder = SimRecorder(
-            self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
-        )
-        self._events = None if events is None else EventLog(events, self._clock.now, self._recorder.wall)
+        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
+        context = SimContext(setup, observer, profile, clock, rows, links, executor, compute, mixing)
+        self._context, finish = context, lambda: self._tasks.finish("target")
+        self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
+        self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -116,15 +149,11 @@ class Simulation:
     # --- the run
 
     def run(self) -> Outcome:
-        """Run to the end.
-
-        Raises:
-            BadInput: for a checkpoint that can't be read.
-        """
+        """Run to the end; BadInput for a checkpoint that can't be read."""
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        loop = new_loop(self._clock)
+        context, loop = self._context, new_loop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
             try:
@@ -132,9 +161,10 @@ class Simulation:
                 self._observer.start(self._setup.description())
                 reason = loop.run_until_complete(self._main())
                 self._end(reason)
-                parameters, buffers = stacked(
-                    [self._last_model(node) for node in self.nodes], self._context.rows
-                )
+                models = [self._last_model(node) for node in self.nodes]
+                parameters = torch.stack([model.parameters for model in models])
+                if self._setup.layout.buffer_size:
+                    buffers = torch.stack([model.buffers for model in models])
             except RunFailed as error:
                 failure, reason = error, "failed"
                 with suppress(RunFailed):  # the run has failed already, and says why
@@ -142,13 +172,13 @@ class Simulation:
             finally:
                 self._clock.stop()
                 self._tasks.close(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
-                self._context.links.close()
+                context.links.close()
                 loop.close()
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
         # A resumed run does not know what links carried before.
-        shares = self._context.links.inner_shares() if self._cut is None else []
+        shares = context.links.inner_shares() if self._cut is None else []
         return Outcome(
             reason,
             self._clock.now(),
@@ -156,10 +186,10 @@ class Simulation:
             parameters,
             buffers,
             failure,
-            self._context.executor.trainer.name,
+            context.executor.trainer.name,
             self._profile.seconds,
-            self._context.rows.peak,
-            execution={**self._context.executor.forms(), "mix": dict(self._context.mixing.forms)},
+            context.rows.peak,
+            execution={**context.executor.forms(), "mix": dict(context.mixing.forms)},
             link_shares={"mean": math.fsum(shares) / len(shares), "max": max(shares)} if shares else None,
         )
 
@@ -167,9 +197,8 @@ class Simulation:
         experiment = self._setup.experiment
         if self._setup.faults:
             assert self._events is not None
-            self._faults = FaultRunner(
-                self._context, self.nodes, self._tasks, self._recorder, self._start, self._events
-            )
+            context, recorder = self._context, self._recorder
+            self._faults = FaultRunner(context, self.nodes, self._tasks, recorder, self._start, self._events)
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
         if self._faults is not None:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
@@ -183,14 +212,13 @@ class Simulation:
             self._inboxes.extend(node.deliver for node in self.nodes)
 
     async def _main(self) -> str:
-        experiment, starts_ns = self._setup.experiment, None
+        experiment = self._setup.experiment
+        starts_ns = None if self._checkpoints is None else self._checkpoints.starts_ns
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
             self._clock.at(end_ns, Order.END, 0, lambda: self._tasks.finish("time"))
         if self._faults is not None:
             self._faults.begin()
-        if self._checkpoints is not None:
-            starts_ns = self._checkpoints.starts_ns
         if starts_ns is None:
             self._recorder.begin()
         for node in self._present():
@@ -203,20 +231,18 @@ class Simulation:
         return await self._tasks.end
 
     def _end(self, reason: str) -> None:
-        """Complete the record of a run that has not failed."""
         self._recorder.end(reason)
         if self._checkpoints is not None:
             self._checkpoints.end()
-        if self._events is not None:
-            if reason == "rounds":
-                early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
-                if early is not None:
-                    self._events.append(None, "ended-early", early)
-                    self._observer.say(early)
-            if (away := self._events.summary()) is not None:
-                self._observer.say(away)
-        if (remark := self._profile.remark(self._recorder.wall())) is not None:
-            self._observer.say(remark)
+        if self._events is None:
+            return
+        if reason == "rounds":
+            early = returned_early(self._setup, {node.rank: node.round for node in self._present()})
+            if early is not None:
+                self._events.append(None, "ended-early", early)
+                self._observer.say(early)
+        if (away := self._events.summary()) is not None:
+            self._observer.say(away)
 
     def _waiting(self) -> str:
         returned = {node.rank: node.round for node in self._present() if node.rank not in self._tasks.running}
@@ -225,15 +251,12 @@ class Simulation:
     # --- nodes
 
     def _new_node(self, rank: int) -> NodeRuntime:
-        """A node at its start."""
-        experiment = self._setup.experiment
         initial = self._common or self._setup.initial(rank)
         if self._common is None:
             if self._device != "cpu":
                 initial = Model(*(vector.to(self._device) for vector in initial))
-            if experiment.initial == "common":
-                initial = Model(self._context.rows.store(initial.parameters), initial.buffers)
-                self._common = initial
+            if self._setup.experiment.initial == "common":
+                self._common = initial = Model(self._context.rows.store(initial.parameters), initial.buffers)
         if self._faults is None:
             host = SimHost(self._context, rank, self._round_ended)
         else:
@@ -241,7 +264,7 @@ class Simulation:
         if rank in self._hosts:  # an earlier incarnation
             host.secrets = self._hosts[rank].secrets
         self._hosts[rank] = host
-        return NodeRuntime(self._setup.node(rank, initial), host)
+        return NodeRuntime(self._setup, rank, initial, host)
 
     def _start(self, rank: int, saved: Checkpoint | None, asks: bool) -> NodeRuntime:
         """Start a new incarnation of a node, from a checkpoint or from its start; it may ask a neighbour for its model."""
@@ -254,7 +277,6 @@ class Simulation:
         return node
 
     def _present(self) -> list[NodeRuntime]:
-        """The nodes that take part at present."""
         return self.nodes if self._faults is None else [self.nodes[rank] for rank in sorted(self._faults.up)]
 
     def _last_model(self, node: NodeRuntime) -> Model:
@@ -270,16 +292,12 @@ class Simulation:
         return tensor.to(self._device)
 
     def _seconds(self, computation: Computation) -> float:
-        """The duration of a computation that starts now."""
         if computation.kind is ComputationKind.APPLY:
             return 0.0
-        seed, now = self._setup.experiment.seed, self._clock.now()
-        return float(
-            self._setup.compute.seconds(seed, computation.rank, computation.first_step, computation.work, now)
-        )
+        seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
+        return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
     def _round_ended(self, rank: int) -> None:
-        """A node has completed a round."""
         node = self.nodes[rank]
         self._rounds += 1
         if self._rounds % max(len(self.nodes) // 16, 1) == 0:
@@ -296,7 +314,6 @@ class Simulation:
             self._checkpoints.round_ended(node)
 
     def _returned(self, rank: int) -> None:
-        """A node's protocol has returned."""
         if self._checkpoints is not None:
             self._checkpoints.over(rank)
         if self._faults is not None:

@@ -15,18 +15,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 from transport_scene import Peer, listen, on_loop, settle
 
 from gossamer import Experiment
-from gossamer.messages.tags import Message, Model
+from gossamer.messages.tags import Model
 from gossamer.node.checkpoint import Checkpoint, read
 from gossamer.results.checkpoints import CheckpointFolder, newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
-from gossamer.runtime.processes.node_process import checkpoints
-from gossamer.runtime.processes.node_process.checkpoints import Cutting
-from gossamer.runtime.processes.protocol import Snapshot
+from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints
+from gossamer.runtime.processes.protocol import Expect, Marked, Snapshot
 from gossamer.runtime.snapshots import NodeSnapshots
 
 NODES = 3
@@ -51,20 +49,14 @@ class Member:
         self.cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
         tell = partial(run.hear, rank)
         folder = CheckpointFolder(run.folder.checkpoints, EXPERIMENT)
-        self.cutting = Cutting(EXPERIMENT.checkpoint, self.cuts, folder, tell, 0, 1)
+        self.cutting = NodeCheckpoints(EXPERIMENT.checkpoint, self.cuts, folder, tell)
         self.peer = Peer(
             rank,
             listener,
             addresses,
-            marked=self.cutting.marked,
-            told=self.cutting.told,
-            relinked=self.cutting.relinked,
         )
-        self.peer.transport._end.deliver = self._deliver
-        self.cutting.use(self.peer.transport, {})
-
-    def _deliver(self, message: Message) -> None:
-        self.cuts.deliver(message)
+        self.peer.transport.deliver = self.cutting.deliver
+        self.cutting._transport = self.peer.transport
 
     def send(self, to: int) -> None:
         self.peer.send(to, self.sent[to], "t")
@@ -78,7 +70,7 @@ class Member:
 
     def break_connection(self, to: int, members: list[Member]) -> None:
         """What the other has not read by now is lost."""
-        if (contact := members[to].peer.transport._end.peers.get(self.rank)) is not None and contact.incoming:
+        if (contact := members[to].peer.transport.peers.get(self.rank)) is not None and contact.incoming:
             contact.incoming.link.abort()
 
 
@@ -97,20 +89,13 @@ class Run:
         asyncio.get_running_loop().call_soon(lambda: self._waiting.popleft()())
 
     def hear(self, rank: int, message: Any) -> None:
-        """A message is named as the method that takes it."""
-        call = getattr(self.checkpoints, type(message).__name__.lower())
-        self._later(lambda: call(rank, *structs.astuple(message)))
+        self._later(lambda: self.checkpoints.hear(rank, message))
 
     def _tell(self, rank: int, message: Any) -> None:
-        name = "cut" if isinstance(message, Snapshot) else type(message).__name__.lower()
-        self._later(lambda: getattr(self.members[rank].cutting, name)(*structs.astuple(message)))
+        self._later(lambda: self.members[rank].cutting.hear(message))
 
     async def until_complete(self, number: int) -> None:
         while (cut := newest(self.folder.checkpoints)) is None or cut.number < number:
-            await asyncio.sleep(0.001)
-
-    async def until_given_up(self, number: int) -> None:
-        while not any(text.startswith(f"checkpoint {number} is given up") for text in self.said):
             await asyncio.sleep(0.001)
 
 
@@ -140,36 +125,21 @@ async def all_send(run: Run) -> None:
         await member.peer.transport.flush()
 
 
-async def lose_the_mark(run: Run, cut: Any) -> None:
-    """Cut all nodes, and break a connection when the mark on it has left, and was not read."""
-    contact = run.members[1].peer.transport._end.peers[0]
-    assert contact.incoming is not None
-    contact.incoming.link.pause_reading()
-    for member in run.members:
-        cut(member)
-    await settle()
-    run.members[0].break_connection(1, run.members)
-
-
 @on_loop
-async def test_a_checkpoint_whose_mark_is_lost_is_given_up_once_and_the_next_one_is_made(
-    tmp_path: Path,
-) -> None:
+async def test_a_connection_that_breaks_after_a_snapshot_costs_no_checkpoint(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
-        await lose_the_mark(run, Member.end_round)
-        await run.until_given_up(1)
-        await all_send(run)
+        contact = run.members[1].peer.transport.peers[0]
+        assert contact.incoming is not None
+        contact.incoming.link.pause_reading()
+        run.members[0].send(1)
         for member in run.members:
             member.end_round()
-        await run.until_complete(2)
-        assert run.said == [
-            "checkpoint 1 is given up: the connection from node 0 to node 1 broke; the next one is made when it is due"
-        ]
         await settle()
-        for member in run.members:  # nothing of it is kept
-            assert member.cuts._open == {}
-            assert 1 not in member.cutting._sent
+        run.members[0].break_connection(1, run.members)
+        await run.until_complete(1)
+        assert run.said == []
+        check(run, run.folder.checkpoints / "1")
 
 
 @on_loop
@@ -178,24 +148,26 @@ async def test_messages_of_a_peer_that_was_taken_for_dead_count_again(tmp_path: 
         cutting = run.members[0].cutting
         cutting.lost(1)
         cutting.found(1)
-        cutting.cut(7)
-        cutting.expect(7, [1])
+        cutting.hear(Snapshot(7))
+        cutting.hear(Expect(7, {1: 2}))
         await settle()
-        cutting.marked(1, 7, 5)
         path = run.folder.checkpoints / "7" / "node-0.safetensors"
+        for _ in range(2):
+            assert not path.exists()
+            run.members[1].send(0)
+            await run.members[1].peer.transport.flush()
         while not path.exists():
             await asyncio.sleep(0.001)
-        assert read(path).engine["sent"] == {1: 5}
+        assert read(path).engine["sent"] == {1: 2}
 
 
 @on_loop
 async def test_nobody_waits_for_a_last_checkpoint_that_is_given_up(tmp_path: Path) -> None:
     async with run_in(tmp_path) as run:
         await all_send(run)
-        waiting: list[asyncio.Future[None]] = []
-        await lose_the_mark(
-            run, lambda member: waiting.append(asyncio.ensure_future(member.cutting.last(7, 1000.0)))
-        )
+        waiting = [asyncio.ensure_future(member.cutting.last(7, 1000.0)) for member in run.members[:2]]
+        await settle()
+        run.checkpoints.away(2)
         await asyncio.gather(*waiting)
         assert len(run.said) == 1
 
@@ -228,7 +200,7 @@ def test_the_last_nodes_death_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
     assembly.begin([0, 1], 0.0)
-    assembly.marked(0, 1, [])
+    assembly.hear(0, Marked(1, {}))
     (folder.checkpoints / "1").mkdir(parents=True)  # where a node has begun to write its part
     for rank in (1, 0):
         assembly.lost(rank)
@@ -268,6 +240,7 @@ def test_whatever_breaks_a_complete_checkpoint_is_consistent(schedule: list[tupl
                     while member.round <= last:
                         member.end_round()
                 await run.until_complete(last)
+                assert run.said == []
                 for folder in run.folder.checkpoints.iterdir():
                     if (folder / "manifest.json").exists():
                         check(run, folder)
@@ -284,16 +257,3 @@ def check(run: Run, folder: Path) -> None:
             received = {int(k): v for k, v in part.engine["received"].items()}.get(source, 0)
             coming = [a.message.payload for a in part.arriving if a.message.source == source]
             assert coming == list(range(received, before)), (rank, source, received, before)
-
-
-def test_marks_of_cuts_that_nobody_makes_do_not_pile_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_MARKS", 5)
-    cuts = NodeSnapshots(lambda message: None, lambda: 0.0, True, lambda message: None)
-    made = Cutting(
-        EXPERIMENT.checkpoint, cuts, CheckpointFolder(tmp_path, EXPERIMENT), lambda *said: None, 0, 1
-    )
-    for number in range(100):
-        made.marked(1, number, 0)
-    assert len(made._sent) == 5

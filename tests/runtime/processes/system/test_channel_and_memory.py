@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
+from gossamer.runtime.processes.memory import FINAL, SharedModels
 from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Row, TimeUp
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.process import shared_file
+from gossamer.runtime.processes.system import shared_file
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),

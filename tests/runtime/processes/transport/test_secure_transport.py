@@ -19,7 +19,7 @@ from transport_scene import TOKEN, Peer, dial, network, on_loop, proxied
 
 from gossamer.errors import BadInput
 from gossamer.messages import raw
-from gossamer.runtime.processes.security.trust import Security, issue
+from gossamer.runtime.processes.security import Security, issue
 from gossamer.runtime.processes.transport import connection
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import BEAT, hello
@@ -53,7 +53,7 @@ async def test_parameters_are_not_on_the_wire() -> None:
 @on_loop
 async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2, security=strangers[1]) as ((_, stranger), _):
-        stranger.transport._end.addresses[0] = a.address
+        stranger.transport.addresses[0] = a.address
         stranger.send(0, "let me in", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].startswith("stranger at 127.0.0.1:")
@@ -67,7 +67,7 @@ async def test_who_has_another_key_is_refused(strangers: list[Security]) -> None
 @on_loop
 async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> None:
     async with network(3) as ((a, b, _), _), network(3, security=securities[2]) as ((_, liar, _), _):
-        liar.transport._end.addresses[0] = a.address
+        liar.transport.addresses[0] = a.address
         liar.send(0, "I am node 1", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("says that it is rank 1, but has not got its key")
@@ -78,7 +78,7 @@ async def test_a_rank_can_only_speak_as_itself(securities: list[Security]) -> No
 @on_loop
 async def test_who_answers_must_be_who_was_dialled(securities: list[Security]) -> None:
     async with network(3) as ((a, _, c), _):
-        a.transport._end.addresses[1] = c.address
+        a.transport.addresses[1] = c.address
         a.send(1, "for node 1 alone", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("answered with another rank's key")
@@ -131,7 +131,7 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
                 end.setblocking(False)
                 greeting = await loop.sock_recv(end, 65_536)
                 await loop.sock_sendall(end, first_flight(keys[answers], greeting, said))
-                peer = a.transport._end.peers[1]
+                peer = a.transport.peers[1]
                 while not (a.events or peer.outgoing):
                     await asyncio.sleep(0)
             assert [text.partition(") ")[2] for _, text in a.events] == events
@@ -141,8 +141,8 @@ async def test_what_comes_with_the_handshake_is_not_taken_before_it_is_known_who
 @on_loop
 async def test_another_run_of_the_same_nodes_is_refused(securities: list[Security]) -> None:
     async with network(2) as ((a, b), _), network(2) as ((_, other), _):
-        other.transport._end.token = b"of another run.."
-        other.transport._end.addresses[0] = a.address
+        other.transport.token = b"of another run.."
+        other.transport.addresses[0] = a.address
         other.send(0, "hello", "t")
         await a.until(lambda: a.events)
         assert a.events[0][1].endswith("has the token of another run")

@@ -23,8 +23,7 @@ from given_network import Given
 from gossamer.messages import CHUNK_BYTES, Encoded, encode, wire_bytes
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Network, Path, Uniform, delivery
-from gossamer.network.access import Access
-from gossamer.runtime.processes.transport.peer import Endpoint
+from gossamer.network.network import Access
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport, listen
 
@@ -105,18 +104,16 @@ class Peer:
         self._changed = asyncio.Event()
         self.transport = Transport(
             listener,
-            Endpoint(
-                rank,
-                addresses,
-                TOKEN,
-                limit=LIMIT,
-                deliver=self._deliver,
-                lost=lambda rank, why: None,
-                event=lambda kind, text: pytest.fail(f"{kind}: {text}"),
-                now=lambda: 0.0,
-                failed=lambda error: pytest.fail(str(error)),
-                shaper=self.shaper,
-            ),
+            rank,
+            addresses,
+            TOKEN,
+            limit=LIMIT,
+            deliver=self._deliver,
+            contact=lambda rank, why: None,
+            refused=pytest.fail,
+            now=lambda: 0.0,
+            failed=lambda error: pytest.fail(str(error)),
+            shaper=self.shaper,
         )
         self.send = self.transport.send
         self.traffic = self.transport.traffic

@@ -11,7 +11,7 @@ import torch
 from transport_scene import LIMIT, TOKEN, RawEnd, accept, dial, is_done, message, network, on_loop, settle
 
 from gossamer.messages import CHUNK_BYTES, encode, raw, wire_bytes
-from gossamer.messages.reading import DTYPES
+from gossamer.messages.encoding import DTYPES
 from gossamer.messages.tags import WINDOW, Model, Part, Sending
 from gossamer.runtime.processes.transport import connection as module
 from gossamer.runtime.processes.transport.wire import (
@@ -194,10 +194,10 @@ async def test_window_holds_against_a_receiver_that_gives_no_credit() -> None:
             assert end.decoder.frame_bytes == a.traffic.bytes_sent
             # The sending is over while the last window of it is still unacknowledged.
             while not await is_done(large):
-                uncredited = a.transport._end.peers[1].outgoing.unacknowledged
+                uncredited = a.transport.peers[1].outgoing.unacknowledged
                 await end.say(credit(uncredited // 2))
                 await end.read()
-            assert 0 < a.transport._end.peers[1].outgoing.unacknowledged <= WINDOW
+            assert 0 < a.transport.peers[1].outgoing.unacknowledged <= WINDOW
 
 
 @pytest.mark.usefixtures("wire")
@@ -311,7 +311,7 @@ async def test_mark_lost_and_found() -> None:
 async def test_mark_lost_while_dialling_leaves_no_trace() -> None:
     async with network(2) as ((a, b), _):
         a.send(1, 1, "t")
-        assert a.transport._end.peers[1].dial is not None
+        assert a.transport.peers[1].dial is not None
         a.transport.mark_lost(1, "gone")
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
@@ -386,9 +386,9 @@ async def test_who_does_not_say_who_it_is_is_dropped(monkeypatch: pytest.MonkeyP
 async def test_who_goes_away_in_the_middle_of_a_greeting_may_be_a_node_that_dies(said: bytes) -> None:
     async with network(2) as ((a, b), _):
         async with await dial(a, said):
-            while not a.transport._end.guard._here:
+            while not a.transport.guard._here:
                 await asyncio.sleep(0)
-        while a.transport._end.guard._here:
+        while a.transport.guard._here:
             await asyncio.sleep(0)
         assert a.events == []
         await b.send(0, 1, "t")
@@ -400,7 +400,7 @@ async def test_a_peer_that_sends_beyond_its_window_is_refused() -> None:
     async with network(2) as ((a, _), _):
         async with await dial(a, hello(1, TOKEN)) as end:
             await end.until(lambda: end.events)
-            incoming = a.transport._end.peers[1].incoming
+            incoming = a.transport.peers[1].incoming
             incoming.pause_writing()  # as if the peer did not read its credit
             await end.say(b"".join(message(0, torch.zeros(100_000))[:5]))
             await a.until(lambda: a.events)

@@ -120,22 +120,6 @@ def test_credit_goes_back() -> None:
     ]
 
 
-def test_a_mark_stands_between_messages_and_weighs_nothing() -> None:
-    data = wire.hello(2, bytes(16)) + stream_of("before") + wire.mark(3, 1) + stream_of("after", 1)
-    decoder = Decoder(1000)
-    events = [
-        event for event in read(decoder, data, list(range(len(data)))) if not isinstance(event, wire.Hello)
-    ]
-    assert [event.payload if isinstance(event, wire.Arrived) else event for event in events] == [
-        "before",
-        wire.Marked(3, 1),
-        "after",
-    ]
-    assert decoder.frame_bytes == len(stream_of("before")) + len(stream_of("after", 1))
-    with pytest.raises(FrameError, match="sent a frame of type 7, which has no place here"):
-        list(Decoder(None).feed(wire.hello(2, bytes(16)) + wire.mark(3, 1)))
-
-
 def stream_of(payload: Any, number: int = 0) -> bytes:
     encoded = encode(payload)
     head = pack_head("tag", 0.0, encoded.structure)
@@ -146,7 +130,7 @@ def test_aborted_message_is_discarded_and_the_next_one_arrives() -> None:
     encoded = encode(torch.zeros(10_000))
     first = list(chunks(0, pack_head("a", 0.0, encoded.structure), encoded.buffers))
     encoded = encode(7)
-    second = list(chunks(1, pack_head("b", 0.0, encoded.structure), encoded.buffers))
+    second = list(chunks(0, pack_head("b", 0.0, encoded.structure), encoded.buffers))
     decoder = Decoder(LIMIT)
     _, aborted, arrived = decoder.feed(HELLO + first[0].frame + first[1].frame + abort(0) + second[0].frame)
     assert aborted is Kind.ABORT
@@ -178,7 +162,7 @@ EMPTY_HEAD = pack_head("a", 0.0, b"\xc0")  # 14 bytes
     [
         (b"GET / HTTP/1.1\r\n", "does not speak gossamer's protocol"),
         (b"g\0", "does not speak gossamer's protocol"),
-        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 1, 0), "speaks version 1 of the protocol; accepted: 3"),
+        (wire.HELLO.pack(b"gsmr", 1, 0, TOKEN, 0, 1, 0), "speaks version 1 of the protocol; accepted: 4"),
         (HELLO + HELLO, "type 103"),
         (HELLO + b"\x00", "type 0"),
         (HELLO + credit(5), "type 4"),
@@ -215,6 +199,7 @@ def test_what_is_refused(sent: bytes, reason: str | None) -> None:
 def test_chunks_of_another_message_are_refused() -> None:
     payload = encode(torch.zeros(10_000))
     one, two, three = chunks(0, pack_head("a", 0.0, payload.structure), payload.buffers)
+    later, *_ = chunks(1, pack_head("a", 0.0, payload.structure), payload.buffers)
     short = DATA.pack(2, 0, 5)
     for wrong, reason in [
         (one.frame, "began message 0 before the end of message 0"),
@@ -223,7 +208,7 @@ def test_chunks_of_another_message_are_refused() -> None:
         (abort(1), "message 1, which is not under way"),
         (two.frame + three.frame + three.frame, "message 0, which is not under way"),
         (abort(0) + two.frame, "message 0, which is not under way"),
-        (abort(0) + one.frame, "began message 0 after message 0"),
+        (abort(0) + later.frame, "began message 1 after message -1"),
     ]:
         with pytest.raises(FrameError, match=reason):
             list(Decoder(LIMIT).feed(HELLO + one.frame + wrong))

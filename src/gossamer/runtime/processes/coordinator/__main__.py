@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from gossamer.runtime.processes.system.process import die_with
+from gossamer.runtime.processes.system import die_with
 
 if __name__ == "__main__":
     channel, memory, parent = (int(argument) for argument in sys.argv[1:4])

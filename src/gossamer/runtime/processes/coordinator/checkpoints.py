@@ -7,42 +7,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.protocol import Drop, Expect, Kept, Saved, Snapshot, ToNode
+from gossamer.runtime.processes import protocol
 
 
-@dataclass(eq=False)
 class _Open:
     """A checkpoint that is not complete."""
 
-    told: dict[int, set[int]] = field(
-        default_factory=dict
-    )  # by node that took its snapshot: the peers that it told
-    asked: bool = False  # the nodes know which messages to wait for
-    saved: dict[int, Saved] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.sent: dict[
+            int, dict[int, int]
+        ] = {}  # messages before each node's snapshot, by sender and receiver
+        self.asked = False  # the nodes know which messages to wait for
+        self.saved: dict[int, protocol.Saved] = {}
 
 
 class CheckpointCoordinator:
-    """Puts the checkpoints of a run together.
-
-    Args:
-        experiment: what is run.
-        folder: the run's.
-        cut: the checkpoint from which it goes on, if it does.
-        tell: sends a message to a node.
-        say: told of a checkpoint that can't be written, or is given up.
-    """
+    """Puts the checkpoints of a run together, which goes on from one (``cut``) if it does. ``tell`` sends a message to a
+    node; ``say`` is told of a checkpoint that can't be written, or is given up."""
 
     def __init__(
         self,
         experiment: Experiment,
         folder: RunFolder,
         cut: Cut | None,
-        tell: Callable[[int, ToNode], None],
+        tell: Callable[[int, protocol.ToNode], None],
         say: Callable[[str], None],
     ) -> None:
         self._on = experiment.checkpoint.on
@@ -58,50 +50,42 @@ class CheckpointCoordinator:
         self._start = time.monotonic()
 
     def begin(self, alive: Iterable[int], start: float) -> None:
-        """These nodes have started, at this instant."""
         self._alive, self._start = set(alive), start
 
     def last(self) -> int | None:
         """The number of the checkpoint at the end, which every node is about to be told; None where there is none."""
         return self._highest + 1 if self._on else None
 
-    # --- what nodes say
+    def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
+        """A node says something about its part of a checkpoint, or that its rounds are over."""
+        match message:
+            case protocol.Marked(number=number, sent=sent):
+                self._marked(rank, number, sent)
+            case protocol.Saved(number=number) if number in self._open:
+                self._open[number].saved[rank] = message
+                self._look(number)
+            case protocol.Done():  # it is part of all later checkpoints in its present state
+                self._done.add(rank)
+                for number, checkpoint in self._open.items():
+                    if rank not in checkpoint.sent:
+                        self._tell(rank, protocol.Snapshot(number))
 
-    def marked(self, rank: int, number: int, told: Iterable[int]) -> None:
-        """A node has taken a snapshot."""
+    def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
         if number < self._complete:
             return  # a newer one was complete first
         if number in self._abandoned:
-            self._tell(rank, Drop(number))
+            self._tell(rank, protocol.Drop(number))
             return
         if number not in self._open:
             self._open[number] = _Open()
             self._highest = max(self._highest, number)
-            self._tell_all(self._done & self._alive, Snapshot(number))
-        self._open[number].told[rank] = set(told)
+            self._tell_all(self._done & self._alive, protocol.Snapshot(number))
+        self._open[number].sent[rank] = sent
         self._look(number)
-
-    def saved(self, rank: int, number: int, rounds: int, time_s: float) -> None:
-        """A node's file is written."""
-        if number in self._open:
-            self._open[number].saved[rank] = Saved(number, rounds, time_s)
-            self._look(number)
-
-    def done(self, rank: int) -> None:
-        """A node's rounds are over: it is part of all later checkpoints in its present state."""
-        self._done.add(rank)
-        for number, checkpoint in self._open.items():
-            if rank not in checkpoint.told:
-                self._tell(rank, Snapshot(number))
-
-    def broken(self, rank: int, number: int, peer: int) -> None:
-        """A connection of a node broke after its snapshot, and was made again."""
-        self._abandon(number, f"the connection from node {rank} to node {peer} broke")
 
     # --- nodes that leave and return
 
     def lost(self, rank: int) -> None:
-        """A node has died."""
         self._alive.discard(rank)
         for number in list(self._open):
             self._look(number)
@@ -112,11 +96,10 @@ class CheckpointCoordinator:
         self._alive.discard(rank)
 
     def back(self, rank: int) -> None:
-        """A node takes part again."""
         self._abandon_all(f"node {rank} came back")
         self._alive.add(rank)
         for number in sorted(self._abandoned):
-            self._tell(rank, Drop(number))
+            self._tell(rank, protocol.Drop(number))
 
     def _abandon_all(self, why: str) -> None:
         for number in sorted(self._open):
@@ -129,7 +112,7 @@ class CheckpointCoordinator:
         self._highest = max(self._highest, number)
         self._open.pop(number, None)
         self._say(f"checkpoint {number} is given up: {why}; the next one is made when it is due")
-        self._tell_all(self._alive, Drop(number))
+        self._tell_all(self._alive, protocol.Drop(number))
 
     # --- completing
 
@@ -137,15 +120,17 @@ class CheckpointCoordinator:
         checkpoint, alive = self._open[number], self._alive
         if not alive:
             return  # it would have no node
-        if not checkpoint.asked and alive <= checkpoint.told.keys():
+        if not checkpoint.asked and alive <= checkpoint.sent.keys():
             checkpoint.asked = True
             for rank in sorted(alive):
-                senders = [other for other in sorted(alive) if rank in checkpoint.told[other]]
-                self._tell(rank, Expect(number, senders))
+                sent = {
+                    other: to[rank] for other, to in checkpoint.sent.items() if rank in to and other in alive
+                }
+                self._tell(rank, protocol.Expect(number, sent))
         if checkpoint.asked and alive <= checkpoint.saved.keys():
             self._finish(number, {rank: checkpoint.saved[rank] for rank in sorted(alive)})
 
-    def _finish(self, number: int, saved: dict[int, Saved]) -> None:
+    def _finish(self, number: int, saved: dict[int, protocol.Saved]) -> None:
         rounds = {rank: each.round for rank, each in saved.items()}
         times_s = {rank: each.time_s for rank, each in saved.items()}
         wall_s = self._wall_before_s + time.monotonic() - self._start
@@ -156,8 +141,8 @@ class CheckpointCoordinator:
         self._complete = number
         self._open = {other: each for other, each in self._open.items() if other > number}
         self._abandoned = {other for other in self._abandoned if other > number}
-        self._tell_all(saved, Kept(number))
+        self._tell_all(saved, protocol.Kept(number))
 
-    def _tell_all(self, ranks: Iterable[int], message: ToNode) -> None:
+    def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in sorted(ranks):
             self._tell(rank, message)

@@ -18,7 +18,6 @@ import socket
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -35,20 +34,19 @@ from gossamer.results.checkpoints import Cut, newest
 from gossamer.results.folder import RunFolder
 from gossamer.results.recorder import read_metrics
 from gossamer.results.segment import RecordError
-from gossamer.runtime.barrier import Moment
 from gossamer.runtime.events import EventLog, HeardClock
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
-from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.door import Door
-from gossamer.runtime.processes.coordinator.lifecycle import Command, Lifecycle
+from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.workers import Workers
-from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.process import raise_descriptor_limit
+from gossamer.runtime.processes.memory import FINAL, SharedModels
+from gossamer.runtime.processes.node_process.host import Stage
+from gossamer.runtime.processes.protocol import Fork, Signal, Tell
+from gossamer.runtime.processes.system import raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.recording import RunRecord
+from gossamer.runtime.recording import Moment, RunRecord
 from gossamer.runtime.setup import Setup, prepare
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -56,23 +54,9 @@ TRAFFIC = tuple(field.name for field in fields(Traffic))
 PROGRESS_S = 0.1
 
 
-class _Over(Exception):
-    """The run is to end in order."""
-
-
 class Coordinator:
-    """One run.
-
-    Args:
-        setup: what is run.
-        stage: what nodes of this process compute with, warmed up.
-        folder: where the run is recorded.
-        launcher: the channel to the launcher.
-        memory: descriptor of the file that the launcher, this process and its nodes share.
-        cut: the checkpoint from which it goes on; None is the start.
-        door: where workers join; None: this process forks the nodes.
-        least_workers: how many must have joined before the run starts.
-    """
+    """One run, from a checkpoint (``cut``) on if there is one. Without a door, this process forks the nodes; else the run
+    starts when ``least_workers`` have joined there."""
 
     def __init__(
         self,
@@ -90,13 +74,13 @@ class Coordinator:
             memory, setup.experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
         selector = self._selector = selectors.DefaultSelector()
-        refused = partial(self._event, None, "refused")
-        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self._show, refused)
+        refused = partial(self.record, None, "refused")
+        self._workers = Workers(setup, folder, self._models, cut, selector, self._take, self.show, refused)
         if door is None:
             self._workers.fork_here(partial(ProcessPool, setup, folder, memory, stage, cut, selector))
         else:
             self._workers.let_join(door, least_workers)
-        self._lifecycle = Lifecycle(setup, self._workers.has_room, None if cut is None else cut.rounds)
+        self._lifecycle = Lifecycle(setup, self, self._workers.has_room, None if cut is None else cut.rounds)
         metrics, graphs = folder.segment("metrics"), folder.segment("graphs")
         self._rows = RunRecord(
             setup, metrics, graphs, stage.evaluator.columns, lambda row: launcher.send(protocol.NewRow(row))
@@ -104,17 +88,16 @@ class Coordinator:
         self._clock = HeardClock(time.monotonic)
         self._events = EventLog(folder.segment("events"), self._clock.now, self._wall)
         self._checkpoints = CheckpointCoordinator(
-            setup.experiment, folder, cut, self._tell, partial(self._event, None, "checkpoint")
+            setup.experiment, folder, cut, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._said = 0.0
         self._has_skipped = False
         self._traffic: dict[int, dict[str, int]] = {}  # of each node, in its last row
         self._private: list[int] = []
-        self._forms: dict[int, dict[str, dict[str, int]]] = {}
+        self._forms: dict[str, Counter[str]] = {}  # see ``Outcome.execution``
 
     def run(self) -> protocol.Ended:
-        """From the first process to the last."""
         reason, failure = "failed", None
         try:
             reason = self._run()
@@ -125,46 +108,46 @@ class Coordinator:
             self._workers.close(reason)
         own = self._private
         private = {"mean": sum(own) / len(own), "max": float(max(own))} if own else None
-        return protocol.Ended(reason, failure, private, self._execution())
+        return protocol.Ended(reason, failure, private, {part: dict(x) for part, x in self._forms.items()})
 
     def _run(self) -> str:
         try:
             self._begin()
             while True:
                 self._poll(self._lifecycle.timeout(time.monotonic(), 0.2))
-                self._do(self._lifecycle.look(time.monotonic()))
-        except _Over as over:
+                self._lifecycle.look(time.monotonic())
+        except Over as over:
             reason = str(over)
-        self._do(self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic()))
+        self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic())
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
-        self._do(self._lifecycle.give_up())
+        self._lifecycle.give_up()
+        sizes = self._setup.layout.size, self._setup.layout.buffer_size
+        unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
         for rank in range(self._setup.experiment.nodes):
             if (node := self._lifecycle.nodes.get(rank)) is None or not node.final:
-                self._forget_model(rank)
+                self._models.write(FINAL, rank, unknown)
         if (away := self._events.summary()) is not None:
-            self._show(away)
+            self.show(away)
         return reason
 
     def _begin(self) -> None:
         self._selector.register(self._launcher, selectors.EVENT_READ, self._hear_launcher)
         self._workers.assemble(self._wait)
-        self._do(self._lifecycle.start(time.monotonic()))
+        self._lifecycle.start(time.monotonic())
         if self._cut is not None:
             self._clock.hear(max(self._cut.times_s.values()), runs=False)
             self._rows.resume(self._cut, read_metrics(self._folder.path))
         while not self._lifecycle.up:
             self._wait()
-        start = time.monotonic()
-        commands = self._lifecycle.begin(start)
-        self._start = start
+        start = self._start = time.monotonic()
         self._clock.hear(self._clock.now())  # it runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)
-        self._do(commands)
+        self._lifecycle.begin(start)
 
     def _wait(self) -> None:
         self._poll(0.2)
-        self._do(self._lifecycle.look(time.monotonic()))
+        self._lifecycle.look(time.monotonic())
 
     # --- what is heard
 
@@ -188,19 +171,17 @@ class Coordinator:
                 raise RunFailed(why)
 
     def _take(self, said: protocol.Said) -> None:
-        """A node, or its process, has said something."""
         rank, node, message = said.rank, self._lifecycle.nodes.get(said.rank), said.message
         if node is None and isinstance(message, protocol.NotStarted):
             raise RunFailed(f"node {rank} can't be started: {message.why}")
         if node is None or node.incarnation != said.incarnation or rank not in self._lifecycle.alive:
             return
         self._note(rank, message)
-        self._do(self._lifecycle.take(rank, message, time.monotonic()))
+        self._lifecycle.take(rank, message, time.monotonic())
         if self._rows.reached:
             self._lifecycle.end("target")
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
-        """Take what a node says for the record, and of checkpoints."""
         match message:
             case protocol.Progress(time_s=time_s):
                 self._clock.hear(time_s)
@@ -211,25 +192,19 @@ class Coordinator:
                 self._record(rank, moment, row, slot)
             case protocol.Event(kind=kind, text=text):
                 self._events.append(rank, kind, text)
-            case protocol.Done():
-                self._checkpoints.done(rank)
-            case protocol.Marked(number=number, ranks=ranks):
-                self._checkpoints.marked(rank, number, ranks)
-            case protocol.Saved(number=number, round=round, time_s=time_s):
-                self._checkpoints.saved(rank, number, round, time_s)
-            case protocol.Broken(number=number, peer=peer):
-                self._checkpoints.broken(rank, number, peer)
-            case protocol.Final(private=private, forms=forms):
-                self._forms[rank] = forms
+            case protocol.Done() | protocol.Marked() | protocol.Saved():
+                self._checkpoints.hear(rank, message)
+            case protocol.Final(private=private, forms=parts):
+                for part, forms in parts.items():
+                    self._forms.setdefault(part, Counter()).update(forms)
                 if private is not None:
                     self._private.append(private)
 
     def _record(self, rank: int, moment: Moment, row: dict[str, Any], slot: int | None) -> None:
-        """Record a node's row at an evaluation point, with its snapshot if it has one."""
         if slot is None and rank in self._setup.outcome_ranks and not self._has_skipped:
             self._has_skipped = True
             text = "not recorded where a node is more than two evaluations ahead of the record"
-            self._show(f"consensus distance: {text}")
+            self.show(f"consensus distance: {text}")
         self._rows.graph(row["round"])
         self._rows.row(moment, row, None if slot is None else self._models.read(slot, rank))
         if slot is not None:
@@ -242,73 +217,40 @@ class Coordinator:
 
     # --- what is done
 
-    def _do(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            match command:
-                case protocol.Fork() | protocol.Tell() | protocol.Signal():
-                    self._workers.do(command)
-                case lifecycle.Rejoin(rank=rank, first=first, together=together, start_from=start):
-                    self._rejoin(rank, first, together, start)
-                case lifecycle.Without(rank=rank, keep=keep, alive=alive):
-                    (self._checkpoints.away if alive else self._checkpoints.lost)(rank)
-                    self._rows.without(rank, keep=keep)
-                case lifecycle.Record(rank=who, event=kind, text=text, show=show):
-                    self._event(who, kind, text, show=show)
-                case protocol.Say():
-                    self._launcher.send(command)
-                case lifecycle.End(failure=None, reason=reason):
-                    raise _Over(reason)
-                case lifecycle.End(failure=failure):
-                    raise RunFailed(**failure or {})
+    def do(self, command: Fork | Signal | Tell) -> None:
+        self._workers.do(command)
 
-    def _rejoin(
-        self, rank: int, first: int, together: list[tuple[int, int]], start: StartFrom | None
+    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
+        (self._checkpoints.away if alive else self._checkpoints.lost)(rank)
+        self._rows.without(rank, keep=keep)
+
+    def rejoin(
+        self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
     ) -> None:
         now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
-        if start is None:
+        if start_from is None:
             self._tell(rank, protocol.Meet(together, first))
         else:  # the node's clock starts at the others' time; their clocks pause during evaluations
-            arrival = protocol.Arrival(first, together, start, tick, self._traffic.get(rank, {}))
+            arrival = protocol.Arrival(first, together, start_from, tick, self._traffic.get(rank, {}))
             self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
         self._rows.back(rank, first + 1, tick)
 
-    def _forget_model(self, rank: int) -> None:
-        """Mark a node's last model as unknown: NaN, and not zeros."""
-        sizes = self._setup.layout.size, self._setup.layout.buffer_size
-        self._models.write(FINAL, rank, Model(*(torch.full((n,), math.nan) for n in sizes)))
-
-    def _tell(self, rank: int, message: protocol.ToNode) -> None:
-        """Send a node a message; that a node is gone is noticed by its closed channel."""
-        self._workers.do(protocol.Tell(rank, message))
-
-    def _event(self, rank: int | None, kind: str, text: str, *, show: bool = True) -> None:
-        """Record an event, and show it."""
-        self._events.append(rank, kind, text)
+    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
+        self._events.append(rank, event, text)
         if show:
-            self._show(text or kind)
+            self.show(text or event)
 
-    def _show(self, text: str) -> None:
-        """Show the user something."""
+    def show(self, text: str) -> None:
         self._launcher.send(protocol.Say(text))
 
-    def _execution(self) -> dict[str, dict[str, int]]:
-        """How the nodes' steps and evaluations were computed: for each part the number of nodes and shapes by form."""
-        found: dict[str, Counter[str]] = {}
-        for said in self._forms.values():
-            for part, forms in said.items():
-                found.setdefault(part, Counter()).update(forms)
-        return {part: dict(forms) for part, forms in found.items()}
+    def _tell(self, rank: int, message: protocol.ToNode) -> None:
+        self._workers.do(Tell(rank, message))
 
 
 def serve(channel: int, memory: int) -> None:
-    """Prepare the experiment that the launcher names, and run it.
-
-    Args:
-        channel: descriptor of the channel to the launcher.
-        memory: descriptor of the file that all processes of this machine share.
-    """
+    """Prepare the experiment that the launcher names, and run it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # before any operation: a fork after one with more threads hangs
     keep_freed_memory()
@@ -319,7 +261,7 @@ def serve(channel: int, memory: int) -> None:
         return
     try:
         door = None if asked.listen is None else Door(asked.listen, asked.token)
-        setup = with_data_for_forks(prepare(Experiment.parse(asked.experiment)))
+        setup = prepare(Experiment.parse(asked.experiment))
         raise_descriptor_limit(setup, channels=setup.experiment.nodes)
     except BadInput as error:
         launcher.send(protocol.Refused(list(error.problems)))
@@ -342,7 +284,6 @@ def serve(channel: int, memory: int) -> None:
 
 
 def _failed(error: OSError) -> protocol.Ended:
-    """The end of a run whose coordinator failed."""
     failure = {"message": f"the coordinator failed: {cause(error)}"}  # no descriptor or process is left, ...
     if isinstance(error, RecordError):  # a full disk, ...: a run that isn't recorded is none
         failure = {"message": f"the record can't be written: {error}"}

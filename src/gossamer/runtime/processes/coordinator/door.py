@@ -1,8 +1,8 @@
-"""Admits workers to a run if they prove that they know its token (:mod:`gossamer.runtime.processes.security.join`)."""
+"""Admits workers to a run if they prove that they know its token (:mod:`gossamer.runtime.processes.security`)."""
 
 from __future__ import annotations
 
-import secrets
+import hmac
 import selectors
 import socket
 import ssl
@@ -12,18 +12,16 @@ from dataclasses import dataclass
 
 from gossamer import __version__
 from gossamer.errors import BadInput
-from gossamer.runtime.processes.channel import SelectorChannel
-from gossamer.runtime.processes.protocol import Challenge, FromJoining, Hello, Proof, Refused
-from gossamer.runtime.processes.security.join import NONCE_BYTES, check_token, proof, proved
-from gossamer.runtime.processes.security.trust import context, issue
-from gossamer.runtime.processes.session import LARGEST_STRANGER, parse_address
+from gossamer.runtime.processes.channel import LARGEST_STRANGER, SelectorChannel, parse_address
+from gossamer.runtime.processes.protocol import Join, Refused
+from gossamer.runtime.processes.security import check_token, context, issue, proof
 
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
 MOST_STRANGERS = 64
 """Connections that may be open without having proved it; the oldest makes room."""
 
-Admit = Callable[[Hello, Proof, str, Callable[[], socket.socket]], str | None]
+Admit = Callable[[Join, str, Callable[[], socket.socket]], str | None]
 """Takes a worker that knows the token, its host, and what gives its connection; returns why it is refused, if it is."""
 
 
@@ -33,17 +31,11 @@ class _Stranger:
 
     host: str
     deadline: float
-    channel: SelectorChannel[FromJoining]
-    hello: Hello | None = None
-    nonce: bytes = b""
+    channel: SelectorChannel[Join]
 
 
 class Door:
-    """Where workers join.
-
-    Args:
-        address: "host:port" to listen at.
-        token: that workers must know.
+    """Where workers join: listens at "host:port" for workers that know the token.
 
     Raises:
         BadInput: for a token that is too short, and an address that can't be used.
@@ -65,20 +57,15 @@ class Door:
         self._context = context(ssl.PROTOCOL_TLS_SERVER, identity.pem, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._strangers: dict[_Stranger, None] = {}
-        self._told: set[str] = (
-            set()
-        )  # hosts of workers with another token; few, so that strangers can't fill the record
+        self._told: set[str] = set()  # hosts of workers with another token
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
-        """Let workers in.
-
-        Args:
-            selector: where connections are waited for; the data of a key is a function to call with the events.
-            admit: takes workers that know the token.
-            refused: called with one line, once for each host, about workers with another token.
-        """
         self._selector, self._admit, self._refused = selector, admit, refused
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def proof(self, side: str, nonce: bytes) -> bytes:
+        """The proof of a side that it knows the token, for a connection to this door."""
+        return proof(self.token, side, self._certificate, nonce)
 
     def _accept(self, events: int) -> None:
         try:
@@ -89,52 +76,30 @@ class Door:
             return  # it has gone already
         if len(self._strangers) >= MOST_STRANGERS:
             self._refuse(next(iter(self._strangers)))
-        channel: SelectorChannel[FromJoining]
-        channel = SelectorChannel(
+        channel = SelectorChannel[Join](
             end,
-            FromJoining,
+            Join,
             self._selector,
-            lambda messages: self._hear(stranger, messages),
-            lambda why: self._gone(stranger),
+            lambda messages: self._hear(stranger, *messages),
+            lambda why: self._refuse(stranger),
             largest=LARGEST_STRANGER,
         )
         stranger = _Stranger(host, time.monotonic() + JOIN_S, channel)
         self._strangers[stranger] = None
 
-    def _hear(self, stranger: _Stranger, messages: list[FromJoining]) -> None:
-        match messages:
-            case [Hello() as hello] if stranger.hello is None and len(hello.nonce) == NONCE_BYTES:
-                stranger.hello, stranger.nonce = hello, secrets.token_bytes(NONCE_BYTES)
-                own = self._proof("coordinator", hello, stranger.nonce)
-                stranger.channel.send(Challenge(stranger.nonce, own))
-            case [Proof() as said] if stranger.hello is not None:
-                if not proved(said.proof, self._proof("worker", stranger.hello, stranger.nonce)):
-                    self._has_another_token(stranger.host)
-                    self._refuse(stranger, "it has another token")
-                elif stranger.hello.version != __version__:
-                    version = stranger.hello.version
-                    self._refuse(stranger, f"it runs gossamer {version}, and the coordinator {__version__}")
-                elif why := self._admit(stranger.hello, said, stranger.host, stranger.channel.release):
-                    self._refuse(stranger, why)
-                else:
-                    del self._strangers[stranger]
-            case _:
-                self._refuse(stranger)
-
-    def _gone(self, stranger: _Stranger) -> None:
-        if (
-            stranger.hello is not None
-        ):  # an honest worker leaves when the coordinator's proof is not of its token
-            self._has_another_token(stranger.host)
-        self._refuse(stranger)
-
-    def _has_another_token(self, host: str) -> None:
-        if host not in self._told and len(self._told) < MOST_STRANGERS:
-            self._told.add(host)
-            self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
-
-    def _proof(self, side: str, hello: Hello, nonce: bytes) -> bytes:
-        return proof(self.token, side, self._certificate, hello.nonce, nonce)
+    def _hear(self, stranger: _Stranger, said: Join, *more: Join) -> None:
+        host = stranger.host
+        if not hmac.compare_digest(said.proof, self.proof("worker", said.nonce)):
+            if host not in self._told and len(self._told) < MOST_STRANGERS:
+                self._told.add(host)
+                self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
+            self._refuse(stranger, "it has another token")
+        elif said.version != __version__:
+            self._refuse(stranger, f"it runs gossamer {said.version}, and the coordinator {__version__}")
+        elif why := self._admit(said, host, stranger.channel.release):
+            self._refuse(stranger, why)
+        else:
+            del self._strangers[stranger]
 
     def _refuse(self, stranger: _Stranger, why: str | None = None) -> None:
         self._strangers.pop(stranger, None)
@@ -143,12 +108,10 @@ class Door:
         stranger.channel.close()
 
     def look(self) -> None:
-        """Refuse strangers that take too long."""
         for stranger in [each for each in self._strangers if time.monotonic() > each.deadline]:
             self._refuse(stranger)
 
     def close(self) -> None:
-        """Admit no more workers."""
         self._selector.unregister(self._listener)
         self._listener.close()
         for stranger in list(self._strangers):

@@ -1,9 +1,9 @@
-"""The decisions in a run of real processes: events go in, commands come out.
+"""The decisions in a run of real processes: events go in, and what follows from them is done by :class:`Actions`.
 
 :class:`Lifecycle` knows no process, socket, file or clock. It takes what nodes and their processes say
-(``protocol.FromProcess``), each with the time at which it was heard, and returns typed commands (:data:`Command`) for the
-coordinator to carry out. It decides which faults happen and when, which nodes are taken for dead, which are restarted, in
-which round a node that starts or returns meets the others, whether the run can go on, and when and why it ends.
+(``protocol.FromProcess``), each with the time at which it was heard. It decides which faults happen and when, which nodes are
+taken for dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can go on,
+and when and why it ends.
 
 A node that starts late, or returns, is introduced: the others are told, and answer with their rounds (``At``). Then the node
 is told where to begin, and it and each of the others from which round on they wait for each other. Nodes are introduced one
@@ -17,15 +17,16 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from gossamer.config import Processes
-from gossamer.faults import FaultEvent, FaultInterval, RoundCrash, StartFrom
+from gossamer.errors import RunFailed
+from gossamer.faults import FaultEvent, FaultInterval, StartFrom
+from gossamer.node.rejoin import meeting
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Say, Signal, Tell
+from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
 from gossamer.runtime.recording import end_is_due, returned_early
-from gossamer.runtime.rejoin import meeting
 from gossamer.runtime.setup import Setup
 
 UNREACHABLE_S = 5.0
@@ -35,51 +36,33 @@ END_S = 30.0
 SAY_S = 10.0
 """Seconds after which the user is told which nodes the others wait for; then after twice as many, and so on."""
 MOST_NAMED = 5
-STEP_S = 1.0
-"""Seconds that count at most between two looks at a stopped node: a coordinator that was itself stopped, perhaps with all of
-its nodes, blames no node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Without:
-    """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return by
-    itself if ``alive``."""
-
-    rank: int
-    keep: bool
-    alive: bool
+class Over(Exception):
+    """The run is to end in order: "rounds", "time", "target" or "stopped"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejoin:
-    """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
-    started later begins with the model ``start_from``; None is one that was only taken for dead."""
+class Actions(Protocol):
+    """Carries out what was decided."""
 
-    rank: int
-    first: int
-    together: list[tuple[int, int]]
-    start_from: StartFrom | None
+    def do(self, command: Fork | Signal | Tell) -> None:
+        """Have a worker do something."""
 
+    def without(self, rank: int, *, keep: bool, alive: bool) -> None:
+        """Wait for nothing more of a node. What it gave for incomplete evaluation points counts if ``keep``; it may return
+        by itself if ``alive``."""
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Record an event; show it if ``show``."""
+    def rejoin(
+        self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
+    ) -> None:
+        """Let a node take part (again) from round ``first`` on, and with each of the others from a round. A process that was
+        started later begins with the model ``start_from``; None is one that was only taken for dead."""
 
-    rank: int | None
-    event: str
-    text: str
-    show: bool = True
+    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
+        """Record an event, and show it."""
 
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The run is over; ``failure`` has the arguments of :class:`~gossamer.errors.RunFailed`."""
-
-    reason: str
-    failure: dict[str, Any] | None = None
-
-
-Command = Fork | Signal | Tell | Without | Rejoin | Record | Say | End
+    def show(self, text: str) -> None:
+        """Show the user something."""
 
 
 @dataclass(eq=False)
@@ -117,38 +100,32 @@ class _Introduction:
 class Lifecycle:
     """The decisions of one run. All times are seconds of one clock.
 
-    Args:
-        setup: what is run.
-        has_room: whether there is a slot for the process of a node now.
-        rounds: that nodes had completed at the checkpoint from which the run goes on (others were lost); None is the start.
-
-    Attributes:
-        nodes: the newest process of each node, by rank.
-        alive: the ranks whose process has not ended.
-        away: the ranks that are not there, or taken for dead, and why.
+    ``has_room`` says whether there is a slot for the process of a node now. ``rounds`` is what nodes had completed at the
+    checkpoint from which the run goes on (others were lost). :meth:`take` and :meth:`look` raise :class:`Over` when the run
+    is to end in order, and :class:`~gossamer.errors.RunFailed` when it can't go on.
     """
 
     def __init__(
         self,
         setup: Setup,
-        has_room: Callable[[int], bool] = lambda rank: True,
+        actions: Actions,
+        has_room: Callable[[int], bool],
         rounds: Mapping[int, int] | None = None,
     ) -> None:
         experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
+        self._actions = actions
+        self._stop_s = experiment.stop.time_s
         self._size, self._rounds = experiment.nodes, rounds
         self._waits = experiment.algorithm.gathers
         self._lost_peer = experiment.gather.lost_peer
         self._detection_s = experiment.failures.detection_s
         self._agenda = setup.faults.event_queue()
-        self._at_rounds: dict[int, list[RoundCrash]] = {
-            rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()
-        }
-        self.nodes: dict[int, NodeState] = {}
-        self.alive: set[int] = set()
-        self.away: dict[int, str] = {}
-        self._commands: list[Command] = []
+        self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
+        self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
+        self.alive: set[int] = set()  # the ranks whose process has not ended
+        self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = self._heard_at = 0.0
@@ -158,19 +135,17 @@ class Lifecycle:
         self._queue: deque[tuple[NodeState, bool]] = deque()  # to be introduced
         self._introduction: _Introduction | None = None
         self._noticed: dict[int, float] = {}  # when a stopped node is taken for dead
-        self._looked = math.inf
         self._since: dict[int, float] = {}  # when those that are away were first seen to be
         self._say_after_s = SAY_S
-        self._suspects: dict[
-            tuple[int, int], tuple[float, str]
-        ] = {}  # a node, a peer: since when, why not reached
+        # By a node and a peer: since when it can't be reached, and why.
+        self._suspects: dict[tuple[int, int], tuple[float, str]] = {}
         self._wiped = False  # messages may have been lost with a node: their numbers say nothing any more
         self._due: str | None = None
         self._ending = False
 
     # --- the driver's side
 
-    def start(self, now: float) -> list[Command]:
+    def start(self, now: float) -> None:
         """Start the nodes that are there from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
@@ -185,53 +160,53 @@ class Lifecycle:
                 self.nodes[rank].round = 0 if self._rounds is None else self._rounds[rank]
         for rank in self._lost_before:
             self._without(rank, keep=False)
-        return self._done()
 
     @property
     def up(self) -> bool:
-        """Whether all nodes that were started are ready."""
         return all(node.ready for node in self.nodes.values())
 
-    def begin(self, now: float) -> list[Command]:
-        """All nodes are up: let them go."""
-        self._now = self._began = self._looked = now
+    def begin(self, now: float) -> None:
+        self._now = self._began = now
         for rank, why in sorted(self.away.items()):
             self._tell_lost(rank, why)
         self._tell_all(sorted(self.alive), protocol.Go(now))
         for rank in self._lost_before:
             self._tell_lost(rank, f"node {rank} was lost before the run was resumed")
         for rank, why in sorted(self.away.items()):
-            self._do(Record(rank, "absent", f"node {rank} is {why}"))
+            self._actions.record(rank, "absent", f"node {rank} is {why}")
             self._without(rank, keep=False)
         for fault in self._early:
             self._happens(fault)
-        return self._done()
 
     def timeout(self, now: float, longest: float) -> float:
-        """Seconds until something is due, but no more than ``longest``."""
         if self._began is None:
             return longest
         due = min([self._began + self._agenda.next_s, *self._noticed.values()])
         return min(max(due - now, 0.0), longest)
 
-    def look(self, now: float) -> list[Command]:
+    def look(self, now: float) -> None:
         """Let happen what is due, once all messages until now were taken."""
         self._now = now
         if self._due is not None:
-            self._do(End(self._due))
-        elif self._began is not None:
+            raise Over(self._due)
+        if self._began is not None:
             self._look_at_nodes(now - self._began)
         elif now > self._start_deadline:
             late = [node.rank for node in self.nodes.values() if not node.ready]
-            self._fail(
+            raise RunFailed(
                 f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}"
             )
-        return self._done()
 
     def _look_at_nodes(self, now_s: float) -> None:
         for fault in self._agenda.due(now_s):
             self._happens(fault)
-        self._look_at_stopped()
+        for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
+            del self._noticed[rank]
+            node, text = self.nodes[rank], f"node {rank} stands still"
+            if node.stopped and self._lost_peer == "fail":
+                raise RunFailed(f"{text}: it was stopped", node=rank, round=node.round)
+            if rank in self.alive:
+                self._lose(rank, text, keep=True)
         if self._waits and self._lost_peer == "wait":
             self._look_at_away()
         for rank in [rank for rank in self._restarting if rank not in self.alive and self._has_room(rank)]:
@@ -246,27 +221,31 @@ class Lifecycle:
         """The run is to end in order: "time", "target" or "stopped"."""
         self._due = self._due or reason
 
-    def take(self, rank: int, message: protocol.FromProcess, now: float) -> list[Command]:
-        """A node has said something, or something happened to its process."""
+    def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
         self._now, node = now, self.nodes[rank]
         match message:
             case protocol.Stood(still=still):
-                self._stands(node, still=still)
+                if still and not node.frozen:  # what the schedule does is known
+                    node.stopped = True
+                    self._notice(rank, f"node {rank} stands still: it was stopped")
+                elif not still and node.stopped:
+                    node.stopped = False
+                    self._goes_on(rank)
             case protocol.Exited(how=how):
                 self._exited(node, how)
             case protocol.NotStarted(why=why):
                 self.alive.discard(rank)
                 text = f"node {rank} can't be started: {why}"
                 if self._began is None:
-                    self._fail(text)
-                else:
-                    self._do(Record(rank, "not-restarted", text))
+                    raise RunFailed(text)
+                self._actions.record(rank, "not-restarted", text)
             case _:
                 self._heard_at = now
-                if rank in self.away and self._began is not None and node.ready:
-                    self._heard(node)
+                # One that was taken for dead, and is none of those that go, has said something.
+                back = rank in self.away and self._began is not None and node.ready
+                if back and not (node.arriving or node.leaving or node.planned):
+                    self._arrives(node, restarted=False)
                 self._said(node, message)
-        return self._done()
 
     def _said(self, node: NodeState, message: protocol.FromProcess) -> None:
         match message:
@@ -274,12 +253,12 @@ class Lifecycle:
                 node.ready = True
                 if self._began is not None:
                     self._arrives(node, restarted=True)
-            case protocol.Progress(round=round):
+            case protocol.Progress(round=round, time_s=time_s):
                 node.round = max(node.round, round)
+                if self._stop_s is not None and time_s >= self._stop_s:
+                    self.end("time")
             case protocol.Row(row=row):
                 node.round = max(node.round, row["round"])
-            case protocol.TimeUp():
-                self.end("time")
             case protocol.Done(round=round):
                 node.done, node.round = True, round
                 if node.leaving:
@@ -287,9 +266,15 @@ class Lifecycle:
             case protocol.Final(round=round):
                 node.final, node.round = True, round
                 if node.leaving and not self._ending:
-                    self._left(node)
+                    why = f"node {node.rank} left after round {node.round}"
+                    self._actions.record(node.rank, "left", why)
+                    self._gone(node, why, keep=True)
             case protocol.At(rank=about, round=round):
-                self._is_at(node, about, round)
+                introduction = self._introduction
+                if introduction and introduction.node.rank == about and node.rank in introduction.awaited:
+                    introduction.awaited.discard(node.rank)
+                    introduction.rounds[node.rank] = round
+                    self._introduce_next()
             case protocol.Crash(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
                 node.planned = True
@@ -310,12 +295,12 @@ class Lifecycle:
             case protocol.Failed(text=text, round=round, trace=trace):
                 where = f"in round {round}" if self._began is not None else "at start"
                 said = f"node {node.rank} failed {where}: {text}"
-                self._fail(said, node=node.rank, round=round, traceback=trace)
+                raise RunFailed(said, node=node.rank, round=round, traceback=trace)
 
     # --- ending
 
-    def finish(self, reason: str, checkpoint: int | None, now: float) -> list[Command]:
-        """Have every node end in order, with a last checkpoint if it has a number, after :class:`End` without a failure."""
+    def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
+        """Have every node end in order, with a last checkpoint if it has a number, after :class:`Over`."""
         self._now = self._heard_at = now
         self._ending = True
         there = [self.nodes[rank] for rank in self.awaited()]
@@ -326,22 +311,20 @@ class Lifecycle:
         for rank in sorted(self.alive):
             self._tell(rank, Finish(reason, checkpoint, row))
         if reason == "rounds" and (early := returned_early(self._setup, rounds)) is not None:
-            self._do(Record(None, "ended-early", early))
-        return self._done()
+            self._actions.record(None, "ended-early", early)
 
     def over(self, now: float) -> bool:
         """Whether all nodes that are awaited have handed in their last model, or have been silent for too long."""
         waiting = [rank for rank in self.awaited() if not self.nodes[rank].final]
         return not waiting or now > self._heard_at + END_S
 
-    def give_up(self) -> list[Command]:
+    def give_up(self) -> None:
         """Kill the nodes that do not end with the others; the others' outcome stands."""
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
-                self._do(Signal(rank, signal.SIGKILL))
-                self._do(Say(f"node {rank} did not end with the others, and was killed"))
+                self._actions.do(Signal(rank, signal.SIGKILL))
+                self._actions.show(f"node {rank} did not end with the others, and was killed")
                 self._exited(self.nodes[rank], "killed by SIGKILL")
-        return self._done()
 
     def awaited(self) -> list[int]:
         """The nodes whose rounds the run waits for: those that are there, or will be again. A node that was stopped, and not
@@ -353,31 +336,26 @@ class Lifecycle:
         ]
 
     def _look_at_the_end(self) -> None:
-        """Whether the run is over, or can't go on."""
         awaited = self.awaited()
         if awaited and all(self.nodes[rank].done for rank in awaited):
-            self._do(End("rounds"))
-        elif not self.alive and not self._expects():
-            self._fail(f"no node is left: {'; '.join(self.away.values())}")
-        else:
-            self._look_at_suspects()
-            self._look_for_deadlock()
-
-    def _look_at_suspects(self) -> None:
-        """A peer that could not be reached is dead, which its process says, or is given up after a while."""
+            raise Over("rounds")
+        if not self.alive and not self._expects():
+            raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
+        # A peer that could not be reached is dead, which its process says, or is given up after a while.
         for (reporter, rank), (since, why) in list(self._suspects.items()):
             if rank in self.alive and self._now - since < UNREACHABLE_S:
                 continue
             del self._suspects[reporter, rank]
             if rank in self.alive and reporter in self.alive:
                 text = f"node {reporter} can't reach node {rank}: {why}"
-                self._do(Record(reporter, "unreachable", text, show=False))
-                self._fail(text, node=reporter)
+                self._actions.record(reporter, "unreachable", text, show=False)
+                raise RunFailed(text, node=reporter)
+        self._look_for_deadlock()
 
     def _look_for_deadlock(self) -> None:
         """All nodes wait for messages, none is on its way, and no end of time is set: they wait forever. (Not while a peer
         may be given up: that may be what they wait for, and is the better reason.)"""
-        timed = self._setup.experiment.stop.time_s is not None
+        timed = self._stop_s is not None
         if self._suspects or timed or self._wiped or len(self.alive) < self._size:
             return
         nodes = [node for _, node in sorted(self.nodes.items())]
@@ -387,21 +365,17 @@ class Lifecycle:
             return
         waits = {rank: each.waits or [] for rank, each in idle.items()}
         returned = {node.rank: node.round for node in nodes if node.done}
-        self._fail(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
-
-    def _fail(self, message: str, **details: Any) -> None:
-        self._do(End("failed", {"message": message, **details}))
+        raise RunFailed(f"all nodes wait and nothing is under way: {describe_waits(waits, returned)}")
 
     # --- faults
 
     def _expects(self) -> bool:
-        """Whether a node may still start or return."""
         return bool(self._restarting) or any(map(self._agenda.returns, range(self._size)))
 
     def _happens(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
-            self._do(Record(None, fault.what, fault.detail))
+            self._actions.record(None, fault.what, fault.detail)
             return
         node = self.nodes.get(rank)
         if fault.what == "return":
@@ -410,25 +384,25 @@ class Lifecycle:
             return
         elif fault.what == "crash":
             node.planned = True
-            self._do(Signal(rank, signal.SIGKILL))
+            self._actions.do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
             self._tell(rank, protocol.Leave())
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":
-            self._do(Signal(rank, signal.SIGSTOP))
+            self._actions.do(Signal(rank, signal.SIGSTOP))
             node.frozen = True
             self._notice(rank, f"node {rank} stands still")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
-            self._do(Record(rank, fault.what, fault.detail))
+            self._actions.record(rank, fault.what, fault.detail)
 
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
-            self._do(Signal(node.rank, signal.SIGCONT))
+            self._actions.do(Signal(node.rank, signal.SIGCONT))
             self._goes_on(node.rank)
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
@@ -444,41 +418,19 @@ class Lifecycle:
             node.incarnation = before.incarnation + 1
             node.round, node.restarts = before.round, before.restarts
         self.alive.add(rank)
-        self._do(Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())]))
+        self._actions.do(
+            Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])
+        )
 
     # --- nodes that were stopped
 
-    def _stands(self, node: NodeState, *, still: bool) -> None:
-        """A process was stopped, or goes on; what the schedule does is known."""
-        if still and not node.frozen:
-            node.stopped = True
-            self._notice(node.rank, f"node {node.rank} stands still: it was stopped")
-        elif not still and node.stopped:
-            node.stopped = False
-            self._goes_on(node.rank)
-
     def _notice(self, rank: int, text: str) -> None:
         self._noticed[rank] = self._now + self._detection_s
-        self._do(Record(rank, "frozen", text))
+        self._actions.record(rank, "frozen", text)
 
     def _goes_on(self, rank: int) -> None:
         self._noticed.pop(rank, None)
-        self._do(Record(rank, "thawed", f"node {rank} goes on"))
-
-    def _look_at_stopped(self) -> None:
-        passed, self._looked = self._now - self._looked, self._now
-        for rank, due in list(self._noticed.items()):
-            self._noticed[rank] = due = due + max(passed - STEP_S, 0.0)
-            if due > self._now:
-                continue
-            del self._noticed[rank]
-            node, text = self.nodes[rank], f"node {rank} stands still"
-            if rank not in self.alive:
-                continue
-            if node.stopped and self._lost_peer == "fail":
-                self._fail(f"{text}: it was stopped", node=rank, round=node.round)
-            else:
-                self._lose(rank, text, keep=True)
+        self._actions.record(rank, "thawed", f"node {rank} goes on")
 
     # --- nodes that are away
 
@@ -490,42 +442,32 @@ class Lifecycle:
             self._say_after_s = SAY_S
         elif longest_s >= self._say_after_s:
             self._say_after_s = 2 * longest_s
-            named = [
-                f"node {rank} (away for {self._now - since:.0f} s)" for rank, since in self._since.items()
-            ]
-            more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+            named = [f"node {rank} (away for {self._now - at:.0f} s)" for rank, at in self._since.items()]
+            if len(named) > MOST_NAMED:
+                named[MOST_NAMED:] = [f"{len(named) - MOST_NAMED} more"]
             least = min((self.nodes[rank].round for rank in self._present()), default=0)
-            waited = f"{', '.join(named[:MOST_NAMED])}{more}"
-            self._do(Say(f"waiting for {waited}; the others are in round {least} or later"))
+            self._actions.show(f"waiting for {', '.join(named)}; the others are in round {least} or later")
 
     def _exited(self, node: NodeState, how: str) -> None:
         self.alive.discard(node.rank)
         if node.final and (self._ending or node.leaving):
             return
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
-        self._do(Record(node.rank, "lost", text, show=False))
+        self._actions.record(node.rank, "lost", text, show=False)
         if self._ending:
             return
         again = self._options.restart == "always" and node.restarts < self._options.restart_limit
         if self._began is None or (self._lost_peer == "fail" and not (node.planned or again)):
-            self._fail(text, node=node.rank, round=node.round)
-            return
-        self._do(Say(text))
+            raise RunFailed(text, node=node.rank, round=node.round)
+        self._actions.show(text)
         self._gone(node, text, keep=False)
         if again and not node.planned:
             node.restarts += 1
             self._bring_back(node.rank, "checkpoint")
         if not self.alive and not self._expects():
-            self._fail(f"every node died; the last one: {text}")
-
-    def _left(self, node: NodeState) -> None:
-        """A node has left in order."""
-        why = f"node {node.rank} left after round {node.round}"
-        self._do(Record(node.rank, "left", why))
-        self._gone(node, why, keep=True)
+            raise RunFailed(f"every node died; the last one: {text}")
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
-        """A process is over."""
         self._noticed.pop(node.rank, None)
         node.stopped = False
         self._queue = deque(each for each in self._queue if each[0] is not node)
@@ -540,7 +482,7 @@ class Lifecycle:
         if rank in self.alive and node.rank not in self.away:
             text = f"node {node.rank} can't reach node {rank}: {why}"
             if rank not in self.away:
-                self._do(Record(node.rank, "unreachable", text))
+                self._actions.record(node.rank, "unreachable", text)
             self._lose(rank, text, keep=True)
             self._introduce_next()
 
@@ -559,30 +501,18 @@ class Lifecycle:
 
     def _without(self, rank: int, *, keep: bool) -> None:
         self._wiped = True
-        self._do(Without(rank, keep, rank in self.alive and not self.nodes[rank].leaving))
+        there = rank in self.alive and not self.nodes[rank].leaving
+        self._actions.without(rank, keep=keep, alive=there)
 
     def _present(self) -> list[int]:
         return [rank for rank in sorted(self.alive) if rank not in self.away]
 
     # --- introductions
 
-    def _heard(self, node: NodeState) -> None:
-        """A node that was taken for dead has said something."""
-        if not node.arriving and not node.leaving and not node.planned:
-            self._arrives(node, restarted=False)
-
     def _arrives(self, node: NodeState, *, restarted: bool) -> None:
         node.arriving = True
         self._queue.append((node, restarted))
         self._introduce_next()
-
-    def _is_at(self, node: NodeState, about: int, round: int) -> None:
-        """A node has said which round it is in."""
-        introduction = self._introduction
-        if introduction is not None and introduction.node.rank == about and node.rank in introduction.awaited:
-            introduction.awaited.discard(node.rank)
-            introduction.rounds[node.rank] = round
-            self._introduce_next()
 
     def _introduce_next(self) -> None:
         """Finish the current introduction, if all nodes have answered; begin the next one."""
@@ -611,22 +541,14 @@ class Lifecycle:
         node.arriving = False
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
-        self._do(Rejoin(node.rank, first, list(together.items()), node.start_from if restarted else None))
+        start_from = node.start_from if restarted else None
+        self._actions.rejoin(node.rank, first, list(together.items()), start_from)
         kind = "returned" if node.incarnation or not restarted else "joined"
-        self._do(Record(node.rank, kind, f"node {node.rank} takes part from round {first} on"))
-
-    # --- commands
+        self._actions.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
 
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
-        self._do(Tell(rank, message))
+        self._actions.do(Tell(rank, message))
 
     def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in ranks:
             self._tell(rank, message)
-
-    def _do(self, command: Command) -> None:
-        self._commands.append(command)
-
-    def _done(self) -> list[Command]:
-        commands, self._commands = self._commands, []
-        return commands

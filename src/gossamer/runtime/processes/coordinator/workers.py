@@ -2,9 +2,9 @@
 
 A worker takes commands about nodes, and reports what happens to them (``protocol``: coordinator -> worker, and back). The
 commands and events of the coordinator's own process are calls; a worker that joins gets them, and the run's files and keys,
-over a :mod:`session <gossamer.runtime.processes.session>`.
+over a :class:`~gossamer.runtime.processes.channel.Session`.
 
-A worker that is out of reach keeps its nodes going and what they say on disk; both ends go on with the next connection. After
+A worker that is out of reach keeps its nodes going and what they say; both ends go on with the next connection. After
 ``failures.detection_s``, or as soon as another worker joins in its place, it is lost, and its nodes are dead. Nodes that are
 restarted then go to the worker that has room, in the order of joining.
 """
@@ -15,6 +15,7 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,11 @@ from gossamer.errors import RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, Cut, highest
 from gossamer.results.folder import RunFolder, atomic
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import ChannelError
+from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.door import Door
+from gossamer.runtime.processes.memory import SharedModels
 from gossamer.runtime.processes.protocol import Addresses, File, Fork, FromPool, FromWorker, Said
-from gossamer.runtime.processes.security.trust import issue
-from gossamer.runtime.processes.session import Session, keep_alive
-from gossamer.runtime.processes.system.memory import SharedModels
+from gossamer.runtime.processes.security import issue
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import Setup
@@ -61,17 +61,10 @@ class _Worker:
 
 
 class Workers:
-    """The processes that fork a run's nodes.
+    """The processes that fork a run's nodes, or go on with them from a checkpoint (``cut``).
 
-    Args:
-        setup: what is run.
-        folder: the run's.
-        models: where snapshots of models go.
-        cut: the checkpoint from which the run goes on; None is the start.
-        selector: where connections are waited for; the data of a key is a function to call with the events.
-        emit: takes what nodes and their processes say.
-        say: tells the user something.
-        refused: records a worker that does not know the token, and tells the user.
+    ``emit`` takes what nodes and their processes say, ``say`` tells the user something, and ``refused`` records a worker
+    that does not know the token.
     """
 
     def __init__(
@@ -101,7 +94,6 @@ class Workers:
         self._closing = False
 
     def fork_here(self, pool: Callable[[Callable[[FromPool], None]], ProcessPool]) -> None:
-        """Have this process fork all nodes; ``pool`` is given what takes events."""
         self._pool = pool(lambda event: self._take(worker, event))
         worker = self._workers[""] = _Worker(0, "here", self._nodes, self._pool.do, ready=True)
 
@@ -126,11 +118,9 @@ class Workers:
 
     # --- workers that join
 
-    def _admit(
-        self, hello: protocol.Hello, said: protocol.Proof, host: str, release: Callable[[], socket.socket]
-    ) -> str | None:
-        worker = self._workers.get(hello.session)
-        if hello.session in self._gone:
+    def _admit(self, said: protocol.Join, host: str, release: Callable[[], socket.socket]) -> str | None:
+        worker = self._workers.get(said.session)
+        if said.session in self._gone:
             return "it was out of reach for too long; start it again"
         if worker is None and said.received:
             return "it belongs to another run; start it again"
@@ -139,18 +129,20 @@ class Workers:
         end = release()
         keep_alive(end, self._silent_s)
         if worker is None:
-            worker = self._new(hello.session, host, said.slots)
+            worker = self._new(said.session, host, said.slots)
         else:
             self._say(f"{worker} is back")
         worker.away = None
         assert worker.session is not None
-        worker.session.attach(end, said.received, protocol.Welcome(worker.session.received, time.monotonic()))
+        assert self._door is not None
+        own = self._door.proof("coordinator", said.nonce)
+        welcome = protocol.Welcome(own, worker.session.received, time.monotonic())
+        worker.session.attach(end, said.received, welcome)
         return None
 
     def _new(self, name: str, host: str, slots: int) -> _Worker:
         session = Session[FromWorker](
             FromWorker,
-            self._folder.path,
             self._selector,
             lambda message: self._take(worker, message),
             lambda why: self._disconnected(name, why),
@@ -202,7 +194,6 @@ class Workers:
                 self._emit(message)
 
     def _keep(self, file: File) -> None:
-        """A file or a model has come."""
         match file.kind:
             case "model":
                 try:
@@ -242,7 +233,7 @@ class Workers:
             RunFailed: if one is lost before the run starts.
         """
         told = 0.0
-        while not self._enough():
+        while not (self._has_slots() and all(worker.ready for worker in self._workers.values())):
             if time.monotonic() > told + SAY_S:
                 told = time.monotonic()
                 self._say(self._awaited())
@@ -256,15 +247,12 @@ class Workers:
             if lost := [worker for worker in self._at.values() if worker not in self._workers.values()]:
                 raise RunFailed(f"{lost[0]} was lost before the run started")
 
-    def _enough(self) -> bool:
-        """Whether there are enough workers, and all that have joined are ready."""
-        return self._has_slots() and all(worker.ready for worker in self._workers.values())
-
     def _has_slots(self) -> bool:
         slots = sum(worker.slots for worker in self._workers.values())
         return len(self._workers) >= self._least and slots >= self._nodes
 
     def _awaited(self) -> str:
+        """Which workers the run waits for, in words."""
         assert self._door is not None
         slots = sum(worker.slots for worker in self._workers.values())
         here = f"{len(self._workers)} workers with {slots} slots are here"
@@ -287,20 +275,16 @@ class Workers:
         worker.send(protocol.Listen(list(ranks), [self._keys[rank] for rank in ranks] if self._keys else []))
 
     def has_room(self, rank: int) -> bool:
-        """Whether a node can be started now: its worker is there, or another one has a free slot."""
         return self._home(rank) is not None
 
     def _home(self, rank: int) -> _Worker | None:
         workers = self._workers.values()
         if self._at[rank] in workers:
             return self._at[rank]
-        return next((each for each in workers if each.ready and self._free(each)), None)
-
-    def _free(self, worker: _Worker) -> bool:
-        return sum(self._at[rank] is worker for rank in worker.ranks) < worker.slots
+        taken = Counter(map(id, self._at.values()))
+        return next((each for each in workers if each.ready and taken[id(each)] < each.slots), None)
 
     def do(self, command: Fork | protocol.Tell | protocol.Signal) -> None:
-        """Carry out a command about a node."""
         if isinstance(command, Fork):
             self._fork(command)
         elif (worker := self._at[command.rank]) in self._workers.values():
@@ -342,19 +326,15 @@ class Workers:
         while not all(session.settled for session in sessions) and time.monotonic() < deadline:
             time.sleep(0.01)
             for channel in [session.channel for session in sessions if session.channel is not None]:
-                channel.flush()
+                channel.write()
                 channel.read()
         for session in sessions:
             session.close()
 
 
 def placed(nodes: int, slots: Mapping[str, int]) -> dict[str, list[int]]:
-    """Which ranks each worker gets: contiguous ones, in the order of the workers, in proportion to their slots.
-
-    Args:
-        nodes: their number.
-        slots: of each worker, in the order in which they joined; at least as many as nodes together.
-    """
+    """Which ranks each worker gets: contiguous ones, in the order of the workers, in proportion to their slots (which are
+    at least as many as nodes together)."""
     total, before, given, ranks = sum(slots.values()), 0, 0, {}
     for name, count in slots.items():
         before += count

@@ -3,26 +3,22 @@ which the node is restarted while the others go on.
 
 ::
 
-    node -> coordinator   marked NUMBER, RANKS      it took its snapshot, all from before has left, these peers were told
-    coordinator -> node   expect NUMBER, RANKS      all nodes took theirs; these have sent messages here
-    node -> coordinator   saved NUMBER, ROUND, TIME all that they sent before has arrived, and the node's file is written
+    node -> coordinator   marked NUMBER, SENT       it took its snapshot, and all from before has left: how much, to each rank
+    coordinator -> node   expect NUMBER, SENT       all nodes took theirs, and had sent this much here
+    node -> coordinator   saved NUMBER, ROUND, TIME all of that has arrived, and the node's file is written
     coordinator -> node   kept NUMBER               all files are written
     coordinator -> node   snapshot NUMBER           others took theirs; for a node whose rounds are over
-    node -> coordinator   broken NUMBER, RANK       a connection to that peer broke since the snapshot
-    coordinator -> node   drop NUMBER               that checkpoint is given up
+    coordinator -> node   drop NUMBER               that checkpoint is given up, since a node was out of reach meanwhile
 
-A connection that breaks may lose a mark, and its messages are numbered from zero on the next one: such a checkpoint is given
-up, and so is one during which a node was out of reach. The next one is made when it is due.
+The next one is made when it is due.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 from gossamer.config import Checkpoints, Experiment
 from gossamer.errors import BadInput
@@ -32,43 +28,83 @@ from gossamer.node import NodeRuntime, checkpoint
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.results.folder import RunFolder, atomic
+from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.node_process.host import NodeContext
-from gossamer.runtime.processes.protocol import Broken, Event, FromNode, Marked, RestartSaved, Saved
 from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.snapshots import NodeSnapshots, made, sent_here
 
-MOST_MARKS = 2**16
-"""Incomplete snapshots that peers may have told of: far more than any node gets ahead, and still little memory."""
 
-
-class Cutting:
-    """One node's snapshots, and the conversation about them."""
+class NodeCheckpoints:
+    """One node's part of the run's checkpoints, and how it goes on from one."""
 
     def __init__(
         self,
         asked: Checkpoints,
         cuts: NodeSnapshots,
         folder: CheckpointFolder,
-        tell: Callable[[FromNode], None],
-        made: int,
-        first: int,
+        tell: Callable[[protocol.FromNode], None],
+        made: int = 0,
+        first: int = 1,
     ) -> None:
         self._asked, self._cuts, self._folder, self._tell = asked, cuts, folder, tell
-        self._made = made
+        self._made = made  # snapshots that need not be taken any more
         self._offset = first - made - 1
         self._transport: Transport
         self._before: dict[int, int] = {}  # messages by each source when the run was resumed
         self._numbers: set[int] = set()  # of this node's snapshots
         self._dropped: set[int] = set()  # of checkpoints that are given up
-        self._sent: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by each peer until its snapshot
-        self._expected: dict[int, set[int]] = {}
+        self._arrived: dict[int, int] = {}  # messages by each source
+        self._expected: dict[
+            int, dict[int, int]
+        ] = {}  # by checkpoint: messages by each source until its snapshot
         self._lost: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._kept: dict[int, asyncio.Future[None]] = {}
 
-    def use(self, transport: Transport, before: dict[int, int]) -> None:
-        """Tell peers through a transport, whose message numbers go on from these, by source."""
-        self._transport, self._before = transport, before
+    @classmethod
+    def of(
+        cls,
+        node: NodeRuntime,
+        experiment: Experiment,
+        context: NodeContext,
+        now: Callable[[], float],
+        tell: Callable[[protocol.FromNode], None],
+    ) -> NodeCheckpoints:
+        """Those of a node of a run, perhaps one that goes on from a checkpoint."""
+        path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
+        digest, first = context.checkpoints or (None, highest(path) + 1)
+        repeats = experiment.algorithm.gathers
+        cuts = NodeSnapshots(node.deliver, now, repeats, lambda again: checkpoints._count(again, -1))
+        folder = CheckpointFolder(path, experiment, digest)
+        checkpoints = cls(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)
+        return checkpoints
+
+    def begin(self, transport: Transport, start: Checkpoint, *, resumed: bool = False) -> None:
+        """The node is at its start, or where it was saved: messages and a transport's counters go on from there."""
+        self._transport = transport
+        if not resumed:
+            self.round_ended(start)
+            return
+        self._cuts.restore(start)
+        self._before = sent_here(start)
+        self._arrived = dict(self._before)
+        transport.traffic = Traffic(**start.engine["traffic"])
+        self.round_ended(start)
+        for arrival in start.arriving:  # each had the time since to arrive
+            self._count(arrival.message, 1)
+            self._cuts.deliver(arrival.message)
+
+    def deliver(self, message: Message) -> None:
+        """A message has come in: its number goes on where those of its sender were when the run was resumed."""
+        before = self._before.get(message.source, 0)
+        self._arrived[message.source] = message.number + before + 1
+        self._cuts.deliver(replace(message, number=message.number + before) if before else message)
+        for number in list(self._expected):
+            self._look(number)
+
+    def _count(self, message: Message, times: int) -> None:
+        self._transport.traffic.messages_received += times
+        self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
 
     def round_ended(self, saved: Checkpoint) -> None:
         """The node is at the end of a round (or at its start): take the snapshots that are due."""
@@ -77,35 +113,33 @@ class Cutting:
         due = self._asked.due(saved.round, saved.time_s)
         before, self._made = self._made, max(self._made, due)
         for number in range(before + 1, due + 1):
-            self.cut(number + self._offset)
+            self.snapshot(number + self._offset)
 
-    def cut(self, number: int) -> None:
-        """Take a snapshot where the last round ended."""
+    def over(self) -> None:
+        self._cuts.over()
+
+    def hear(self, message: protocol.Snapshot | protocol.Expect | protocol.Kept | protocol.Drop) -> None:
+        match message:
+            case protocol.Snapshot(number=number):
+                self.snapshot(number)
+            case protocol.Expect(number=number, sent=sent) if number not in self._dropped:
+                self._expected[number] = {rank: n + self._before.get(rank, 0) for rank, n in sent.items()}
+                self._look(number)
+            case protocol.Kept(number=number):  # those before it that are not complete won't be
+                for older in [each for each in self._numbers if each < number]:
+                    self._forget(older)
+                self._dropped = {each for each in self._dropped if each > number}
+                self._settle(number)
+            case protocol.Drop(number=number):
+                self._dropped.add(number)
+                self._forget(number)
+                self._settle(number)
+
+    def snapshot(self, number: int) -> None:
         if number not in self._numbers and number not in self._dropped:
             self._numbers.add(number)
             self._cuts.cut(number)
-            self._transport.cut(number)
-
-    def told(self, number: int, ranks: list[int]) -> None:
-        """All that was sent before a snapshot has left."""
-        self._tell(Marked(number, ranks))
-
-    def marked(self, rank: int, number: int, message: int) -> None:
-        """All that a peer had sent before its snapshot has arrived."""
-        if number not in self._dropped and (number in self._sent or len(self._sent) < MOST_MARKS):
-            self._sent[number][rank] = message + self._before.get(rank, 0)
-            self._look(number)
-
-    def expect(self, number: int, ranks: list[int]) -> None:
-        """All nodes took their snapshots, and these have sent messages to this one."""
-        if number not in self._dropped:
-            self._expected[number] = set(ranks)
-            self._look(number)
-
-    def relinked(self, rank: int) -> None:
-        """A connection to a peer broke, and was made again."""
-        for number in sorted(self._numbers):
-            self._tell(Broken(number, rank))
+            self._transport.cut(lambda sent: self._tell(protocol.Marked(number, sent)))
 
     def lost(self, rank: int) -> None:
         """A peer is dead: nothing more comes from it."""
@@ -118,9 +152,10 @@ class Cutting:
         self._lost.discard(rank)
 
     def _look(self, number: int) -> None:
-        if number in self._expected and self._expected[number] - self._lost <= self._sent[number].keys():
+        sent = {rank: n for rank, n in self._expected[number].items() if rank not in self._lost}
+        if all(self._arrived.get(rank, 0) >= n for rank, n in sent.items()):
             del self._expected[number]
-            saved = self._cuts.finish(number, self._sent.pop(number))
+            saved = self._cuts.finish(number, sent)
             writing = asyncio.get_running_loop().run_in_executor(
                 self._writer, self._folder.write, number, saved
             )
@@ -130,32 +165,18 @@ class Cutting:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            self._tell(Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
+            self._tell(protocol.Event("checkpoint", f"checkpoint {number} could not be written: {error}"))
         else:
-            self._tell(Saved(number, saved.round, saved.time_s))
+            self._tell(protocol.Saved(number, saved.round, saved.time_s))
 
     async def last(self, number: int, timeout_s: float) -> None:
         """Take a snapshot at the end of the run, and wait until that checkpoint is written, or can't be in time."""
         kept = self._kept[number] = asyncio.get_running_loop().create_future()
-        self.cut(number)
+        self.snapshot(number)
         await asyncio.wait((kept,), timeout=timeout_s)
-
-    def kept(self, number: int) -> None:
-        """A checkpoint is complete; those before it that are not won't be."""
-        for older in [each for each in self._numbers if each < number]:
-            self._forget(older)
-        self._dropped = {each for each in self._dropped if each > number}
-        self._settle(number)
-
-    def drop(self, number: int) -> None:
-        """A checkpoint is given up."""
-        self._dropped.add(number)
-        self._forget(number)
-        self._settle(number)
 
     def _forget(self, number: int) -> None:
         self._numbers.discard(number)
-        self._sent.pop(number, None)
         self._expected.pop(number, None)
         self._cuts.drop(number)
 
@@ -165,67 +186,15 @@ class Cutting:
             self._kept[number].set_result(None)
 
 
-class NodeCheckpoints(Cutting):
-    """One node's part of the run's checkpoints, and how it goes on from one."""
-
-    def __init__(
-        self,
-        node: NodeRuntime,
-        experiment: Experiment,
-        context: NodeContext,
-        now: Callable[[], float],
-        state: Callable[[], dict[str, Any]],
-        tell: Callable[[FromNode], None],
-        saved: Checkpoint | None,
-    ) -> None:
-        path, cut, asked = context.folder.checkpoints, context.cut, experiment.checkpoint
-        digest, first = context.checkpoints or (None, highest(path) + 1)
-        cuts = NodeSnapshots(
-            node.deliver, now, experiment.algorithm.gathers, lambda again: self._count(again, -1)
-        )
-        folder = CheckpointFolder(path, experiment, digest)
-        super().__init__(asked, cuts, folder, tell, 0 if cut is None else made(asked, cut), first)
-        self._node, self._state, self._saved = node, state, saved
-        if saved is not None:
-            node.restore(saved)
-            cuts.restore(saved)
-
-    def begin(self, transport: Transport) -> None:
-        """The node is at its start, or where it was saved; a transport's counters go on from there."""
-        saved = self._saved
-        self.use(transport, {} if saved is None else sent_here(saved))
-        if saved is None:
-            self.node_round_ended()
-            return
-        transport.traffic = Traffic(**saved.engine["traffic"])
-        self.round_ended(saved)
-        for arrival in saved.arriving:  # each had the time since to arrive
-            self._count(arrival.message, 1)
-            self._cuts.deliver(arrival.message)
-
-    def node_round_ended(self) -> None:
-        """The node is at the end of a round, or at its start."""
-        self.round_ended(self._node.checkpoint(**self._state()))
-
-    def over(self) -> None:
-        """The node's rounds are over."""
-        self._cuts.over()
-
-    def deliver(self, message: Message) -> None:
-        """A message has come in: its number goes on where those of its sender were when the run was resumed."""
-        before = self._before.get(message.source, 0)
-        self._cuts.deliver(replace(message, number=message.number + before) if before else message)
-
-    def _count(self, message: Message, times: int) -> None:
-        self._transport.traffic.messages_received += times
-        self._transport.traffic.bytes_received += times * wire_bytes(message.tag, message.payload)
-
-
 class RestartFile:
     """What a node saves of itself, for a restart in the same run."""
 
     def __init__(
-        self, folder: RunFolder, node: NodeRuntime, asked: Checkpoints, tell: Callable[[FromNode], None]
+        self,
+        folder: RunFolder,
+        node: NodeRuntime,
+        asked: Checkpoints,
+        tell: Callable[[protocol.FromNode], None],
     ) -> None:
         self._path = folder.restart(node.rank)
         self._node, self._asked, self._tell = node, asked, tell
@@ -242,12 +211,11 @@ class RestartFile:
             with atomic(self._path) as temporary:
                 checkpoint.write(self._node.checkpoint(), temporary, "")
         except OSError as error:  # a full disk is no reason to end; the file before is still there
-            self._tell(Event("checkpoint", f"it could not be written: {error}"))
+            self._tell(protocol.Event("checkpoint", f"it could not be written: {error}"))
         else:
-            self._tell(RestartSaved())
+            self._tell(protocol.Saved(None, self._node.round, self._node.node.now()))
 
     def restore(self) -> Checkpoint | None:
-        """Restore the node as it was saved; gives what was saved, or None where there is no file that can be used."""
         saved = None
         if self._path.exists():
             try:
@@ -255,6 +223,6 @@ class RestartFile:
                 self._node.restore(saved)
             except BadInput as error:
                 saved = None
-                self._tell(Event("checkpoint", f"it is of no use: {error}"))
+                self._tell(protocol.Event("checkpoint", f"it is of no use: {error}"))
         self._made = self._asked.due(self._node.round, self._node.node.now())
         return saved

@@ -1,30 +1,49 @@
-"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, and its
-:class:`~gossamer.node.host.Host`."""
+"""The interface of the engine ``processes`` to a node, in the node's process: its context, its clock, its computations, and
+its :class:`~gossamer.node.setup.Host`.
+
+A node computes one thing at a time, in a thread, when it is the turn of its process. All nodes compute with one
+:class:`Stage`, which is created before they are forked. Steps and evaluations are recorded when they are first carried out
+(:mod:`gossamer.learning.capture`), which takes as long as ten of them and doubles a node's heap. So the stage rehearses them
+on the data of one node, and discards the results.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from gossamer.config import Processes
+from gossamer.cores import cores
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.computation import Computation, ComputationKind, execute
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.malloc import trim
 from gossamer.learning.mixing import Mix
 from gossamer.learning.rows import Rows
+from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages import encode
-from gossamer.messages.tags import Payload, Sending, Traffic
+from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.processes.security.trust import Security
+from gossamer.runtime.events import TimelineLog
+from gossamer.runtime.processes.memory import available_bytes, private_bytes
+from gossamer.runtime.processes.security import Security
+from gossamer.runtime.processes.system import CpuSlots
 from gossamer.runtime.processes.transport.transport import Transport
+from gossamer.runtime.setup import Setup
 
-if TYPE_CHECKING:
-    from gossamer.runtime.processes.node_process.computing import Computing
+log = logging.getLogger("gossamer")
 
 SHORTEST_S = 0.001
 """Seconds that a node sleeps at least: its clock may stand still meanwhile."""
@@ -32,39 +51,24 @@ SHORTEST_S = 0.001
 
 @dataclass(frozen=True, eq=False)
 class NodeContext:
-    """What a node's process gets from the worker that forks it.
-
-    Args:
-        listener: its listening socket.
-        channel: its end of the channel to the worker.
-        addresses: (host, port) of every rank.
-        token: 16 bytes by which the nodes of this run know each other.
-        memory: descriptor of the shared file: models, and the CPU slots.
-        at_once: how many nodes of this machine may compute at the same time.
-        trims: hand memory back after computing.
-        folder: where it writes files.
-        security: keys for TLS between nodes; None is for loopback.
-        wakeup: where nodes that share CPU slots tell each other that one is free; None for a node that shares with none.
-        cut: the checkpoint from which it goes on; None is the start.
-        checkpoints: the digest that its checkpoints carry, and the number of the next one; None: as the folder says.
-        incarnation: how often the node was started before.
-        crashes: rounds after which it kills itself.
-    """
+    """What a node's process gets from the worker that forks it."""
 
     listener: socket.socket
-    channel: socket.socket
-    addresses: Sequence[tuple[str, int]]
-    token: bytes
-    memory: int
-    at_once: int
-    trims: bool
+    channel: socket.socket  # to the worker
+    addresses: Sequence[tuple[str, int]]  # (host, port) of every rank
+    token: bytes  # by which the nodes of this run know each other
+    memory: int  # descriptor of the shared file: models, and the CPU slots
+    at_once: int  # how many nodes of this machine may compute at the same time
+    wakeup: tuple[int, int]  # where they tell each other that a CPU slot is free
+    trims: bool  # hand memory back after computing
     folder: RunFolder
-    security: Security | None = None
-    wakeup: tuple[int, int] | None = None
-    cut: Cut | None = None
-    checkpoints: tuple[str, int] | None = None
-    incarnation: int = 0
-    crashes: tuple[int, ...] = ()
+    security: Security | None  # None is for loopback
+    cut: Cut | None  # the checkpoint from which it goes on; None is the start
+    checkpoints: (
+        tuple[str, int] | None
+    )  # their digest, and the number of the next one; None: as the folder says
+    incarnation: int  # how often the node was started before
+    crashes: Sequence[int]  # rounds after which it kills itself
 
 
 class Timer:
@@ -80,25 +84,20 @@ class Timer:
         self._call()
 
     def cancel(self) -> None:
-        """Don't make the call."""
         self._pending.discard(self)
         self._handle.cancel()
 
 
 class Clock:
-    """Seconds since the run's start, without those in which the node was evaluated: it stands still then.
-
-    Args:
-        time_s: where it goes on.
-        wall_s: seconds that the run has taken before.
-    """
+    """Seconds since the run's start, without those in which the node was evaluated: it stands still then. It goes on at
+    ``time_s``, in a run that has taken ``wall_s`` real seconds before."""
 
     def __init__(self, time_s: float = 0.0, wall_s: float = 0.0) -> None:
         self._before_s, self._wall_before_s = time_s, wall_s
         self._paused_s = 0.0
         self._pauses: list[float] = []  # since when evaluations go on
         self._timers: set[Timer] = set()
-        self.begin(time.monotonic())
+        self.begin(monotonic())
 
     def begin(self, start: float) -> None:
         """The run starts, or goes on, at this instant of the monotonic clock."""
@@ -106,33 +105,28 @@ class Clock:
         self._wall_start = start - self._wall_before_s
 
     def now(self) -> float:
-        """The time."""
-        now = self._pauses[0] if self._pauses else time.monotonic()
+        now = self._pauses[0] if self._pauses else monotonic()
         return now - self.start - self._paused_s
 
     def wall(self) -> float:
-        """Real seconds since the run's start."""
-        return time.monotonic() - self._wall_start
+        return monotonic() - self._wall_start
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing will happen by the clock."""
         return not (self._timers or self._pauses)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let it stand still."""
-        self._pauses.append(time.monotonic())
+        self._pauses.append(monotonic())
         try:
             yield
         finally:
             began = self._pauses[0]
             self._pauses.pop()
             if not self._pauses:
-                self._paused_s += time.monotonic() - began
+                self._paused_s += monotonic() - began
 
     async def until(self, time_s: float) -> None:
-        """Wait for an instant."""
         while (left := time_s - self.now()) > 0:
             await asyncio.sleep(max(left, SHORTEST_S))
 
@@ -141,13 +135,184 @@ class Clock:
         return Timer(set() if background else self._timers, seconds, call)
 
 
-class NodeHost:
-    """The host of one node.
+class Stage:
+    """The trainer and the evaluator of all nodes, and where they keep vectors (``rows``; forked, each node has its own)."""
 
-    Attributes:
-        transport: its connections.
-        leaving: whether it was told to leave.
-    """
+    def __init__(self, setup: Setup) -> None:
+        experiment = setup.experiment
+        self._setup = setup
+        self.rows = Rows(setup.layout.size)
+        self.trainer = SequentialTrainer(setup.task, experiment.optimizer, self.rows)
+        self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        self._freed_bytes: int | None = None  # what a step took and gave back
+        self._common: Model | None = None
+        if experiment.initial == "common":
+            parameters, buffers = setup.initial(0)
+            self._common = Model(self.rows.store(parameters), buffers)
+
+    def initial(self, rank: int) -> Model:
+        return self._common or self._setup.initial(rank)
+
+    def trims(self) -> bool:
+        """Whether nodes hand freed memory back after computing; see ``engine.memory``."""
+        engine, nodes = self._setup.experiment.engine, self._setup.experiment.nodes
+        assert isinstance(engine, Processes)
+        if engine.memory != "auto":
+            return engine.memory == "trim"
+        available = available_bytes()
+        if available is None or self._freed_bytes is None:
+            return nodes > cores()
+        return nodes * self._freed_bytes > available / 2
+
+    def warm_up(self) -> None:
+        """Take two steps and evaluate the outcome, so that every node has the recordings. (A failure will come again in a
+        node, which reports it.)"""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # autograd then starts threads, which a fork would not survive
+            return
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes compute on the CPU, and autograd asks for devices
+        try:
+            self._rehearse()
+        except Exception as error:  # noqa: BLE001 - the user's model or loss may raise anything
+            log.debug("the warmup failed: %s", error)
+        trim()
+
+    def _rehearse(self) -> None:
+        setup, experiment = self._setup, self._setup.experiment
+        rank = max(range(experiment.nodes), key=lambda rank: len(setup.parts[rank]))
+        if not len(setup.parts[rank]):
+            return
+        batches = BatchStream(experiment.seed, rank, setup.parts[rank], experiment.batch_size)
+        model = initial = self.initial(rank)
+        trim()
+        before = private_bytes()
+        for number in range(2):
+            state = experiment.optimizer.init(model.parameters)
+            job = TrainJob(model, [batches.batch(number)], experiment.optimizer.lr, state, seed=0)
+            [result] = self.trainer.train([job])
+            model = result.model
+        after = private_bytes()
+        if before is not None and after is not None:
+            self._freed_bytes = max(after - before, 0)
+        if setup.evaluated:
+            self.evaluator.warm_up(initial, model)
+
+
+class Busy:
+    """How long something was under way; entered in one thread, and read from any."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._state: tuple[float, float | None] = 0.0, None  # seconds so far, and since when it computes
+
+    def __enter__(self) -> None:
+        self._state = self._state[0], self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._state = self.seconds(), None
+
+    def restore(self, seconds: float) -> None:
+        self._state = seconds, None
+
+    def seconds(self) -> float:
+        total, since = self._state
+        return total if since is None else total + self._clock() - since
+
+
+class Computing:
+    """What one node computes."""
+
+    def __init__(
+        self,
+        rank: int,
+        setup: Setup,
+        context: NodeContext,
+        stage: Stage,
+        clock: Clock,
+        timeline: TimelineLog | None,
+    ) -> None:
+        assert isinstance(setup.experiment.engine, Processes)
+        self._pace = setup.experiment.engine.pace
+        self._rank, self._setup, self._trims = rank, setup, context.trims
+        self._trainer, self._evaluator = stage.trainer, stage.evaluator
+        self._clock, self._timeline = clock, timeline
+        self.cpu_slots = CpuSlots(context.memory, context.at_once, context.wakeup)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._turn = asyncio.Lock()  # first come first served
+        # How long the node has computed: by the compute profile if it keeps its pace, else in its thread.
+        self.busy = Busy(clock.now if self._pace else monotonic)
+        self.under_way = 0  # computations that were asked for, and are not over
+        self._computations = self._slow = 0
+
+    @property
+    def slowness(self) -> str | None:
+        """How often the compute profile's pace could not be kept, in words; None where it always was."""
+        if not self._slow:
+            return None
+        return f"{self._slow} of {self._computations} computations took longer than the compute profile says"
+
+    def forms(self) -> dict[str, dict[str, int]]:
+        return {"train": self._trainer.forms(), "evaluate": self._evaluator.forms()}
+
+    async def evaluate(self, model: Model) -> dict[str, float]:
+        """The columns of all evaluation sets for a model; off the node's clock."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
+
+    def _evaluate(self, model: Model) -> dict[str, float]:
+        with self.cpu_slots.one():
+            values = self._evaluator.columns(model)
+        trim()  # it takes more memory than a step, and seldom
+        return values
+
+    async def compute(self, computation: Computation) -> Any:
+        """Carry a computation out; see :class:`~gossamer.node.setup.Host`."""
+        self.under_way += 1
+        try:
+            async with self._turn:
+                with self.busy if self._pace else nullcontext():
+                    return await self._compute(computation)
+        finally:
+            self.under_way -= 1
+
+    async def _compute(self, computation: Computation) -> Any:
+        began, job = self._clock.now(), computation.prepare()
+        running = asyncio.get_running_loop().run_in_executor(self._thread, self._execute, computation, job)
+        try:
+            result, seconds = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The thread can't be stopped; its result is not committed, and the next computation waits behind it.
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+        ended = self._clock.now()
+        if self._pace and computation.kind is not ComputationKind.APPLY:
+            await self._keep_pace(computation, began)
+        elif (factor := self._setup.faults.factor(self._rank, began)) > 1:
+            await asyncio.sleep((factor - 1) * seconds)
+        if self._timeline is not None:
+            span = (began, self._clock.now()) if self._pace else (ended - seconds, ended)
+            self._timeline.computed(self._rank, computation.kind, *span)
+        return computation.commit(result)
+
+    async def _keep_pace(self, computation: Computation, began: float) -> None:
+        """Wait until a computation that began then is due by the compute profile."""
+        profile, seed = self._setup.compute, self._setup.experiment.seed
+        seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
+        due = began + float(seconds)
+        self._computations += 1
+        self._slow += self._clock.now() > due
+        await self._clock.until(due)
+
+    def _execute(self, computation: Computation, job: Any) -> tuple[Any, float]:
+        with self.cpu_slots.one(), nullcontext() if self._pace else self.busy:
+            began = monotonic()
+            [result] = execute(computation.kind, [job], self._trainer, self._evaluator)
+            seconds = monotonic() - began
+        if self._trims:
+            trim()
+        return result, seconds
+
+
+class NodeHost:
+    """The host of one node."""
 
     transport: Transport
 
@@ -160,7 +325,7 @@ class NodeHost:
         end_round: Callable[[], Awaitable[None]],
     ) -> None:
         self.lost: set[int] = set()
-        self.leaving = False
+        self.leaving = False  # whether it was told to leave
         self._clock, self._rounds = clock, rounds
         self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
         self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector

@@ -21,64 +21,26 @@ from torch import Tensor
 from gossamer.errors import cause
 from gossamer.messages.tags import Traffic
 from gossamer.node import NodeRuntime
-from gossamer.runtime.barrier import Moment
-from gossamer.runtime.events import begins
-from gossamer.runtime.processes.channel import AsyncChannel
+from gossamer.node.rejoin import newcomer
+from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.runtime.events import begins, timeline_log
+from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.channel import Channel
+from gossamer.runtime.processes.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
-from gossamer.runtime.processes.node_process.computing import Computing, Stage
-from gossamer.runtime.processes.node_process.host import Clock, NodeContext, NodeHost
-from gossamer.runtime.processes.protocol import (
-    Arrival,
-    At,
-    Consumed,
-    Crash,
-    Done,
-    Drop,
-    Event,
-    Expect,
-    Failed,
-    Final,
-    Find,
-    Finish,
-    FromNode,
-    Go,
-    Idle,
-    Kept,
-    Leave,
-    Lost,
-    Meet,
-    Moved,
-    Progress,
-    Ready,
-    Row,
-    Slots,
-    Snapshot,
-    TimeUp,
-    ToNode,
-    Unreachable,
-)
-from gossamer.runtime.processes.system.memory import FINAL, SNAPSHOTS, SharedModels, private_bytes
-from gossamer.runtime.processes.transport.peer import Endpoint
+from gossamer.runtime.processes.node_process.host import Clock, Computing, NodeContext, NodeHost, Stage
 from gossamer.runtime.processes.transport.shaper import Shaper
 from gossamer.runtime.processes.transport.transport import Transport
-from gossamer.runtime.recording import Spent, Usage, is_due, node_row
-from gossamer.runtime.rejoin import newcomer
+from gossamer.runtime.recording import Moment, Spent, Usage, is_due, node_row
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.timeline import timeline_log
-from gossamer.runtime.unawaited import unawaited_calls_fail
 
-PROGRESS_S = 0.2
-"""Seconds between two reports of a node's progress."""
-ALIVE_S = 1.0
-"""Seconds between two reports of a node that waits, or evaluates its last model."""
+PROGRESS_S = 0.2  # between two reports of a node's progress
+ALIVE_S = 1.0  # between two reports of a node that waits, or evaluates its last model
 NODES_HEARD_A_SECOND = 256
 """How many waiting nodes may report in a second: a thousand that do so every second would keep a core busy."""
-TASKS_END_S = 5.0
-"""Seconds that a node waits at its end for tasks that were cancelled."""
-LAST_SNAPSHOT_S = 20.0
-"""Seconds in which the last checkpoint of a run has to be written, before its nodes end without it."""
-FLUSH_S = 5.0
-"""Seconds in which the next bytes of a node's last round have to leave before its last row is written without them."""
+TASKS_END_S = 5.0  # that a node waits at its end for tasks that were cancelled
+LAST_SNAPSHOT_S = 20.0  # in which the last checkpoint has to be written, before nodes end without it
+FLUSH_S = 5.0  # in which the next bytes of the last round have to leave, before the last row is written without them
 
 
 def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
@@ -86,7 +48,7 @@ def main(rank: int, setup: Setup, context: NodeContext, stage: Stage) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run in order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    async def run() -> int:
+    async def run() -> int:  # creates the node in its loop
         return await NodeProcess(rank, setup, context, stage).run()
 
     return asyncio.run(run())
@@ -100,13 +62,13 @@ class NodeProcess:
         loop = asyncio.get_running_loop()
         experiment, folder, cut = setup.experiment, context.folder, context.cut
         self._go: asyncio.Future[None] = loop.create_future()
-        self._finish: asyncio.Future[Finish] = loop.create_future()
-        self._arrival: Arrival | None = None
+        self._finish: asyncio.Future[protocol.Finish] = loop.create_future()
+        self._arrival: protocol.Arrival | None = None
         self._crashes = context.crashes
         self._reported = 0.0
-        self._channel: AsyncChannel[ToNode] = AsyncChannel(
-            context.channel, ToNode, self._hear, lambda: os._exit(1)
-        )
+        self._channel: Channel[protocol.ToNode] = Channel(context.channel, protocol.ToNode)
+        context.channel.setblocking(True)
+        loop.add_reader(context.channel, self._readable)
         self._models = SharedModels(
             context.memory, experiment.nodes, setup.layout.size, setup.layout.buffer_size
         )
@@ -115,39 +77,37 @@ class NodeProcess:
         self._timeline = timeline_log(experiment, folder, rank)
 
         saved = self._saved = None if cut is None else cut.read(rank, self._place)
-        self._clock = Clock(
-            0.0 if saved is None else saved.time_s,
-            0.0 if cut is None else cut.wall_s,
-        )
+        self._clock = Clock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
         self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         self._host = NodeHost(
             stage.rows, self._clock, self._computing, experiment.stop.rounds, self._end_round
         )
-        self._node = NodeRuntime(setup.node(rank, stage.initial(rank)), self._host)
+        self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or cut is not None):
-            self._checkpoints = NodeCheckpoints(
-                self._node, experiment, context, self._clock.now, self._state, self._tell, saved
+            self._checkpoints = NodeCheckpoints.of(
+                self._node, experiment, context, self._clock.now, self._tell
             )
         if saved is not None:
+            self._node.restore(saved)
             self._usage.restore(saved.engine["usage"])
             self._computing.busy.restore(saved.engine["computing_s"])
         self._saves = experiment.checkpoint.on and experiment.has_faults
         self._restart = RestartFile(folder, self._node, experiment.checkpoint, self._tell)
 
-        checkpoints = self._checkpoints
         # Between machines, only silence tells that a peer is gone; on one, its worker sees it.
         heartbeat_s = None if context.security is None else experiment.failures.detection_s / 5
         self._shaper = Shaper.of(rank, setup.network, experiment.nodes, experiment.seed, loop)
-        endpoint = Endpoint(
+        self._transport = self._host.transport = Transport(
+            context.listener,
             rank,
             list(context.addresses),
             context.token,
             limit=setup.message_limit,
-            deliver=self._node.deliver if checkpoints is None else checkpoints.deliver,
-            lost=lambda rank, why: self._tell(Unreachable(rank, why)),
-            event=lambda kind, text: self._tell(Event(kind, text)),
+            deliver=(self._checkpoints or self._node).deliver,
+            contact=lambda rank, why: self._tell(protocol.Unreachable(rank, why)),
+            refused=lambda text: self._tell(protocol.Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
             watch=None if self._timeline is None else partial(self._timeline.sent, rank),
@@ -155,37 +115,39 @@ class NodeProcess:
             security=context.security,
             heartbeat_s=experiment.failures.heartbeat_s or heartbeat_s,
             detection_s=experiment.failures.detection_s,
-            found=lambda rank: self._tell(Unreachable(rank, None)),
-            marked=None if checkpoints is None else checkpoints.marked,
-            told=None if checkpoints is None else checkpoints.told,
-            relinked=None if checkpoints is None else checkpoints.relinked,
             incarnation=context.incarnation,
         )
-        self._transport = self._host.transport = Transport(context.listener, endpoint)
 
-    def _tell(self, message: FromNode) -> None:
-        self._channel.send(message)
+    def _tell(self, message: protocol.FromNode) -> None:
+        """Write a message. Messages are small and the other end always reads, so this hardly ever blocks."""
+        if not self._channel.send(message):
+            os._exit(1)
+
+    def _readable(self) -> None:
+        if (message := self._channel.receive()) is None:
+            os._exit(1)
+        self._hear(message)
 
     # --- from start to end
 
     async def run(self) -> int:
-        """Run the node to its end; gives the exit code of its process."""
         if self._checkpoints is not None:
-            self._checkpoints.begin(self._transport)
+            start = self._saved or self._node.checkpoint(**self._state())
+            self._checkpoints.begin(self._transport, start, resumed=self._saved is not None)
         try:
             await self._transport.start()
-            self._tell(Ready())
+            self._tell(protocol.Ready())
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
                 with unawaited_calls_fail((self._node,)):
                     await self._take_part()
             if (slowness := self._computing.slowness) is not None:
-                self._tell(Event("slow", slowness))
+                self._tell(protocol.Event("slow", slowness))
             self._models.write(FINAL, self._rank, self._node.model)
-            self._tell(Final(self._node.round, private_bytes(), self._computing.forms()))
+            self._tell(protocol.Final(self._node.round, private_bytes(), self._computing.forms()))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             trace = "".join(traceback.format_exception(error))
-            self._tell(Failed(cause(error), self._node.failure_round, trace))
+            self._tell(protocol.Failed(cause(error), self._node.failure_round, trace))
             await self._finish
             return 1
         await self._node.end()
@@ -206,12 +168,12 @@ class NodeProcess:
         background = [asyncio.ensure_future(helper) for helper in helpers]
         for task in background:
             task.add_done_callback(self._helper_ended)
-        protocol = asyncio.ensure_future(self._protocol())
-        await asyncio.wait((protocol, self._finish), return_when=asyncio.FIRST_COMPLETED)
-        for task in (protocol, *background):
+        work = asyncio.ensure_future(self._protocol())
+        await asyncio.wait((work, self._finish), return_when=asyncio.FIRST_COMPLETED)
+        for task in (work, *background):
             task.cancel()
-        if protocol.done() and not protocol.cancelled():
-            protocol.result()  # its failure
+        if work.done() and not work.cancelled():
+            work.result()  # its failure
         finish = await self._finish
         # Its end is recorded and saved when its tasks are over. (One that does not let itself be cancelled is not awaited.)
         with suppress(TimeoutError):
@@ -236,24 +198,23 @@ class NodeProcess:
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
-        self._tell(Done(self._node.round))
+        self._tell(protocol.Done(self._node.round))
         raise await self._node.failure()
 
     async def _end_round(self) -> None:
-        """The node has completed a round."""
         self._report()
         if is_due(self._setup, self._node.round):
             await self._record(self._node.round)
         else:
             await asyncio.sleep(0)  # a round that waits for nothing still gives the others a turn
         if self._checkpoints is not None:
-            self._checkpoints.node_round_ended()
+            self._checkpoints.round_ended(self._node.checkpoint(**self._state()))
         if self._saves:
             self._restart.round_ended()
         for number, round in enumerate(self._crashes):
             if self._node.round >= round:
                 self._report(always=True)
-                self._tell(Crash(number))
+                self._tell(protocol.Crash(number))
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _helper_ended(self, task: asyncio.Future[None]) -> None:
@@ -288,7 +249,7 @@ class NodeProcess:
         if slot is not None:
             self._models.write(slot, node.rank, model)
         view = node.node.view
-        self._tell(Row(moment, row, slot, None if view is None else list(view)))
+        self._tell(protocol.Row(moment, row, slot, None if view is None else list(view)))
 
     async def _slot(self, last: bool) -> int | None:
         """A slot for a snapshot, which is free again when the coordinator has read its last one. A node waits for that where
@@ -317,7 +278,7 @@ class NodeProcess:
         now = time.monotonic()
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
-            self._tell(Progress(self._node.round, self._clock.now()))
+            self._tell(protocol.Progress(self._node.round, self._clock.now()))
 
     async def _say_alive(self) -> None:
         """Tell the coordinator that the last evaluation, which may take long, goes on."""
@@ -332,65 +293,63 @@ class NodeProcess:
         while True:
             await asyncio.sleep(every_s)
             traffic = self._transport.traffic
-            counts = (traffic.messages_sent - self._transport.lost_on_the_way, traffic.messages_received)
+            counts = (
+                traffic.messages_sent - self._transport.outbox.lost_on_the_way,
+                traffic.messages_received,
+            )
             idle = self._clock.quiet and not (self._computing.under_way or self._transport.busy)
             if idle and counts == before:
-                self._tell(Idle(*counts, self._node.waiting()))
+                self._tell(protocol.Idle(*counts, self._node.waiting()))
             elif before is not None:
-                self._tell(Idle(0, 0, None))
+                self._tell(protocol.Idle(0, 0, None))
             before = counts if idle else None
 
     async def _end_at(self, time_s: float) -> None:
-        """The run ends when the first node's clock says so."""
         await self._clock.until(time_s)
-        self._tell(TimeUp())
+        self._report(always=True)
 
     # --- what it is told
 
-    def _hear(self, message: ToNode) -> None:
+    def _hear(self, message: protocol.ToNode) -> None:
         checkpoints = self._checkpoints
         match message:
-            case Go(start=start, arrival=arrival):
+            case protocol.Go(start=start, arrival=arrival):
                 self._clock.begin(start)
                 if arrival is not None:
                     self._arrive(arrival)
                 if self._shaper is not None:
                     self._shaper.start(self._clock.start)
                 self._go.set_result(None)
-            case Finish():
+            case protocol.Finish():
                 if not self._finish.done():
                     self._finish.set_result(message)
-            case Lost(rank=rank, why=why, incarnation=incarnation):
+            case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.peer_lost()
                 if checkpoints is not None:
                     checkpoints.lost(rank)
-            case Snapshot(number=number) if checkpoints is not None:
-                checkpoints.cut(number)
-            case Expect(number=number, ranks=ranks) if checkpoints is not None:
-                checkpoints.expect(number, ranks)
-            case Kept(number=number) if checkpoints is not None:
-                checkpoints.kept(number)
-            case Drop(number=number) if checkpoints is not None:
-                checkpoints.drop(number)
-            case Moved(rank=rank, host=host, port=port):
-                self._transport.move(rank, (host, port))
-            case Leave():
+            case protocol.Snapshot() | protocol.Expect() | protocol.Kept() | protocol.Drop():
+                if checkpoints is not None:
+                    checkpoints.hear(message)
+            case protocol.Addresses(nodes=nodes):
+                for rank, host, port in nodes:
+                    self._transport.addresses[rank] = host, port
+            case protocol.Leave():
                 self._host.leaving = True
-            case Find(rank=rank, restarted=restarted):
+            case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
                     # Until it is known which round it begins with, it is in none that this node is in.
                     waits = self._setup.experiment.algorithm.gathers
                     self._found(rank, self._node.round + 1 if waits else 0, restarted=restarted)
-                self._tell(At(rank, self._node.round))
-            case Meet(together=together, first=first):
+                self._tell(protocol.At(rank, self._node.round))
+            case protocol.Meet(together=together, first=first):
                 self._meet(together)
                 if first is not None:
                     self._node.rejoin(first)
-            case Slots(count=count):
+            case protocol.Slots(count=count):
                 self._computing.cpu_slots.count = count
-            case Consumed():
+            case protocol.Consumed():
                 self._consumed += 1
                 self._freed.set()
 
@@ -406,11 +365,11 @@ class NodeProcess:
         for rank, since in together:
             self._found(rank, since, restarted=False)
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _arrive(self, arrival: protocol.Arrival) -> None:
         self._arrival = arrival
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {begins(arrival.start_from, saved)}"
-        self._tell(Event("begins", text))
+        self._tell(protocol.Event("begins", text))
         self._transport.traffic = Traffic(**arrival.traffic)
         self._usage.restore([self._clock.now(), 0.0, 0.0, 0.0])
         self._meet(arrival.together)
@@ -425,11 +384,10 @@ class NodeProcess:
         return self._rows.store(tensor) if row else tensor
 
     def _state(self) -> dict[str, Any]:
-        """The engine's values that are saved with the node."""
         # The links have carried this much since the process began, which a resumed run does not see.
         carried = (0.0, 0.0) if self._shaper is None else self._shaper.carried_seconds()
         return {
-            "traffic": asdict(self._transport.saved_traffic()),
+            "traffic": asdict(self._transport.outbox.saved_traffic()),
             "computing_s": self._computing.busy.seconds(),
             "usage": self._usage.saved(since=Spent(0.0, *carried)),
             "drawn": {},

@@ -5,43 +5,89 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gossamer.messages import CHUNK_BYTES, FrameError
 from gossamer.messages.tags import WINDOW, Message
-from gossamer.runtime.processes.security.trust import Tls
+from gossamer.runtime.processes.transport import wire
 from gossamer.runtime.processes.transport.peer import Peer
-from gossamer.runtime.processes.transport.wire import (
-    BEAT,
-    LEAVE,
-    Arrived,
-    Credited,
-    Decoder,
-    Event,
-    Hello,
-    Kind,
-    Marked,
-    credit,
-    hello,
-)
+from gossamer.runtime.processes.transport.wire import Arrived, Credited, Decoder, Event, Hello, Kind
 
 if TYPE_CHECKING:
-    from gossamer.runtime.processes.transport.peering import Peering
+    from gossamer.runtime.processes.transport.transport import Transport
 
 HELLO_TIMEOUT_S = 10.0
 """Seconds that a new connection has to prove its rank."""
+_REASONS = {
+    "CERTIFICATE_VERIFY_FAILED": "has a key that is none of this run's",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "shows no certificate",
+    "UNSUPPORTED_PROTOCOL": "speaks an older TLS; accepted: 1.3",
+    "WRONG_VERSION_NUMBER": "does not speak TLS",
+    "HTTP_REQUEST": "does not speak TLS",
+    "TLSV1_ALERT_UNKNOWN_CA": "does not know this node's key",
+}
 
 
-class Connection(asyncio.BufferedProtocol, ABC):
+class Tls:
+    """One end of a connection under TLS, without a socket; ``secured`` is called when the handshake is done.
+
+    (asyncio's own TLS holds 256 KiB a connection, and a second write buffer from which nothing can be taken back.)
+    """
+
+    def __init__(
+        self, context: ssl.SSLContext, *, server_side: bool, secured: Callable[[], None] = lambda: None
+    ) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._end = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._read: Callable[[int, memoryview], int] = self._end.read  # type: ignore[assignment]  # into a buffer
+        self._secure, self._secured = False, secured
+
+    @property
+    def certificate(self) -> bytes | None:
+        return self._end.getpeercert(binary_form=True)
+
+    def begin(self) -> bytes:
+        list(self.open(b"", memoryview(b"")))
+        return self.due()
+
+    def open(self, data: bytes | memoryview, into: memoryview) -> Iterator[memoryview]:
+        """Take bytes of the wire, and yield their plain text, each piece in ``into``.
+
+        Raises:
+            FrameError: for anything that a peer would not have sent.
+        """
+        self._incoming.write(data)
+        try:
+            if not self._secure:
+                self._end.do_handshake()
+                self._secure = True
+                self._secured()
+            while length := self._read(len(into), into):
+                yield into[:length]
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            return
+        except ssl.SSLError as error:
+            reason = error.reason or str(error)
+            raise FrameError(_REASONS.get(reason, f"broke TLS: {reason}")) from None
+
+    def due(self) -> bytes:
+        return self._outgoing.read()
+
+    def seal(self, frame: bytes) -> bytes:
+        self._end.write(frame)
+        return self._outgoing.read()
+
+
+class Connection(asyncio.BufferedProtocol):
     """Both directions: reading into the node's one buffer, TLS, heartbeats, and refusing what is wrong."""
 
     link: asyncio.Transport
 
-    def __init__(self, peering: Peering, limit: int | None, tls: Tls | None) -> None:
-        self.peering, self.end, self.tls = peering, peering.end, tls
+    def __init__(self, node: Transport, limit: int | None, tls: Tls | None) -> None:
+        self.node, self.tls = node, tls
         self.decoder = Decoder(limit)
         self.peer: Peer | None = None  # once it has proved its rank
         self.closed = False
@@ -51,15 +97,15 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.link = transport
-        self.end.connections.add(self)
-        if self.end.closing:
+        self.node.connections.add(self)
+        if self.node.closing:
             self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.end.received
+        return self.node.received
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = self.end.received[:nbytes]
+        data = self.node.received[:nbytes]
         try:
             if self.tls is None:
                 self._take(data)
@@ -70,7 +116,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _decrypt(self, tls: Tls, data: memoryview) -> None:
         try:
-            for piece in tls.open(data, self.end.opened):
+            for piece in tls.open(data, self.node.opened):
                 if not self.closed:
                     self._take(piece)
                 if self.closed:
@@ -82,7 +128,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _take(self, data: memoryview) -> None:
         for event in self.decoder.feed(data):
             if event is Kind.LEAVE and self.peer is not None:
-                self.peering.left(self.peer)
+                self.node.lose(self.peer, "closed its connections", ended=True)
             elif event is not Kind.BEAT:
                 self.handle(event)
             if self.closed:
@@ -90,29 +136,38 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self.peer is not None:
             self.peer.silent = 0
 
-    @abstractmethod
     def handle(self, event: Event) -> None:
-        """Take a frame."""
+        raise NotImplementedError
 
-    @abstractmethod
     def refuse(self, reason: str) -> None:
-        """Close the connection, and report why."""
+        self.close()
+        if (peer := self.peer) is None:
+            self.refuse_stranger(reason)
+        else:  # this incarnation of it is not listened to any more
+            self.node.guard.tell(f"rank {peer.rank}", f"{peer.rank} {reason}")
+            self.node.lose(peer, f"refused: {reason}", ended=True)
+
+    def refuse_stranger(self, reason: str) -> None:
+        raise NotImplementedError
+
+    def has_key_of(self, rank: int) -> bool:
+        """Whether the other end has shown the certificate of a rank; without TLS, none is asked for."""
+        security = self.node.security
+        return self.tls is None or security is None or security.belongs_to(self.tls.certificate, rank)
 
     def write(self, frame: bytes) -> None:
-        """Write a frame."""
         self._spoke = True
         self.link.write(frame if self.tls is None else self.tls.seal(frame))
 
     def beat(self) -> None:
         """Send a heartbeat, if nothing else was sent since the last one."""
         if self.writable and not self.closed and not self._spoke:
-            self.write(BEAT)
+            self.write(wire.BEAT)
         self._spoke = False
 
     def say_goodbye(self) -> None:
-        """Tell a peer that nothing more will come."""
         if self.peer is not None and not self.closed:
-            self.write(LEAVE)
+            self.write(wire.LEAVE)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -122,8 +177,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
-        self.end.connections.discard(self)
-        self.end.wake()
+        self.node.connections.discard(self)
+        self.node.wake()
 
     def close(self) -> None:
         """Close at once, without waiting for a peer that does not read."""
@@ -134,23 +189,19 @@ class Connection(asyncio.BufferedProtocol, ABC):
 class Outgoing(Connection):
     """A connection that this node dialled: its messages go out, credit comes in.
 
-    Args:
-        peering: told what happens.
-        to: the peer that is dialled.
-
     Attributes:
         greeted: done when the peer has answered, or with the reason why it has not.
         written: bytes of chunks without headers.
         unacknowledged: those of them that the peer has not acknowledged.
     """
 
-    def __init__(self, peering: Peering, to: Peer) -> None:
-        security, tls = peering.end.security, None
-        if security is not None:
-            tls = Tls(security.client, server_side=False, secured=self._say_hello)
-        super().__init__(peering, None, tls)
+    def __init__(self, node: Transport, to: Peer) -> None:
+        tls = None
+        if node.security is not None:
+            tls = Tls(node.security.client, server_side=False, secured=self._say_hello)
+        super().__init__(node, None, tls)
         self.to = to
-        self.greeted: asyncio.Future[str | None] = self.end.loop.create_future()
+        self.greeted: asyncio.Future[str | None] = node.loop.create_future()
         self.written = self.unacknowledged = 0
         self._number = to.dialled
 
@@ -170,17 +221,13 @@ class Outgoing(Connection):
             self.link.write(self.tls.begin())
 
     def _say_hello(self) -> None:
-        if (
-            self.tls
-            and self.end.security
-            and not self.end.security.belongs_to(self.tls.certificate, self.to.rank)
-        ):
-            self.refuse("answered with another rank's key")
+        if self.has_key_of(self.to.rank):
+            node = self.node
+            self.write(wire.hello(node.rank, node.token, node.incarnation, self._number))
         else:
-            self.write(hello(self.end.rank, self.end.token, self.end.incarnation, self._number))
+            self.refuse("answered with another rank's key")
 
     def room(self, nbytes: int) -> bool:
-        """Whether a chunk of this size may be written now."""
         return self.writable and self.unacknowledged + nbytes <= WINDOW
 
     def handle(self, event: Event) -> None:
@@ -192,33 +239,29 @@ class Outgoing(Connection):
                 return
             self.unacknowledged -= event.nbytes
             self.to.acknowledge(self.written - self.unacknowledged)
-            self.end.wake()
+            self.node.wake()
 
     def _greet(self, said: Hello) -> None:
         peer = self.to
         if said.rank != peer.rank:
             self.refuse(f"answered as rank {said.rank}")
-        elif not hmac.compare_digest(said.token, self.end.token):
+        elif not hmac.compare_digest(said.token, self.node.token):
             self.refuse("answered with the token of another run")
         elif said.connection != self._number:
             self.refuse(f"answered connection {said.connection} on connection {self._number}")
         elif (stale := peer.stale(said.incarnation, None)) is not None:
             self.refuse(f"answered {stale}")
         else:
-            self.peering.meet(peer, said.incarnation)
-            peer.resume(said.expected)
+            self.node.meet(peer, said.incarnation)
+            self.node.outbox.resume(peer, said.expected)
             self.peer = peer
             self.greeted.set_result(None)
-            self.peering.reached(peer, self)
+            self.node.reached(peer, self)
 
-    def refuse(self, reason: str) -> None:
-        self.close()
-        if self.peer is None:
-            host, port = self.end.addresses[self.to.rank]
-            self.end.guard.tell(host, f"{self.to.rank} (dialled at {host}:{port}) {reason}")
-            self._fail(reason)
-        else:
-            self.peering.refuse(self.peer, reason)
+    def refuse_stranger(self, reason: str) -> None:
+        host, port = self.node.addresses[self.to.rank]
+        self.node.guard.tell(host, f"{self.to.rank} (dialled at {host}:{port}) {reason}")
+        self._fail(reason)
 
     def _fail(self, why: str) -> None:
         if not self.greeted.done():
@@ -226,23 +269,24 @@ class Outgoing(Connection):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.end.wake()
+        self.node.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         why = str(error or "closed the connection")
         self._fail(why)
         if self.to.outgoing is self:
-            self.peering.broke(self.to, why)
+            self.node.broke(self.to, why)
 
 
 class Incoming(Connection):
     """A connection that a peer dialled: its messages come in, credit goes out."""
 
-    def __init__(self, peering: Peering) -> None:
-        security = peering.end.security
-        tls = None if security is None else Tls(security.server, server_side=True)
-        super().__init__(peering, peering.end.limit, tls)
+    def __init__(self, node: Transport) -> None:
+        security = node.security
+        super().__init__(
+            node, node.limit, None if security is None else Tls(security.server, server_side=True)
+        )
         self._host = ""
         self._counted = 0  # bytes of frames
         self._taken = 0  # bytes of chunks that the network has let through
@@ -255,8 +299,8 @@ class Incoming(Connection):
             return
         self._host, *_ = transport.get_extra_info("peername") or ("an unknown address",)
         reason = f"did not say who it is within {HELLO_TIMEOUT_S} s"
-        self._deadline = self.end.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
-        self.end.guard.enter(self._host, self.refuse)
+        self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
+        self.node.guard.enter(self._host, self.refuse)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -274,59 +318,45 @@ class Incoming(Connection):
         elif isinstance(event, Arrived):
             number = self.decoder.expected - 1
             message = Message(peer.rank, event.tag, event.payload, event.sent_at, number=number)
-            peer.arrived += 1
-            self._count(partial(self._deliver, peer, message), ends=True)
-        elif isinstance(event, Marked):  # messages before it may still be on their way through the network
-            peer.marked.append((event.snapshot, event.message, peer.arrived))
-            self._pass_marks(peer)
+            self._count(partial(self._deliver, message), ends=True)
         else:
             self._count(ends=True)
 
     def _greet(self, said: Hello) -> None:
-        end, rank = self.end, said.rank
-        if rank >= len(end.addresses) or rank == end.rank:
-            self.refuse(f"says that it is rank {rank} of {len(end.addresses)}")
+        node, rank = self.node, said.rank
+        if rank >= len(node.addresses) or rank == node.rank:
+            self.refuse(f"says that it is rank {rank} of {len(node.addresses)}")
             return
-        if self.tls and end.security and not end.security.belongs_to(self.tls.certificate, rank):
+        if not self.has_key_of(rank):
             self.refuse(f"says that it is rank {rank}, but has not got its key")
             return
-        peer = end.peers[rank]
-        if not hmac.compare_digest(said.token, end.token):
+        peer = node.peers[rank]
+        if not hmac.compare_digest(said.token, node.token):
             self.refuse("has the token of another run")
         elif (stale := peer.stale(said.incarnation, said.connection)) is not None:
             self.refuse(f"says that it is rank {rank}, {stale}")
         else:
             self._is_no_stranger()
-            self.peering.meet(peer, said.incarnation)
+            node.meet(peer, said.incarnation)
             peer.hang_up()
             peer.incoming, self.peer = self, peer
             peer.answered = said.connection
             self.decoder.expect(peer.expected)
-            self.write(hello(end.rank, end.token, end.incarnation, said.connection, peer.expected))
-            self.peering.came(peer)
+            self.write(wire.hello(node.rank, node.token, node.incarnation, said.connection, peer.expected))
+            node.came(peer)
 
-    def _deliver(self, peer: Peer, message: Message) -> None:
-        if self.end.closing:
-            return
-        self.end.traffic.messages_received += 1
-        self.end.deliver(message)
-        peer.delivered += 1
-        self._pass_marks(peer)
-
-    def _pass_marks(self, peer: Peer) -> None:
-        """Report the peer's snapshots before which all that it sent is delivered."""
-        while peer.marked and peer.marked[0][2] <= peer.delivered:
-            snapshot, message, _ = peer.marked.popleft()
-            if self.end.marked is not None:
-                self.end.marked(peer.rank, snapshot, message)
+    def _deliver(self, message: Message) -> None:
+        if not self.node.closing:
+            self.node.traffic.messages_received += 1
+            self.node.deliver(message)
 
     def _count(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
         """Take what came in since the last time, and deliver the message that it completes."""
         nbytes = self.decoder.frame_bytes - self._counted
         self._counted += nbytes
         taken = partial(self._let_through, nbytes, self.decoder.chunk_bytes)
-        if self.end.shaper is not None and self.peer is not None and nbytes:
-            self.end.shaper.arrive(self.peer.rank, nbytes, taken, ends, deliver)
+        if self.node.shaper is not None and self.peer is not None and nbytes:
+            self.node.shaper.arrive(self.peer.rank, nbytes, taken, ends, deliver)
             return
         taken()
         if deliver is not None:
@@ -334,7 +364,7 @@ class Incoming(Connection):
 
     def _let_through(self, nbytes: int, chunk_bytes: int) -> None:
         """The network lets some bytes through, and with them this many of all chunks."""
-        self.end.traffic.bytes_received += nbytes
+        self.node.traffic.bytes_received += nbytes
         self._taken = max(self._taken, chunk_bytes)
         if not self.closed:
             self._give_credit()
@@ -346,26 +376,22 @@ class Incoming(Connection):
             self.refuse(f"sent more than its window of {WINDOW} bytes")
         elif self.writable and (due >= CHUNK_BYTES or (due and self.decoder.idle)):
             self._credited += due
-            self.write(credit(due))
+            self.write(wire.credit(due))
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.peer is not None:
             self._give_credit()
 
-    def refuse(self, reason: str) -> None:
-        self.close()
-        if self.peer is None:
-            host, port, *_ = self.link.get_extra_info("peername") or (self._host, "?")
-            self.end.guard.tell(self._host, f"stranger at {host}:{port} {reason}")
-        else:
-            self.peering.refuse(self.peer, reason)
+    def refuse_stranger(self, reason: str) -> None:
+        host, port, *_ = self.link.get_extra_info("peername") or (self._host, "?")
+        self.node.guard.tell(self._host, f"stranger at {host}:{port} {reason}")
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         if self.peer is not None and self.peer.incoming is self:
             self.peer.hang_up()
-            self.peering.gone(self.peer, str(error or "closed its connection"))
+            self.node.gone(self.peer, str(error or "closed its connection"))
         self._is_no_stranger()
 
     def _is_no_stranger(self) -> None:
@@ -373,4 +399,4 @@ class Incoming(Connection):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            self.end.guard.leave(self._host, self.refuse)
+            self.node.guard.leave(self._host, self.refuse)

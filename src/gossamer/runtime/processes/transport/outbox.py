@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import GossamerError
 from gossamer.messages import Encoded, framed_bytes
 from gossamer.messages.tags import WINDOW, Sending, Traffic
-from gossamer.runtime.processes.transport.peer import Endpoint, Mark, Peer
+from gossamer.runtime.processes.transport.peer import Peer, State
 from gossamer.runtime.processes.transport.shaper import CATCH_UP_S, LATE_S, Shaper
-from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks, mark
+from gossamer.runtime.processes.transport.wire import NUMBERS, abort, chunks
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.transport.connection import Outgoing
-
-
-class State(enum.Enum):
-    """How far a message has come."""
-
-    QUEUED = enum.auto()
-    AGAIN = enum.auto()
-    """It had left, but its connection broke before the peer had acknowledged it."""
-    SENT = enum.auto()
-    CANCELLED = enum.auto()
-    LOST = enum.auto()
+    from gossamer.runtime.processes.transport.transport import Transport
 
 
 class OwnSending(Sending):
-    """One message on its way to one peer.
-
-    Args:
-        to: the peer's rank.
-        head: of the message.
-        encoded: its payload.
-        round: of this node, in which it was sent.
-        take_back: cancels it; returns whether it won't be received.
-    """
+    """One message on its way to one peer, sent in a round of this node; ``take_back`` cancels it."""
 
     def __init__(
         self, to: int, head: bytes, encoded: Encoded, round: int, take_back: Callable[[OwnSending], bool]
@@ -58,7 +39,6 @@ class OwnSending(Sending):
 
     @property
     def over(self) -> bool:
-        """Whether no more of it is to be sent."""
         return self.state not in (State.QUEUED, State.AGAIN)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -71,14 +51,9 @@ class OwnSending(Sending):
     def cancel(self) -> bool:
         return self._take_back(self)
 
-    def send_again(self) -> None:
-        """It had left, and the peer has not got it."""
-        self.state = State.AGAIN
-
     def unchanged(self) -> bool:
-        """Whether nobody has written what is still to be sent."""
         return all(
-            buffer._version == version for buffer, version in zip(self.buffers, self._versions, strict=False)
+            buffer._version == seen for buffer, seen in zip(self.buffers, self._versions, strict=False)
         )
 
     def accept(self) -> None:
@@ -92,44 +67,45 @@ class OwnSending(Sending):
         self.accept()
 
 
+@dataclass(eq=False)
+class Cut:
+    """A snapshot at the end of some rounds, before which messages are still to leave: by receiver, the number of the first
+    message of a later round, if one has left."""
+
+    rounds: int
+    counts: dict[int, int | None]
+    told: Callable[[dict[int, int]], None]
+
+
 class Outbox:
-    """One node's messages, and the snapshots that it tells peers of between them.
+    """One node's messages, and their numbers before its snapshots."""
 
-    Attributes:
-        lost_on_the_way: messages that were sent, and that the network lost.
-    """
-
-    def __init__(self, end: Endpoint) -> None:
-        self._end = end
-        self.lost_on_the_way = 0
+    def __init__(self, node: Transport) -> None:
+        self._node = node
+        self.lost_on_the_way = 0  # messages that were sent, and that the network lost
         self._queue: OrderedDict[OwnSending, None] = OrderedDict()
         self._current: OwnSending | None = None
         self._sent_before = 0  # bytes, when it began to leave
-        self._telling: dict[int, list[int]] = {}  # by snapshot: the peers to tell, while one isn't told yet
+        self._cuts: list[Cut] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a message is still to be sent."""
-        waiting = any(peer.waiting for peer in self._end.peers.values())
-        return waiting or bool(self._queue) or self._current is not None
+        return bool(self._queue) or self._current is not None
 
     def put(self, sending: OwnSending) -> bool:
-        """Queue a message, or let it wait for its connection; returns False if it is lost with its receiver."""
-        peer = self._end.peers[sending.to]
-        if peer.lost is not None:
+        """Queue a message; returns False if it is lost with its receiver."""
+        if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
             return False
-        queue = self._queue if peer.outgoing is not None else peer.waiting
-        queue[sending] = None
-        self._end.wake()
+        self._queue[sending] = None
+        self._node.wake()
         return True
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all that was sent had left."""
-        traffic = self._end.traffic
-        waiting = [sending for peer in self._end.peers.values() for sending in peer.waiting]
+        traffic = self._node.traffic
         current = [] if self._current is None or self._current.over else [self._current]
-        every = dict.fromkeys((*self._queue, *waiting, *current))  # one whose connection broke is there twice
+        every = dict.fromkeys((*self._queue, *current))  # one whose connection broke is there twice
         new = [each for each in every if each.state is not State.AGAIN]
         gone = traffic.bytes_sent - self._sent_before if current else 0
         return replace(
@@ -139,35 +115,29 @@ class Outbox:
         )
 
     def close(self) -> None:
-        """Give up all messages."""
-        if self._current is not None:
-            self._queue[self._current] = None
-            self._current = None
-        for sending in self._queue:
-            self._give_up(sending)
-        self._queue.clear()
-        for peer in self._end.peers.values():
-            self.forget(peer)
+        for peer in self._node.peers.values():
+            self.drop(peer)
 
     # --- sending
 
     async def send_all(self) -> None:
-        """Send what is queued, forever."""
+        """Send what is queued for connected peers, forever."""
+        peers = self._node.peers
         while True:
             self.tell()
-            while not self._queue:
-                await self._end.changed()
+            while (sending := next((each for each in self._queue if peers[each.to].outgoing), None)) is None:
+                await self._node.changed()
                 self.tell()
-            sending, _ = self._queue.popitem(last=False)
-            peer = self._end.peers[sending.to]
+            del self._queue[sending]
+            peer = peers[sending.to]
             assert peer.outgoing is not None
             self._current = sending
             await self._transmit(sending, peer, peer.outgoing)
             self._current = None
-            self._end.wake()
+            self._node.wake()
 
     async def _transmit(self, sending: OwnSending, peer: Peer, connection: Outgoing) -> None:
-        end, shaper, again = self._end, self._end.shaper, sending.state is State.AGAIN
+        node, shaper, again = self._node, self._node.shaper, sending.state is State.AGAIN
         link: Outgoing | None = connection  # None for a message that the network loses
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         if lost:
@@ -177,17 +147,17 @@ class Outbox:
         if shaper is not None and sending.nbytes <= WINDOW:
             sending.accept()
         begun = accepting = False
-        free_at = max(sending.queued_at, end.loop.time() - LATE_S)
-        start_s, self._sent_before = end.now(), end.traffic.bytes_sent
+        free_at = max(sending.queued_at, node.loop.time() - LATE_S)
+        start_s, self._sent_before = node.now(), node.traffic.bytes_sent
         for chunk in chunks(peer.number, sending.head, sending.buffers):
             while not (sending.over or link is None or link.closed or link.room(chunk.nbytes)):
-                await end.changed()
-                free_at = end.loop.time() - CATCH_UP_S
+                await node.changed()
+                free_at = node.loop.time() - CATCH_UP_S
             if shaper is not None:
                 if link is not None and link.written - link.unacknowledged >= accepted_at and not accepting:
                     accepting = True
                     peer.accepting.add(sending)
-                    end.loop.call_later(round_trip_s, self._accept, sending, peer)
+                    node.loop.call_later(round_trip_s, self._accept, sending, peer)
                 await self._pass_uplink(shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
                 if link is not None and not shaper.reaches(sending.to):
@@ -197,7 +167,7 @@ class Outbox:
             if sending.over or (link is not None and link.closed):
                 break
             if not sending.unchanged():
-                end.failed(
+                node.failed(
                     GossamerError(
                         f"a vector of a message to node {sending.to} was modified in place after it was sent; what is in"
                         " a message is immutable: compute a new vector"
@@ -206,7 +176,7 @@ class Outbox:
                 sending.state = State.QUEUED  # what had left of it earlier, the peer has not got
                 self.cancel(sending)
                 break
-            end.traffic.bytes_sent += len(chunk.frame)
+            node.traffic.bytes_sent += len(chunk.frame)
             if link is not None:
                 begun = True
                 link.write(chunk.frame)
@@ -215,52 +185,49 @@ class Outbox:
         else:
             # From here on the receiver will see it: it can't be taken back.
             sending.state = State.SENT
-            end.traffic.messages_sent += not again
+            node.traffic.messages_sent += not again
             if lost:
-                end.traffic.messages_lost += 1
+                node.traffic.messages_lost += 1
                 self.lost_on_the_way += 1
                 sending.release()
             elif shaper is None:
                 sending.accept()
             if link is not None:
                 self._use_number(link, peer, sending)
-        if end.watch is not None and (sent := end.traffic.bytes_sent - self._sent_before):
-            end.watch(sending.to, start_s, end.now(), sent)
+        if node.watch is not None and (sent := node.traffic.bytes_sent - self._sent_before):
+            node.watch(sending.to, start_s, node.now(), sent)
         if link is not None:
             if begun and sending.state is State.CANCELLED:
                 self._call_off(link, peer)
             while not (link.writable or link.closed):
-                await end.changed()
+                await node.changed()
 
     async def _pass_uplink(self, shaper: Shaper, sending: OwnSending, nbytes: int, since: float) -> None:
         """Wait until some bytes of a message have passed the uplink, or need not any more."""
         shaper.uplink.take(nbytes, since)
-        while not sending.over and (wait := shaper.uplink.free - self._end.loop.time()) > 0:
-            timer = self._end.loop.call_later(wait, self._end.wake)
-            await self._end.changed()
+        while not sending.over and (wait := shaper.uplink.free - self._node.loop.time()) > 0:
+            timer = self._node.loop.call_later(wait, self._node.wake)
+            await self._node.changed()
             timer.cancel()
         if sending.over:
-            shaper.uplink.give_back(self._end.loop.time())
+            shaper.uplink.give_back(self._node.loop.time())
 
     def _accept(self, sending: OwnSending, peer: Peer) -> None:
         peer.accepting.discard(sending)
         sending.accept()
 
     def _call_off(self, link: Outgoing, peer: Peer) -> None:
-        """Have the receiver discard what it has of the message that was begun."""
         if not link.closed:
             frame = abort(peer.number)
-            self._end.traffic.bytes_sent += len(frame)
+            self._node.traffic.bytes_sent += len(frame)
             link.write(frame)
-            self._use_number(link, peer, None)
 
-    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending | None) -> None:
-        if sending is not None:
-            if sending.round > peer.first[0]:
-                peer.first = sending.round, peer.number
-            for owed in peer.marks:
-                if owed.message is None and sending.round >= owed.round:
-                    owed.message = peer.number
+    def _use_number(self, link: Outgoing, peer: Peer, sending: OwnSending) -> None:
+        if sending.round > peer.first[0]:
+            peer.first = sending.round, peer.number
+        for cut in self._cuts:
+            if cut.counts.get(peer.rank, 0) is None and sending.round >= cut.rounds:
+                cut.counts[peer.rank] = peer.number
         peer.number = (peer.number + 1) % NUMBERS
         peer.unacknowledged.append((link.written, sending))
 
@@ -271,11 +238,10 @@ class Outbox:
         if sending.over or sending.state is State.AGAIN:
             return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
-        self._end.traffic.messages_cancelled += 1
+        self._node.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
-        self._end.peers[sending.to].waiting.pop(sending, None)
         sending.release()
-        self._end.wake()
+        self._node.wake()
         return True
 
     def _give_up(self, sending: OwnSending) -> None:
@@ -283,66 +249,57 @@ class Outbox:
             sending.state = State.SENT
         elif not sending.over:
             sending.state = State.LOST
-            self._end.traffic.messages_lost += 1
+            self._node.traffic.messages_lost += 1
         sending.release()
 
     def drop(self, peer: Peer) -> None:
-        """Give up all messages for a peer."""
-        self.park(peer)
         if self._current is not None and self._current.to == peer.rank:
             self._give_up(self._current)
         self.forget(peer)
 
     def forget(self, peer: Peer, state: State | None = None) -> None:
-        """Give up the messages that wait for a peer (in one state), and release those that it hasn't acknowledged."""
-        for sending in [each for each in peer.waiting if state is None or each.state is state]:
-            del peer.waiting[sending]
+        """Give up the messages for a peer that are queued (in one state), and release those that it hasn't acknowledged."""
+        for sending in [each for each in self._queue if each.to == peer.rank and state in (None, each.state)]:
+            del self._queue[sending]
             self._give_up(sending)
         peer.forget()
 
     def park(self, peer: Peer) -> None:
-        """A peer is not connected any more: the messages for it wait, in their order, and hold up nobody else."""
-        parked = [sending for sending in self._queue if sending.to == peer.rank]
+        """A peer is not connected any more: the message for it that was about to leave waits."""
         if (current := self._current) is not None and current.to == peer.rank and not current.over:
-            parked.insert(0, current)
-        for sending in parked:
-            self._queue.pop(sending, None)
-            peer.waiting[sending] = None
+            self._put_first(current)
 
-    def resume(self, peer: Peer) -> None:
-        """A peer is connected: the messages that waited for it go first."""
-        self._queue = OrderedDict.fromkeys((*peer.waiting, *self._queue))
-        peer.waiting.clear()
-        self._end.wake()
+    def resume(self, peer: Peer, expected: int) -> None:
+        """A peer is connected again, and expects this message: later ones that had left are sent again."""
+        for sending in reversed(peer.resume(expected)):
+            self._put_first(sending)
+
+    def _put_first(self, sending: OwnSending) -> None:
+        self._queue[sending] = None
+        self._queue.move_to_end(sending, last=False)
 
     # --- snapshots
 
-    def cut(self, number: int, rounds: int) -> None:
-        """A snapshot was taken of this node at the end of this many rounds: tell peers when what was sent before has left."""
-        concerned = [peer for peer in self._end.peers.values() if peer.used and peer.lost is None]
-        for peer in concerned:
-            since, message = peer.first
-            peer.marks.append(Mark(number, rounds, message if since >= rounds else None))
-        self._telling[number] = [peer.rank for peer in concerned]
+    def cut(self, rounds: int, told: Callable[[dict[int, int]], None]) -> None:
+        """A snapshot was taken of this node at the end of this many rounds; see :meth:`Transport.cut`."""
+        counts: dict[int, int | None] = {}
+        for peer in self._node.peers.values():
+            if peer.used and peer.lost is None:
+                since, number = peer.first
+                counts[peer.rank] = number if since >= rounds else None
+        self._cuts.append(Cut(rounds, counts, told))
         self.tell()
 
     def tell(self) -> None:
-        """Tell peers of snapshots before which nothing is left to send."""
-        if not self._telling:
+        """Report snapshots before which nothing is left to send."""
+        if not self._cuts:
             return
-        # (Not in order of rounds: what waited for a connection goes first.)
-        current = () if self._current is None else (self._current,)
-        oldest = min((each.round for each in (*current, *self._queue)), default=math.inf)
-        for peer in self._end.peers.values():
-            while peer.marks and peer.lost is None and (link := peer.outgoing) is not None:
-                owed = peer.marks[0]
-                if oldest < owed.round or any(each.round < owed.round for each in peer.waiting):
-                    break
-                link.write(mark(owed.snapshot, peer.number if owed.message is None else owed.message))
-                peer.marks.popleft()
-        for number, ranks in list(self._telling.items()):
-            left = [rank for rank in ranks if self._end.peers[rank].lost is None]
-            if not any(number == owed.snapshot for rank in left for owed in self._end.peers[rank].marks):
-                del self._telling[number]
-                if self._end.told is not None:
-                    self._end.told(number, sorted(left))
+        oldest: dict[int, int] = {}  # round, by receiver
+        for each in (*self._queue, *([] if self._current is None else [self._current])):
+            oldest[each.to] = min(each.round, oldest.get(each.to, each.round))
+        for cut in list(self._cuts):
+            peers = [peer for peer in map(self._node.peers.__getitem__, cut.counts) if peer.lost is None]
+            if all(oldest.get(peer.rank, cut.rounds) >= cut.rounds for peer in peers):
+                self._cuts.remove(cut)
+                counts = ((peer, cut.counts[peer.rank]) for peer in peers)
+                cut.told({peer.rank: peer.number if count is None else count for peer, count in counts})

@@ -37,11 +37,7 @@ SLOWEST = 1.0
 
 
 class Bucket:
-    """A link that bytes pass one after another at a rate (a token bucket of size 0).
-
-    Args:
-        rate: bytes a second.
-    """
+    """A link that bytes pass one after another at a rate, in bytes a second (a token bucket of size 0)."""
 
     def __init__(self, rate: float = math.inf) -> None:
         self.rate = max(rate, SLOWEST)
@@ -63,17 +59,11 @@ class Bucket:
             self.free = now
 
     def used_seconds(self, now: float) -> float:
-        """How long all that has passed by now would have kept the link busy at the link's own rate."""
         return self._used_s - self._left(now) * self._use_of_byte_s
 
     def change(self, rate: float, now: float, own: float | None = None) -> float:
-        """Set the rate, also for what was taken and has not passed; returns by what its times are multiplied.
-
-        Args:
-            rate: bytes a second.
-            now: the instant.
-            own: the link's own rate, where something else holds back what passes; None is ``rate``.
-        """
+        """Set the rate, also for what was taken and has not passed; returns by what its times are multiplied. ``own`` is the
+        link's own rate, where something else holds back what passes."""
         left, before = self._left(now), self.rate
         self._used_s -= left * self._use_of_byte_s
         self.rate, self._use_of_byte_s = max(rate, SLOWEST), _seconds_a_byte(rate if own is None else own)
@@ -83,7 +73,6 @@ class Bucket:
         return 1.0 if self.rate == before else before / self.rate
 
     def _left(self, now: float) -> float:
-        """Bytes that were taken and have not passed."""
         return (self.free - now) * self.rate if self.free > now else 0.0
 
 
@@ -139,12 +128,7 @@ class _Piece(NamedTuple):
 
 
 class Downlink:
-    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's bytes.
-
-    Args:
-        rate: bytes a second.
-        loop: the clock.
-    """
+    """Lets bytes of all senders in at one rate; it never waits for one sender while it has another's bytes."""
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
         self._bucket = Bucket(rate)
@@ -162,22 +146,14 @@ class Downlink:
         taken: Callable[[], None],
         passed: Callable[[float], None] | None = None,
     ) -> None:
-        """Let some bytes pass.
-
-        Args:
-            nbytes: how many came in.
-            since: when the first of them did.
-            turn: the lowest goes first; of equal ones, what came first.
-            taken: called when they are about to pass, so that more may be sent.
-            passed: called when the last of them has passed, with that instant.
-        """
+        """Let some bytes pass that came in since an instant; of those that wait, the lowest turn goes first. ``taken`` is
+        called when they are about to pass, so that more may be sent; ``passed`` with the instant at which all have."""
         piece = _Piece(turn, next(self._numbers), nbytes, since, self._loop.time(), taken, passed)
         heapq.heappush(self._queue, piece)
         if self._timer is None:
             self._serve()
 
     def used_seconds(self) -> float:
-        """See :meth:`Bucket.used_seconds`."""
         return self._bucket.used_seconds(self._loop.time())
 
     def change(self, rate: float) -> None:
@@ -203,23 +179,8 @@ class Downlink:
 # --- a node's part of a network
 
 
-class Departure(NamedTuple):
-    """The network's effect on one message, as its sender knows it when the message begins."""
-
-    lost: bool  # it takes its time on the uplink, and does not arrive
-    round_trip_s: float  # from a byte's passing the uplink to its acknowledgement
-
-
 class Shaper:
-    """One node's part of a network.
-
-    Args:
-        rank: the node.
-        network: the description.
-        nodes: their number.
-        seed: the experiment's.
-        loop: the clock.
-    """
+    """One node's part of a network."""
 
     def __init__(
         self, rank: int, network: Network, nodes: int, seed: int, loop: asyncio.AbstractEventLoop
@@ -244,7 +205,6 @@ class Shaper:
     def of(
         cls, rank: int, network: Network, nodes: int, seed: int, loop: asyncio.AbstractEventLoop
     ) -> Shaper | None:
-        """A node's part of a network; None if the network does nothing to messages."""
         return cls(rank, network, nodes, seed, loop) if is_limited(network, nodes, seed) else None
 
     def start(self, at: float) -> None:
@@ -286,13 +246,14 @@ class Shaper:
 
     # --- the sender's end
 
-    def depart(self, to: int) -> Departure:
-        """The next message on the uplink is for this node."""
+    def depart(self, to: int) -> tuple[bool, float]:
+        """The next message on the uplink is for this node; whether the network loses it (after its time on the uplink), and
+        the seconds from a byte's passing the uplink to its acknowledgement."""
         path, self._to = self._path(self._rank, to), to
         latency = delivery(path, self._seed, self._rank, to, _next(self._departed, to, path))
         self._lost = latency is None
         self._meter(path)
-        return Departure(self._lost, 2 * (latency or 0.0))
+        return self._lost, 2 * (latency or 0.0)
 
     def _meter(self, path: Path | None) -> None:
         """Set the uplink's rate for the message on it; a lost message is limited by the uplink alone."""
@@ -301,7 +262,6 @@ class Shaper:
         self.uplink.change(own if self._lost else self._rate(self._rank, path), self._loop.time(), own)
 
     def reaches(self, to: int) -> bool:
-        """Whether there is a path to a node; a message that is leaving when it goes is lost."""
         return self._path(self._rank, to) is not None
 
     # --- the receiver's end
@@ -314,15 +274,8 @@ class Shaper:
         ends: bool,
         deliver: Callable[[], None] | None,
     ) -> None:
-        """Bytes of one message came in.
-
-        Args:
-            source: the sender.
-            nbytes: how many.
-            taken: called when the downlink takes them.
-            ends: whether they are the message's last.
-            deliver: called when the message has arrived; None if it hasn't yet, or won't.
-        """
+        """Bytes of one message came in. ``taken`` is called when the downlink takes them; ``deliver`` when the message has
+        arrived, if they are its last ones and it was not taken back."""
         # They left one after another, at the sender's rate, and the last of them now.
         path, now = self._path(source, self._rank), self._loop.time()
         since = now - nbytes / max(self._rate(source, path), SLOWEST)

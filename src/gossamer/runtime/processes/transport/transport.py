@@ -1,46 +1,50 @@
 """Messages between nodes: asyncio TCP, one connection a pair and direction, under the receiver's credit.
 
-A node dials each peer when it first has a message for it, and sends on that connection only; the peer's
-credit comes back on it, and the peer's own messages come on a connection that the peer dials. So two nodes
-that dial each other at once need no tie-break, and a connection's reader knows which frames may come.
+A node dials each peer when it first has a message for it, and sends on that connection only; the peer's credit comes back on
+it, and the peer's own messages come on a connection that the peer dials. So two nodes that dial each other at once need no
+tie-break, and a connection's reader knows which frames may come.
 
-One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink:
-a message is not begun before the one ahead of it was handed to the kernel, whatever its receiver is (only messages for a
-peer that is not connected wait separately). At most
-:data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to
-hold little that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a
-chunk. So what was "sent" is at the receiver or within one window of it, and a message can be taken back while
-most of it is still here.
+One task per node sends, message by message in the order of :meth:`Transport.send`, as a node has one uplink. At most
+:data:`~gossamer.messages.tags.WINDOW` bytes of a connection's chunks are unacknowledged; the kernel is told to hold little
+that it has not put on the wire (TCP_NOTSENT_LOWAT), and asyncio's own buffer holds at most a chunk. So what was "sent" is at
+the receiver or within one window of it, and a message can be taken back while most of it is still here.
 
 A connection that breaks is dialled again, and continues with the message that the peer expects next; at most a window of
-messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with heartbeats) is
-silent, for ``detection_s``; it is dialled from then on, and found when it answers.
+messages is sent again, and none arrives twice. A peer is lost when it can't be reached, or (with heartbeats) is silent, for
+``detection_s``; it is dialled from then on, and found when it answers.
 
-Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security.trust`), and a stranger without a key of the run
-gets no further than the handshake. With a :class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are
+Between hosts, connections use TLS (:mod:`gossamer.runtime.processes.security`), and a stranger without a key of the run gets
+no further than the handshake. With a :class:`~gossamer.runtime.processes.transport.shaper.Shaper`, chunks leave and are
 acknowledged as the network of the experiment lets them.
-
-The files, each of which knows those before it: ``wire`` (frames), ``shaper`` (the network of the experiment), ``peer`` (what
-connections share, and the state of one peer), ``outbox`` (sending), ``connection`` (both ends of one), ``peering`` (dialling,
-losing and finding peers), and this one, the interface to a node's process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
-from gossamer.messages import Encoded, encode, freeze, pack_head
-from gossamer.messages.tags import Payload, Sending, Tag, Traffic
-from gossamer.runtime.processes.transport.connection import Incoming
+from gossamer.errors import BadInput
+from gossamer.messages import BEGIN_BYTES, CHUNK_BYTES, Encoded, encode, freeze, pack_head
+from gossamer.messages.tags import Message, Payload, Sending, Tag, Traffic
+from gossamer.runtime.processes.security import Security
+from gossamer.runtime.processes.transport.connection import Connection, Incoming, Outgoing
+from gossamer.runtime.processes.transport.guard import Guard, network_of
 from gossamer.runtime.processes.transport.outbox import Outbox, OwnSending
-from gossamer.runtime.processes.transport.peer import RECEIVE_BYTES, Endpoint
-from gossamer.runtime.processes.transport.peering import Peering
+from gossamer.runtime.processes.transport.peer import Peer, Peers, State
+from gossamer.runtime.processes.transport.shaper import Shaper
 
+RECEIVE_BYTES = 64 * 1024
+"""Bytes that the kernel holds of a connection, and that are read at a time."""
 _BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted: all peers may dial at once."""
 AT_ONCE = 32
 """Connections that are accepted before those accepted earlier are looked at (and strangers among them counted)."""
+REDIAL_FIRST_S, REDIAL_LAST_S = 0.05, 5.0
+"""Seconds between a dial that failed and the next one; doubled each time."""
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -48,8 +52,7 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
     Accepted connections inherit its small receive buffer, also those of peers that dial before the transport has started.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
@@ -62,53 +65,85 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
+@dataclass(eq=False)
 class Transport:
-    """One node's messages to its peers; belongs to one event loop, and is called from there only.
+    """One node's messages to its peers; belongs to the event loop in which it is created, and is called from there only.
 
-    Args:
-        listener: a listening socket (:func:`listen`); closed by :meth:`close`.
-        end: the node, its settings, and the functions to call.
-
-    Attributes:
-        rounds: rounds that this node has ended: what is sent belongs to the next one.
+    Without ``security``, it accepts addresses on loopback only (:class:`~gossamer.errors.BadInput`).
     """
 
-    def __init__(self, listener: socket.socket, end: Endpoint) -> None:
-        end.check_host(*listener.getsockname()[:2])
-        self._end, self._listener = end, listener
-        self._outbox = Outbox(end)
-        self._peering = Peering(end, self._outbox)
-        self._server: asyncio.Server | None = None
-        self.rounds = 0
+    listener: socket.socket  # from :func:`listen`; closed by :meth:`close`
+    rank: int
+    addresses: list[tuple[str, int]]  # of every rank
+    token: bytes  # 16 bytes that only this run's nodes know; a peer without them is refused
+    limit: int  # bytes (head and buffers, without chunk headers) of the largest message, sent or accepted
+    deliver: Callable[[Message], None]  # called with messages, each sender's in the order of sending
+    contact: Callable[[int, str | None], None]
+    """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when a lost peer is
+    there again, or one was restarted."""
+    refused: Callable[[str], None]  # called with a line about a stranger, or a peer that breaks the protocol
+    now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
+    failed: Callable[[Exception], None]  # called with an error of this node (it modified what it had sent)
+    watch: Callable[[int, float, float, int], None] | None = None
+    """Called when a message has left, or was taken back on its way: receiver, when its first and its last chunk were written
+    (seconds of this node's clock), bytes."""
+    shaper: Shaper | None = None  # what the network does to messages; None is nothing
+    security: Security | None = None
+    incarnation: int = 0  # how often this node was started before
+    heartbeat_s: float | None = None  # of silence on a connection, after which a heartbeat is sent
+    detection_s: float = 10.0
+    """Seconds without a sign of life after which a peer is lost. With heartbeats, a peer that stands still is noticed within
+    ``detection_s + heartbeat_s / 2`` seconds; without, only one that can't be dialled."""
+
+    traffic: Traffic = field(default_factory=Traffic, init=False)
+    rounds: int = field(default=0, init=False)  # that have ended: what is sent belongs to the next one
+    connections: set[Connection] = field(default_factory=set, init=False)
+    peers: Peers = field(default_factory=Peers, init=False)
+    closing: bool = field(default=False, init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _server: asyncio.Server | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.addresses = list(self.addresses)  # later processes may move
+        for host, port in (*self.addresses, self.listener.getsockname()[:2]):
+            if self.security is None and network_of(host) != "loopback":
+                raise BadInput(f"address {host}:{port}: not loopback; accepted: with keys")
+        # What comes in is read to the end within one callback of the loop, so all connections share the memory. What is
+        # shaped is read chunk by chunk.
+        size = RECEIVE_BYTES if self.shaper is None else BEGIN_BYTES + CHUNK_BYTES
+        self.received = memoryview(bytearray(size))
+        self.opened = memoryview(bytearray(0 if self.security is None else size))
+        self.guard = Guard(len(self.addresses), self.refused, self.loop.time)
+        self.outbox = Outbox(self)
+        self._changed = asyncio.Event()
+        if self.shaper is not None:
+            self.shaper.changed = self.wake
 
     async def start(self) -> None:
-        """Accept connections, and begin to send."""
-        end = self._end
-        self._server = await end.loop.create_server(
-            lambda: Incoming(self._peering), sock=self._listener, backlog=AT_ONCE
+        self._server = await self.loop.create_server(
+            lambda: Incoming(self), sock=self.listener, backlog=AT_ONCE
         )
-        self._listener.listen(_BACKLOG)  # asyncio knows one number for both
-        end.spawn(self._outbox.send_all())
-        if end.heartbeat_s is not None:
-            end.spawn(self._peering.watch(end.heartbeat_s / 2))
+        self.listener.listen(_BACKLOG)  # asyncio knows one number for both
+        self._spawn(self.outbox.send_all())
+        if self.heartbeat_s is not None:
+            self._spawn(self._beat(self.heartbeat_s / 2, self.detection_s))
 
-    @property
-    def traffic(self) -> Traffic:
-        """Counts what this node has sent and received by now; assigned counters continue from there."""
-        return self._end.traffic
+    def wake(self) -> None:
+        self._changed.set()
 
-    @traffic.setter
-    def traffic(self, traffic: Traffic) -> None:
-        self._end.traffic = traffic
+    async def changed(self) -> None:
+        """Wait until something changed; the caller checks its condition right before and right after."""
+        self._changed.clear()
+        await self._changed.wait()
 
-    @property
-    def lost_on_the_way(self) -> int:
-        """Messages that were sent, and that the network lost."""
-        return self._outbox.lost_on_the_way
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def saved_traffic(self) -> Traffic:
-        """The counters, as if all that was sent had left."""
-        return self._outbox.saved_traffic()
+    # --- for the node
 
     def send(self, to: int, payload: Payload | Encoded, tag: Tag) -> Sending:
         """Queue a message; later changes to the payload make no difference to it.
@@ -124,52 +159,29 @@ class Transport:
             ValueError: for a rank that can't be sent to, and a message larger than the limit.
             RuntimeError: when closed.
         """
-        end = self._end
-        if end.closing:
+        if self.closing:
             raise RuntimeError("the transport is closed")
-        if not 0 <= to < len(end.addresses) or to == end.rank:
-            last = len(end.addresses) - 1
-            raise ValueError(f"to: rank {to}; accepted: 0 to {last}, except this node ({end.rank})")
+        if not 0 <= to < len(self.addresses) or to == self.rank:
+            last = len(self.addresses) - 1
+            raise ValueError(f"to: rank {to}; accepted: 0 to {last}, except this node ({self.rank})")
         encoded = payload if isinstance(payload, Encoded) else encode(freeze(payload, lambda tensor: False))
-        head = pack_head(tag, end.now(), encoded.structure)
-        sending = OwnSending(to, head, encoded, self.rounds, self._outbox.cancel)
-        if sending.nbytes > end.limit:
+        head = pack_head(tag, self.now(), encoded.structure)
+        sending = OwnSending(to, head, encoded, self.rounds, self.outbox.cancel)
+        if sending.nbytes > self.limit:
             raise ValueError(
-                f"a message of {sending.nbytes} bytes to rank {to}; the limit is {end.limit} bytes"
+                f"a message of {sending.nbytes} bytes to rank {to}; the limit is {self.limit} bytes"
             )
-        if self._outbox.put(sending):
-            self._peering.want(end.peers[to])
+        if self.outbox.put(sending):
+            peer = self.peers[to]
+            peer.used = True
+            if peer.outgoing is None:
+                self._dial_on(peer)
+                self._expect(peer)
         return sending
-
-    def cut(self, number: int) -> None:
-        """Tell every peer that was sent anything which messages were sent before the end of the last round, as soon as
-        these have left; see :attr:`Endpoint.told`."""
-        self._outbox.cut(number, self.rounds)
-
-    def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        """Treat a peer as dead: what is queued for it and sent to it later counts as lost and does not wait.
-
-        Its connections are closed; ``lost`` is not called. It is found again when it answers, or by :meth:`mark_found`.
-
-        Args:
-            rank: the peer.
-            why: the cause.
-            incarnation: the incarnation that is known to be over, which is not listened to and not dialled any more.
-        """
-        self._peering.mark_lost(self._end.peers[rank], why, incarnation)
-
-    def mark_found(self, rank: int) -> None:
-        """Treat a lost peer as alive again: the next message to it dials it."""
-        self._peering.mark_found(self._end.peers[rank])
-
-    def move(self, rank: int, address: tuple[str, int]) -> None:
-        """A peer's next process listens at another address."""
-        self._end.addresses[rank] = address
 
     @property
     def busy(self) -> bool:
-        """Whether a message is still to be sent."""
-        return self._outbox.busy
+        return self.outbox.busy
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every message was handed over and acknowledged, was cancelled, or is lost.
@@ -178,33 +190,188 @@ class Transport:
             TimeoutError: after this many seconds.
         """
         async with asyncio.timeout(timeout):
-            while self.busy or not all(peer.settled for peer in self._end.peers.values()):
-                await self._end.changed()
+            while self.busy or any(peer.unacknowledged for peer in self.peers.values()):
+                await self.changed()
+
+    def cut(self, told: Callable[[dict[int, int]], None]) -> None:
+        """Call with the number of messages that each peer was sent before the end of the last round, as soon as these have
+        left."""
+        self.outbox.cut(self.rounds, told)
+
+    def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
+        """Treat a peer as dead: what is queued for it and sent to it later counts as lost and does not wait.
+
+        Its connections are closed; ``contact`` is not called. It is found again when it answers, or by :meth:`mark_found`.
+        If an incarnation is known to be over, that one is not listened to and not dialled any more.
+        """
+        peer = self.peers[rank]
+        if incarnation is not None:
+            if peer.incarnation is not None and incarnation < peer.incarnation:
+                return  # its next incarnation is there already
+            self._end_incarnation(peer, incarnation)
+        if peer.lost is None:
+            self._drop(peer, why)
+
+    def mark_found(self, rank: int) -> None:
+        """Treat a lost peer as alive again: the next message to it dials it."""
+        peer = self.peers[rank]
+        peer.lost, peer.ended = None, -1
+        peer.hurry.set()
 
     async def close(self) -> None:
         """Close everything at once and wait until it is closed; what was not :meth:`flush` ed may be lost."""
-        end = self._end
-        end.closing = True
+        self.closing = True
         if self._server is None:
-            self._listener.close()
+            self.listener.close()
         else:
             self._server.close()
-        for connection in end.connections:
+        for connection in self.connections:
             connection.say_goodbye()
-        tasks = list(end.tasks)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in list(end.connections):
+        for connection in list(self.connections):
             connection.close()
-        while end.connections:
-            await end.changed()
+        while self.connections:
+            await self.changed()
         if self._server is not None:
             await self._server.wait_closed()
-        end.guard.close()
-        self._outbox.close()
-        for peer in end.peers.values():
+        self.guard.close()
+        self.outbox.close()
+        for peer in self.peers.values():
             peer.reached()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+
+    # --- dialling
+
+    def _dial_on(self, peer: Peer) -> None:
+        """Dial a peer until it answers, unless that is done already."""
+        peer.hurry.set()
+        if peer.dial is None and peer.outgoing is None and not self.closing:
+            peer.dial = self._spawn(self._dial(peer))
+
+    async def _dial(self, peer: Peer) -> None:
+        delay_s = REDIAL_FIRST_S
+        while peer.outgoing is None:
+            peer.hurry.clear()
+            failure = await self._try(peer)
+            if failure is None:
+                continue
+            peer.why, peer.failures = failure, peer.failures + 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):  # (wait_for() may swallow a cancellation)
+                    await peer.hurry.wait()
+            delay_s = min(2 * delay_s, REDIAL_LAST_S)
+        peer.dial = None
+
+    async def _try(self, peer: Peer) -> str | None:
+        host, port = self.addresses[peer.rank]
+        peer.dialled += 1
+        link = None
+        try:
+            async with asyncio.timeout(self.detection_s):
+                _, link = await self.loop.create_connection(lambda: Outgoing(self, peer), host, port)
+                return await link.greeted
+        except OSError as error:  # TimeoutError is one
+            return str(error) or f"did not answer within {self.detection_s:g} s"
+        finally:
+            if link is not None and peer.outgoing is not link:
+                link.close()
+
+    def _expect(self, peer: Peer) -> None:
+        """A peer is lost unless it is reached in time."""
+        if peer.timer is None and peer.lost is None and not self.closing:
+            peer.timer = self.loop.call_later(self.detection_s, self._miss, peer)
+
+    def _miss(self, peer: Peer) -> None:
+        peer.timer = None
+        if peer.dial is not None and not peer.failures:  # this process had no time to try
+            peer.timer = self.loop.call_later(REDIAL_FIRST_S, self._miss, peer)
+            return
+        self.lose(peer, f"could not be reached for {self.detection_s:g} s: {peer.why}")
+
+    # --- reports of connections
+
+    def meet(self, peer: Peer, incarnation: int) -> None:
+        """A peer has named its incarnation, on a new connection."""
+        restarted = peer.incarnation is not None and incarnation > peer.incarnation
+        if incarnation != peer.incarnation:
+            peer.disconnect()
+            self.outbox.park(peer)
+            self.outbox.forget(peer, State.AGAIN)
+            peer.restarted(incarnation)
+        lost, peer.lost = peer.lost, None
+        if restarted or lost is not None:
+            self.contact(peer.rank, None)
+
+    def came(self, peer: Peer) -> None:
+        peer.silent = 0
+        if peer.used:
+            self._dial_on(peer)
+        if peer.outgoing is not None or not peer.used:
+            peer.reached()
+
+    def reached(self, peer: Peer, link: Outgoing) -> None:
+        peer.outgoing, peer.silent = link, 0
+        peer.reached()
+        self.wake()
+
+    def gone(self, peer: Peer, why: str) -> None:
+        peer.why = why
+        if peer.outgoing is None:
+            self._expect(peer)
+
+    def broke(self, peer: Peer, why: str) -> None:
+        peer.outgoing, peer.why = None, why
+        self.outbox.park(peer)
+        if peer.lost is None:
+            self._expect(peer)
+            self._dial_on(peer)
+
+    # --- losing peers
+
+    def lose(self, peer: Peer, why: str, *, ended: bool = False) -> None:
+        """A peer is gone until it is reached again; or, if it has ``ended``, until it is restarted."""
+        if self.closing:
+            return
+        if ended:
+            self._end_incarnation(peer, peer.incarnation or 0)
+        known = peer.lost is not None
+        self._drop(peer, why)
+        if not ended and peer.used:
+            self._dial_on(peer)
+        if not known:
+            self.contact(peer.rank, why)
+
+    def _end_incarnation(self, peer: Peer, incarnation: int) -> None:
+        """An incarnation of a peer is over: it is not listened to and not dialled any more."""
+        peer.ended = max(peer.ended, incarnation)
+        if peer.dial is not None:
+            peer.dial.cancel()
+            peer.dial = None
+
+    def _drop(self, peer: Peer, why: str) -> None:
+        peer.lost = peer.lost or why
+        peer.reached()
+        self.outbox.drop(peer)
+        peer.disconnect()
+        self.wake()
+
+    async def _beat(self, tick_s: float, detection_s: float) -> None:
+        """Send heartbeats, and notice peers that send nothing.
+
+        Silence is counted in ticks, not by the clock: a process that was itself stopped for a while blames no peer.
+        """
+        while True:
+            await asyncio.sleep(tick_s)
+            for connection in list(self.connections):
+                if connection.peer is not None:
+                    connection.beat()
+            for peer in list(self.peers.values()):
+                if peer.outgoing is not None or peer.incoming is not None:
+                    peer.silent += 1
+                    if peer.silent * tick_s > detection_s:
+                        self.lose(peer, f"silent for {detection_s:g} s")

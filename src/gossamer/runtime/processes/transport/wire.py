@@ -10,7 +10,6 @@
     CREDIT  4, bytes u32                                                    this many more may be sent
     BEAT    5                                                               still alive
     LEAVE   6                                                               closes its connections for good
-    MARK    7, snapshot u32, message u32                                    earlier messages were sent before a snapshot
 
 All numbers are little-endian. A message is its head and its buffers (:mod:`gossamer.messages`), one after the
 other, cut every :data:`~gossamer.messages.CHUNK_BYTES`; only its last chunk is shorter. Credit counts the bytes in
@@ -18,7 +17,8 @@ chunks without their headers.
 
 The incarnation says how often a node was started before. Its connections to one peer are numbered from 1 in each incarnation;
 an answer repeats the number. Messages between two nodes are numbered from 0 in each incarnation of either, over all their
-connections; the answer to a HELLO says which one is expected, and there the messages continue.
+connections; the answer to a HELLO says which one is expected, and there the messages continue. One that is taken back leaves
+its number to the next.
 
 Messages go from the side that dialled to the side that was dialled; only HELLO, CREDIT, BEAT and LEAVE go back.
 """
@@ -49,7 +49,7 @@ from gossamer.messages import (
 from gossamer.messages.tags import Payload
 
 MAGIC = b"gsmr"
-VERSION = 3
+VERSION = 4
 TOKEN_BYTES = 16
 NUMBERS = 2**32
 """Message numbers wrap around here."""
@@ -64,7 +64,6 @@ class Kind(enum.IntEnum):
     CREDIT = 4
     BEAT = 5
     LEAVE = 6
-    MARK = 7
 
 
 HELLO = struct.Struct("<4sHI16sIII")
@@ -72,7 +71,6 @@ BEGIN = struct.Struct("<BIHQI")
 DATA = struct.Struct("<BIH")
 ABORT = struct.Struct("<BI")
 CREDIT = struct.Struct("<BI")
-MARK = struct.Struct("<BII")
 _BARE = struct.Struct("<B")
 _HEADERS: Mapping[int, struct.Struct] = {
     Kind.BEGIN: BEGIN,
@@ -81,7 +79,6 @@ _HEADERS: Mapping[int, struct.Struct] = {
     Kind.CREDIT: CREDIT,
     Kind.BEAT: _BARE,
     Kind.LEAVE: _BARE,
-    Kind.MARK: MARK,
 }
 assert (BEGIN.size, DATA.size) == (BEGIN_BYTES, DATA_BYTES)  # what wire_bytes() charges
 
@@ -107,11 +104,6 @@ def credit(nbytes: int) -> bytes:
     return CREDIT.pack(Kind.CREDIT, nbytes)
 
 
-def mark(snapshot: int, message: int) -> bytes:
-    """The frame that says which messages were sent before a snapshot: those before this one."""
-    return MARK.pack(Kind.MARK, snapshot % NUMBERS, message % NUMBERS)
-
-
 class Chunk(NamedTuple):
     """One chunk with its header, and how many of its bytes are the message's (what credit counts)."""
 
@@ -120,13 +112,8 @@ class Chunk(NamedTuple):
 
 
 def chunks(message: int, head: bytes, buffers: Sequence[Tensor]) -> Iterator[Chunk]:
-    """The chunks of a message; a buffer's bytes are read when its chunk is asked for.
-
-    Args:
-        message: its number.
-        head: the result of :func:`gossamer.messages.pack_head`.
-        buffers: contiguous CPU tensors.
-    """
+    """The chunks of a message of this number: its head (:func:`gossamer.messages.pack_head`) and contiguous CPU tensors. A
+    buffer's bytes are read when its chunk is asked for."""
     sources = deque([memoryview(head), *(raw(buffer) for buffer in buffers)])
     left = total = sum(source.nbytes for source in sources)
     number = message % NUMBERS
@@ -177,14 +164,7 @@ class Credited(NamedTuple):
     nbytes: int
 
 
-class Marked(NamedTuple):
-    """Before the peer's snapshot, it had sent the messages before this number."""
-
-    snapshot: int
-    message: int
-
-
-Event = Hello | Arrived | Credited | Marked | Kind
+Event = Hello | Arrived | Credited | Kind
 """Of the kinds, ABORT, BEAT and LEAVE are events."""
 
 
@@ -202,7 +182,6 @@ class _Message:
         self._structure = b""
 
     def fill(self, data: memoryview) -> None:
-        """Take bytes, at most as many as are left."""
         self.left -= data.nbytes
         while data:
             target = self._targets.popleft()
@@ -225,7 +204,6 @@ class _Message:
         self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
 
     def arrived(self) -> Arrived:
-        """The whole message, once nothing is left."""
         return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
 
 
@@ -239,15 +217,11 @@ class Decoder:
 
     It holds at most one message of at most ``limit`` bytes (and the Python objects in its structure, whose number
     :mod:`gossamer.messages` limits) and checks sizes before it allocates. It is of no use after an error.
-
-    Args:
-        limit: bytes (head and buffers) of the largest message that is accepted; None on the side that dialled, which gets
-            credit only.
     """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit or 0
-        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT, Kind.MARK)
+        own = (Kind.CREDIT,) if limit is None else (Kind.BEGIN, Kind.DATA, Kind.ABORT)
         self._accepted = (Kind.BEAT, Kind.LEAVE, *own)
         self._header = bytearray()
         self._greeted = False
@@ -265,7 +239,6 @@ class Decoder:
         return (self._number + (self._message is None)) % NUMBERS
 
     def expect(self, number: int) -> None:
-        """Messages continue with this number."""
         self._number = number - 1
 
     @property
@@ -334,8 +307,6 @@ class Decoder:
     def _frame(self, kind: int, *values: int) -> Event | None:
         if kind == Kind.CREDIT:
             return Credited(*values)
-        if kind == Kind.MARK:
-            return Marked(*values)
         if kind in (Kind.BEAT, Kind.LEAVE):
             return Kind(kind)
         self.frame_bytes += _HEADERS[kind].size
@@ -346,6 +317,7 @@ class Decoder:
             raise FrameError(f"continued message {number}, which is not under way")
         if kind == Kind.ABORT:
             self._message = None
+            self._number -= 1  # which the next message takes
             return Kind.ABORT
         assert self._message is not None
         length, due = values[1], min(CHUNK_BYTES, self._message.left)

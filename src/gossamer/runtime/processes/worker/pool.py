@@ -10,7 +10,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -21,27 +20,18 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel, SelectorChannel
-from gossamer.runtime.processes.node_process.computing import Stage
-from gossamer.runtime.processes.node_process.host import NodeContext
+from gossamer.runtime.processes.node_process.host import NodeContext, Stage
 from gossamer.runtime.processes.node_process.process import main as node_main
 from gossamer.runtime.processes.protocol import Addresses, Fork, FromNode, Said, ToNode
-from gossamer.runtime.processes.security.trust import Security
-from gossamer.runtime.processes.system.cpu_slots import holds, wakeup
-from gossamer.runtime.processes.system.process import close_all_but, describe_exit, die_with
+from gossamer.runtime.processes.security import Security
+from gossamer.runtime.processes.system import close_all_but, describe_exit, die_with, wakeup
 from gossamer.runtime.processes.transport.transport import listen
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
-RETRY_S = 0.1
-"""Seconds between two attempts to start a process."""
-RESTART_S = 10.0
-"""Seconds in which a node's port has to be free again, and a process to be had, when it is restarted."""
-
 
 @dataclass(eq=False)
 class _Child:
-    """A node's process."""
-
     rank: int
     incarnation: int
     pid: int
@@ -49,18 +39,10 @@ class _Child:
 
 
 class ProcessPool:
-    """Carries out the commands of a coordinator about nodes of this machine, and tells it what becomes of them.
+    """Carries out the commands of a coordinator about nodes of this machine, and tells it (``emit``) what becomes of them.
 
-    Args:
-        setup: what is run.
-        folder: where nodes write files.
-        memory: descriptor of the file that all processes of this machine share.
-        stage: what nodes compute with.
-        cut: the checkpoint from which they go on; None is the start.
-        selector: where their channels are waited for; the data of a key is a function to call with the events.
-        emit: takes what happens.
-        job: says what the nodes of all machines share; None: all nodes are on this machine, and talk without TLS.
-        host: the address at which nodes listen.
+    ``memory`` is the descriptor of the file that all processes of this machine share; ``cut`` is the checkpoint from which
+    nodes go on; ``job`` says what the nodes of all machines share, and is None if all are on this one, and talk without TLS.
     """
 
     def __init__(
@@ -86,29 +68,25 @@ class ProcessPool:
         self._at_once = self._slots = setup.experiment.engine.train_at_once or cores()
         self._slots_told = self._slots
         self._wakeup = wakeup()
-        self._stopped_inside: set[_Child] = set()  # while they computed
+        self._stopped: set[int] = set()  # ranks whose process was stopped, perhaps in a CPU slot
         self._children: dict[int, _Child] = {}
         self._addresses: list[tuple[str, int]] = [("127.0.0.1", 0)] * setup.experiment.nodes
         self._listeners: dict[int, socket.socket] = {}  # of nodes that have no process
-        self._retries: dict[int, tuple[float, Fork]] = {}
-        self._retry_at = 0.0
         self._frozen = False
 
     @property
     def alive(self) -> Collection[int]:
-        """The ranks that have a process."""
         return self._children.keys()
 
     def do(self, command: protocol.ToPool) -> None:
-        """Carry out a command."""
         match command:
             case protocol.Listen(ranks=ranks, keys=keys):
                 self._keys |= zip(ranks, keys, strict=False)
-                self._listen(ranks)
+                self._try(ranks[0], 0, lambda: self._listen(ranks))
             case Addresses(nodes=nodes):
                 self._learn(nodes)
-            case Fork():
-                self._start(command, time.monotonic() + (RESTART_S if command.incarnation else 0.0))
+            case Fork(rank=rank, incarnation=incarnation):
+                self._try(rank, incarnation, lambda: self._fork(command))
             case protocol.Tell(rank=rank, message=message):
                 if (child := self._children.get(rank)) is not None:
                     child.channel.send(message)  # a node that was stopped reads it when it goes on
@@ -118,59 +96,48 @@ class ProcessPool:
 
     # --- starting
 
+    def _try(self, rank: int, incarnation: int, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except OSError as error:  # there is no port, or no process
+            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
+            self._emit(Said(rank, incarnation, protocol.NotStarted(f"{error.strerror}{limit}")))
+
     def _listen(self, ranks: Collection[int]) -> None:
         for rank in ranks:
-            try:
-                self._listeners[rank] = listen(self._host)
-            except OSError as error:
-                self._emit(Said(rank, 0, protocol.NotStarted(f"no port for it: {error.strerror}")))
-                return
+            self._listeners[rank] = listen(self._host)
         opened = [(rank, *self._listeners[rank].getsockname()[:2]) for rank in ranks]
         self._learn(opened)
         self._emit(Addresses(opened))
 
-    def _learn(self, nodes: Collection[tuple[int, str, int]]) -> None:
-        for rank, host, port in nodes:
-            before, self._addresses[rank] = self._addresses[rank], (host, port)
-            if before[1] and before != (host, port):
-                self._tell_all(protocol.Moved(rank, host, port))
+    def _learn(self, nodes: Iterable[tuple[int, str, int]]) -> None:
+        moved = [each for each in nodes if self._addresses[each[0]] != each[1:]]
+        for rank, host, port in moved:
+            self._addresses[rank] = host, port
+        if moved:
+            self._tell_all(Addresses(moved))
 
     def _tell_all(self, message: ToNode) -> None:
         for child in self._children.values():
             child.channel.send(message)
 
-    def _start(self, fork: Fork, deadline: float) -> None:
+    def _fork(self, fork: Fork) -> None:
         if not self._frozen:
             self._frozen = True
             gc.collect()
             gc.freeze()  # so that the collector does not write to, and so copy, what all share
-        try:
-            self._fork(fork)
-        except OSError as error:  # the system may have room again in a while
-            if time.monotonic() < deadline:
-                self._retries[fork.rank] = deadline, fork
-            else:
-                self._emit(Said(fork.rank, fork.incarnation, protocol.NotStarted(str(error.strerror))))
-
-    def _fork(self, fork: Fork) -> None:
-        rank = fork.rank
-        listener = self._listeners.pop(rank, None)
-        if listener is None:
-            host, port = self._addresses[rank]
-            try:
-                listener = listen(host, port)
-            except OSError as error:
-                raise OSError(error.errno, f"its port {port}: {error.strerror}") from None
+        rank, parent = fork.rank, os.getpid()
+        if rank not in self._listeners:
+            self._listen([rank])
+        listener = self._listeners.pop(rank)
         ours, theirs = socket.socketpair()
-        parent = os.getpid()
         try:
             pid = os.fork()
             if pid == 0:
                 self._become_node(fork, listener, theirs, parent)
-        except OSError as error:
+        except OSError:
             ours.close()
-            limit = "; see ulimit -u" if error.errno == errno.EAGAIN else ""
-            raise OSError(error.errno, f"no process for it: {error.strerror}{limit}") from None
+            raise
         finally:
             listener.close()
             theirs.close()
@@ -196,7 +163,24 @@ class ProcessPool:
             for other in self._listeners.values():
                 other.detach()  # closed in one go, and not once more by a finaliser
             close_all_but({listener.fileno(), channel.fileno(), self._memory, *self._wakeup})
-            code = node_main(fork.rank, self._setup, self._context(fork, listener, channel), self._stage)
+            key = self._keys.get(fork.rank)
+            context = NodeContext(
+                listener=listener,
+                channel=channel,
+                addresses=self._addresses,
+                token=self._token,
+                memory=self._memory,
+                at_once=self._slots,
+                wakeup=self._wakeup,
+                trims=self._stage.trims(),
+                folder=self._folder,
+                security=None if key is None else Security(key, self._certificates, fork.rank),
+                cut=self._cut,
+                checkpoints=self._checkpoints,
+                incarnation=fork.incarnation,
+                crashes=tuple(fork.crashes),
+            )
+            code = node_main(fork.rank, self._setup, context, self._stage)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the coordinator is told and the process ends here
             failed = protocol.Failed(f"{type(error).__name__}: {error}", 0, traceback.format_exc())
             Channel[ToNode](channel, ToNode).send(failed)
@@ -207,62 +191,33 @@ class ProcessPool:
             finally:
                 os._exit(code)
 
-    def _context(self, fork: Fork, listener: socket.socket, channel: socket.socket) -> NodeContext:
-        security = None
-        if (key := self._keys.get(fork.rank)) is not None:
-            security = Security(key, self._certificates, fork.rank)
-        return NodeContext(
-            listener=listener,
-            channel=channel,
-            addresses=self._addresses,
-            token=self._token,
-            security=security,
-            memory=self._memory,
-            at_once=self._slots,
-            wakeup=self._wakeup,
-            trims=self._stage.trims(),
-            folder=self._folder,
-            cut=self._cut,
-            checkpoints=self._checkpoints,
-            incarnation=fork.incarnation,
-            crashes=tuple(fork.crashes),
-        )
-
     # --- watching
 
     def _bury(self, rank: int) -> str:
         """A node's process is gone; gives how it ended."""
         child = self._children.pop(rank)
-        self._count_slots(child, stopped=False)
+        self._count_slots(rank, stopped=False)
         _, status = os.waitpid(child.pid, 0)
         return describe_exit(status)
 
     def look(self) -> None:
-        """See which processes were stopped or go on, and try again to start those that could not be started."""
+        """See which processes were stopped or go on."""
         while (seen := _seen()) is not None:
             for child in list(self._children.values()):
                 if child.pid == seen.si_pid:
                     stopped = seen.si_code == os.CLD_STOPPED
-                    self._count_slots(child, stopped=stopped)
+                    self._count_slots(child.rank, stopped=stopped)
                     self._emit(Said(child.rank, child.incarnation, protocol.Stood(stopped)))
         if self._slots != self._slots_told:
             self._slots_told = self._slots
             self._tell_all(protocol.Slots(self._slots))
-        if self._retries and time.monotonic() > self._retry_at:
-            self._retry_at = time.monotonic() + RETRY_S
-            retries, self._retries = self._retries, {}
-            for deadline, fork in retries.values():
-                self._start(fork, deadline)
 
-    def _count_slots(self, child: _Child, *, stopped: bool) -> None:
-        """One more node may compute for each that was stopped while it did."""
-        self._stopped_inside.discard(child)
-        if stopped and holds(self._memory, self._slots, child.pid):
-            self._stopped_inside.add(child)
-        self._slots = self._at_once + len(self._stopped_inside)
+    def _count_slots(self, rank: int, *, stopped: bool) -> None:
+        """One more node may compute for each that was stopped, which may hold a CPU slot."""
+        (self._stopped.add if stopped else self._stopped.discard)(rank)
+        self._slots = self._at_once + len(self._stopped)
 
     def close(self) -> None:
-        """Kill all processes, and wait until they are gone."""
         for child in self._children.values():
             os.kill(child.pid, signal.SIGKILL)
         for child in self._children.values():
@@ -275,8 +230,7 @@ class ProcessPool:
 
 
 def _seen() -> os.waitid_result | None:
-    """A child of this process that was stopped or goes on, and has not been seen before; None also where the system does
-    not say (Linux does)."""
+    """A child that was stopped or goes on, and has not been seen before; None where the system does not say (Linux does)."""
     if not hasattr(os, "waitid"):
         return None
     try:

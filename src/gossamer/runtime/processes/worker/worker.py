@@ -1,12 +1,12 @@
 """``gossamer worker``: joins a coordinator on another machine, and runs nodes for it until the run is over.
 
-A worker that loses its coordinator keeps its nodes going. What they say waits in a file, and goes to the coordinator when it
-can be reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and
-itself.
+A worker that loses its coordinator keeps its nodes going. What they say waits, and goes to the coordinator when it can be
+reached again. After the time that the coordinator has named (``failures.detection_s``) the worker ends its nodes and itself.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import secrets
@@ -30,16 +30,21 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import Channel, ChannelError
-from gossamer.runtime.processes.node_process.computing import Stage, with_data_for_forks
+from gossamer.runtime.processes.channel import (
+    LARGEST_STRANGER,
+    Channel,
+    ChannelError,
+    Session,
+    keep_alive,
+    parse_address,
+)
+from gossamer.runtime.processes.memory import FINAL, SharedModels
+from gossamer.runtime.processes.node_process.host import Stage
 from gossamer.runtime.processes.protocol import File, Finish, Job, Refused, Said, Tell, Welcome
-from gossamer.runtime.processes.security.join import NONCE_BYTES, proof, proved
-from gossamer.runtime.processes.security.trust import context
-from gossamer.runtime.processes.session import LARGEST_STRANGER, Session, keep_alive, parse_address
-from gossamer.runtime.processes.system.memory import FINAL, SharedModels
-from gossamer.runtime.processes.system.process import raise_descriptor_limit, shared_file
+from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
+from gossamer.runtime.processes.system import raise_descriptor_limit, shared_file
 from gossamer.runtime.processes.worker.pool import ProcessPool
-from gossamer.runtime.setup import Setup, prepare
+from gossamer.runtime.setup import prepare
 
 log = logging.getLogger("gossamer")
 
@@ -48,9 +53,7 @@ CONNECT_S, HANDSHAKE_S = 1.0, 10.0
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SILENT_S = 30.0
-"""Seconds without an answer after which a connection is given up, before the coordinator has said how many."""
-END_S = 10.0
-"""Seconds that nodes have to end in order when the coordinator is lost."""
+"""Seconds without an answer after which a connection is given up."""
 
 
 class NotAdmitted(GossamerError):
@@ -70,21 +73,17 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         end = tls = context(ssl.PROTOCOL_TLS_CLIENT, None, ()).wrap_socket(end)
         channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
         seen, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
-        channel.send(protocol.Hello(__version__, nonce, session))
-        answer = channel.receive()
-        if isinstance(answer, protocol.Challenge):
-            if not proved(answer.proof, proof(token, "coordinator", seen, nonce, answer.nonce)):
-                # It has another token, or is in the middle: it gets no proof from this worker.
-                raise NotAdmitted(f"{address} does not know the token")
-            own = proof(token, "worker", seen, nonce, answer.nonce)
-            channel.send(protocol.Proof(own, slots, received))
-            answer = channel.receive()
-        if isinstance(answer, Welcome):
-            return tls, answer
-        if answer is None:
-            raise ConnectionError("the coordinator closed the connection")
-        why = answer.problems[0] if isinstance(answer, Refused) else f"unexpected {type(answer).__name__}"
-        raise NotAdmitted(f"{address} does not take this worker: {why}")
+        own = proof(token, "worker", seen, nonce)
+        channel.send(protocol.Join(__version__, session, slots, received, nonce, own))
+        match channel.receive():
+            case None:
+                raise ConnectionError("the coordinator closed the connection")
+            case Refused(problems=problems):
+                raise NotAdmitted(f"{address} does not take this worker: {'; '.join(problems)}")
+            case Welcome() as welcome:
+                if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", seen, nonce)):
+                    raise NotAdmitted(f"{address} does not know the token")
+                return tls, welcome
     except ChannelError as error:
         end.close()
         raise NotAdmitted(f"{address} does not speak this version's protocol: {error}") from None
@@ -149,36 +148,31 @@ class Worker:
         self._name = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._session: Session[protocol.ToWorker]
-        self._session = Session(protocol.ToWorker, folder, self._selector, self._take, self._lose)
+        self._session = Session(protocol.ToWorker, self._selector, self._take, self._lose)
         self._memory = shared_file()
         self._pool: ProcessPool | None = None
         self._models: SharedModels
         self._folder: RunFolder
         self._offset = 0.0  # what is to be added to the coordinator's monotonic clock
         self._reconnect_s = SILENT_S
-        self._lost_at: float | None = None
-        self._retry_at = 0.0
-        self._stopping: float | None = None  # until when nodes have time to end
+        # While there is no connection: when to try again, until when, and how the run fails then.
+        self._retry_at = self._deadline = 0.0
+        self._failure = ""
         self._over: str | None = None
 
     def run(self, wait_s: float) -> None:
-        """Join, and serve until the run is over."""
-        self._join_first(time.monotonic() + wait_s)
+        self._deadline = time.monotonic() + wait_s
+        self._failure = f"no coordinator at {self._coordinator}"
         while self._over is None:
+            if self._session.channel is None and time.monotonic() > self._retry_at:
+                self._join()
             for key, events in self._selector.select(0.1):
                 key.data(events)
             if self._pool is not None:
                 self._pool.look()
-            if self._lost_at is not None:
-                self._do_without(time.monotonic(), self._lost_at)
-        if self._over == "lost":
-            raise RunFailed(
-                f"the coordinator was out of reach for {self._reconnect_s:g} s: this worker's nodes have ended"
-            )
         self._say(f"the run is over ({self._over})")
 
     def close(self) -> None:
-        """End all nodes, and the connection."""
         if self._pool is not None:
             self._pool.close()
         self._session.close()
@@ -187,51 +181,31 @@ class Worker:
 
     # --- the coordinator
 
-    def _join_first(self, deadline: float) -> None:
-        told = False
-        while self._session.channel is None:
-            try:
-                self._join()
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise RunFailed(f"no coordinator at {self._coordinator}: {error}") from None
-                if not told:
-                    told = True
-                    self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
-                time.sleep(RETRY_S)
-        self._say(f"has joined {self._coordinator}")
-
     def _join(self) -> None:
+        """Try to reach the coordinator."""
         received = self._session.received
-        end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
+        try:
+            end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
+        except OSError as error:
+            if time.monotonic() > self._deadline:
+                raise RunFailed(self._failure) from error
+            if self._retry_at == 0.0:
+                self._say(f"waiting for a coordinator at {self._coordinator} ({error})")
+            self._retry_at = time.monotonic() + RETRY_S
+            return
+        self._say(f"has joined {self._coordinator}")
         keep_alive(end, SILENT_S)
         self._address = self._address or str(end.getsockname()[0])
         self._offset = time.monotonic() - welcome.clock
-        self._lost_at = None
         self._session.attach(end, welcome.received)
 
     def _lose(self, error: str | None) -> None:
         if error is not None:  # it would come again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
-        self._lost_at = time.monotonic()
+        self._deadline = time.monotonic() + self._reconnect_s
+        lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
+        self._failure = f"{lost}: this worker's nodes have ended"
         self._say("the coordinator is out of reach; nodes go on")
-
-    def _do_without(self, now: float, lost_at: float) -> None:
-        """Try to reach the coordinator again; in the end, end the nodes in order."""
-        alive = [] if self._pool is None else list(self._pool.alive)
-        if self._stopping is not None:
-            if not alive or now > self._stopping:
-                self._over = "lost"
-        elif now > lost_at + self._reconnect_s:
-            self._stopping = now + END_S
-            for rank in alive:
-                self._do(Tell(rank, Finish("stopped")))
-        elif now > self._retry_at:
-            try:
-                self._join()
-                self._say("has reached the coordinator again")
-            except OSError:
-                self._retry_at = time.monotonic() + RETRY_S
 
     # --- what it is told
 
@@ -267,11 +241,15 @@ class Worker:
         path.write_bytes(file.data)
 
     def _prepare(self, job: Job) -> None:
-        """Load the experiment and its data."""
         self._reconnect_s = job.reconnect_s
         (self._path / "experiment.yaml").write_text(job.experiment, encoding="utf-8")
+        raw = yaml.safe_load(job.experiment)
+        if self._data_root is not None:
+            raw["data_root"] = str(Path(self._data_root).resolve())
+        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
+            raw["data_root"] = None
         try:
-            setup = self._setup(job)
+            setup = prepare(Experiment.of(raw, self._path))
             raise_descriptor_limit(setup, channels=min(self._slots, setup.experiment.nodes))
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
@@ -288,14 +266,6 @@ class Worker:
         )
         self._session.send(protocol.Ready())
 
-    def _setup(self, job: Job) -> Setup:
-        raw = yaml.safe_load(job.experiment)
-        if self._data_root is not None:
-            raw["data_root"] = str(Path(self._data_root).resolve())
-        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
-            raw["data_root"] = None
-        return with_data_for_forks(prepare(Experiment.of(raw, self._path)))
-
     # --- what nodes say
 
     def _relay(self, event: protocol.FromPool) -> None:
@@ -309,12 +279,12 @@ class Worker:
         match message:
             case protocol.Row(slot=int(slot)):
                 send(File("model", rank, slot, self._models.read_bytes(slot, rank)))
-            case protocol.Saved(number=number):
+            case protocol.Saved(number=None):
+                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
+            case protocol.Saved(number=int(number)):
                 path = folder.checkpoints / str(number) / f"node-{rank}.safetensors"
                 send(File("checkpoint", rank, number, path.read_bytes()))
                 path.unlink()
-            case protocol.RestartSaved():
-                send(File("restart", rank, 0, folder.restart(rank).read_bytes()))
             case protocol.Final():
                 send(File("model", rank, FINAL, self._models.read_bytes(FINAL, rank)))
         timeline = folder.segments / f"timeline-{rank}.jsonl"

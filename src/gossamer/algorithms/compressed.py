@@ -1,0 +1,164 @@
+"""Algorithms that mix compressed differences: CHOCO-SGD, DeepSqueeze, BEER.
+
+The experiment's codec is their compressor C, of the difference between a vector and what the neighbours know of it; what C
+loses is in the next difference, so that any C whose error is below the difference itself will do. Without a codec C is the
+identity. W is the mixing matrix of the topology, symmetric and doubly stochastic, and eta the learning rate.
+
+CHOCO-SGD: Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+Communication", ICML 2019, Algorithm 2. Every node has a replica x̂_j of what it knows of each neighbour, zero at first:
+
+    x_i <- x_i - eta g_i(x_i)
+    q_i = C(x_i - x̂_i), which is sent;   x̂_j <- x̂_j + q_j for j = i and all neighbours
+    x_i <- x_i + gamma sum_j W_ij (x̂_j - x̂_i)
+
+Where the graph changes, a node sends its x̂ itself, not encoded, to those that were not its neighbours in the round before.
+
+DeepSqueeze: Tang et al., "DeepSqueeze: Decentralization Meets Error-Compensated Compression", 2019, Algorithm 1, as in the
+code of epfml/powergossip. Nodes keep their own error e and no replicas:
+
+    x_i <- x_i - eta g_i(x_i),   v_i = x_i + e_i,   C(v_i) is sent,   e_i <- v_i - C(v_i)
+    x_i <- x_i + gamma sum_j W_ij (C(v_j) - C(v_i))
+
+BEER: Zhao et al., "BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with Communication Compression", NeurIPS
+2022, Algorithm 1: gradient tracking with replicas H of the models and G of the directions V, where V = the first gradient,
+H = G = 0:
+
+    X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
+    V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)
+
+The formulas are those of the authors' code (epfml/ChocoSGD, epfml/powergossip, liboyue/beer); the papers' texts were not at
+hand.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.registry import register
+from gossamer.messages.tags import Model, dense
+from gossamer.node import Node
+
+
+class _Compressed(Algorithm):
+    """Base of algorithms that mix compressed differences.
+
+    Args:
+        gamma: step size of the mixing; the more C loses, the smaller it has to be. 1 is the plain weighted mean.
+    """
+
+    sends_differences: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = False
+    tolerates_absence: ClassVar[bool] = False
+
+    gamma: float = Field(default=0.4, gt=0, le=1)
+
+
+async def _exchange(
+    node: Node, r: int, name: str, vector: Float[Tensor, " params"], *, buffers: bool = False
+) -> Model:
+    """Send what has changed in a vector, and mix what is known of it: sum_j W_ij x̂_j - x̂_i, and the mean of the buffers.
+    ``node.state[name]`` has the replicas by rank, the own one among them."""
+    known: dict[int, Tensor] = node.state.setdefault(name, {})
+    zeros = torch.zeros_like(vector)
+    sent, change = node.compress(vector - known.get(node.rank, zeros))
+    parameters = node.store(known.get(node.rank, zeros) + change)
+    own = Model(parameters, node.buffers) if buffers else Model(parameters)
+    to, before = set(await node.neighbors(r, "out")), set(await node.neighbors(max(r - 1, 0), "out"))
+    node.broadcast(to & before, Model(sent, own.buffers), tag=(name, r))
+    node.broadcast(to - before, own, tag=(name, r), exact=True)
+    inbox = await node.gather(await node.neighbors(r, "in"), tag=(name, r))
+    replicas = {}
+    for rank, model in inbox.items():
+        if rank in known or r == 0:
+            model = Model(node.store(known.get(rank, zeros) + dense(model.parameters)), model.buffers)
+        replicas[rank] = model
+    node.state[name] = {
+        node.rank: own.parameters,
+        **{rank: each.parameters for rank, each in replicas.items()},
+    }
+    mixed: Model = await node.combine(own, replicas, node.mixing_weights(r))
+    return Model(mixed.parameters - own.parameters, mixed.buffers)
+
+
+@register("algorithm", "choco-sgd")
+class ChocoSGD(_Compressed):
+    """CHOCO-SGD (Koloskova et al., 2019); weights come from ``topology.weights``, the compressor is the experiment's
+    ``codec``.
+
+    Memory: a replica of the model for each neighbour.
+
+    Args:
+        local_steps: mini-batch steps a round.
+    """
+
+    local_steps: int = Field(default=1, ge=1)
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            moved = await _exchange(node, r, "replicas", node.parameters, buffers=True)
+            node.model = Model(node.parameters + self.gamma * moved.parameters, moved.buffers)
+
+
+@register("algorithm", "deepsqueeze")
+class DeepSqueeze(_Compressed):
+    """DeepSqueeze (Tang et al., 2019); weights come from ``topology.weights``, the compressor is the experiment's
+    ``codec``. A neighbour that is missing from a round counts as the node itself.
+
+    Args:
+        local_steps: mini-batch steps a round.
+    """
+
+    tolerates_loss: ClassVar[bool] = True
+    tolerates_absence: ClassVar[bool] = True
+
+    local_steps: int = Field(default=1, ge=1)
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            v = node.parameters + node.state.get("error", 0.0)
+            sent, own = node.compress(v)
+            node.state["error"] = v - own
+            node.broadcast(await node.neighbors(r, "out"), Model(sent, node.buffers), tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
+            models = {rank: Model(dense(model.parameters), model.buffers) for rank, model in inbox.items()}
+            mixed = await node.combine(Model(own, node.buffers), models, node.mixing_weights(r))
+            node.model = Model(node.parameters + self.gamma * (mixed.parameters - own), mixed.buffers)
+
+
+@register("algorithm", "beer")
+class BEER(_Compressed):
+    """BEER (Zhao et al., 2022): the optimum of the average loss, however the data differ from node to node, with compressed
+    messages; weights come from ``topology.weights``, the compressor is the experiment's ``codec``.
+
+    A round is one gradient and two messages to each neighbour. The step is the plain one, -eta V; the optimizer is not used
+    but for its learning rate.
+    """
+
+    gamma: float = Field(default=0.1, gt=0, le=1)
+
+    async def run(self, node: Node) -> None:
+        state = node.state
+        async for r in node.rounds():
+            if r == 0:
+                state["gradient"] = state["direction"] = await node.gradient()
+                state["model drift"] = state["direction drift"] = torch.zeros_like(node.parameters)
+            node.parameters = (
+                node.parameters + self.gamma * state["model drift"] - node.lr * state["direction"]
+            )
+            moved = await _exchange(node, r, "models", node.parameters, buffers=True)
+            node.model = Model(node.parameters, moved.buffers)
+            state["model drift"] = moved.parameters
+            gradient = await node.gradient()
+            state["direction"] = (
+                state["direction"] + self.gamma * state["direction drift"] + gradient - state["gradient"]
+            )
+            state["gradient"] = gradient
+            state["direction drift"] = (await _exchange(node, r, "directions", state["direction"])).parameters

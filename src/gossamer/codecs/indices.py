@@ -1,0 +1,94 @@
+"""Sorted indices in as few bits as their number allows.
+
+Of P coordinates k are sent, each of them as likely as the next one. Then the gap to the next index is geometric with a = k
+/ P, and an ideal code for all of them takes P H(a) bits, where H is the binary entropy: 4.7 bits an index where a = 0.1.
+That holds for any indices, since the length depends on k and P alone. Asymmetric numeral systems (Duda, 2013; the library
+constriction) reach it to within some bytes.
+
+A gap is coded as its lowest b bits, all equally likely, and the number above them: as many escapes as it holds 1024, and
+the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import constriction
+import numpy as np
+from jaxtyping import Int, UInt8, UInt32
+
+_ESCAPE = 1024
+
+
+def packed(indices: Int[np.ndarray, " k"], size: int) -> UInt8[np.ndarray, " bytes"]:
+    """Distinct indices below ``size``, ascending, as bytes."""
+    if not len(indices):
+        return np.empty(0, np.uint8)
+    low, model, uniform = _models(len(indices), size)
+    gaps = np.diff(indices, prepend=-1) - 1
+    escapes, rests = np.divmod(gaps >> low, _ESCAPE)
+    symbols = np.full(len(gaps) + int(escapes.sum()), _ESCAPE, dtype=np.int32)
+    symbols[np.arange(len(gaps)) + np.cumsum(escapes)] = rests
+    coder = constriction.stream.stack.AnsCoder()
+    if low:
+        coder.encode_reverse((gaps & ((1 << low) - 1)).astype(np.int32), uniform)
+    coder.encode_reverse(symbols, model)
+    words: UInt32[np.ndarray, " words"] = coder.get_compressed()
+    missing = max(_length(len(indices), size) - len(words), 0)
+    return np.pad(words.astype("<u4"), (0, missing)).view(np.uint8)
+
+
+def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np.ndarray, " k"]:
+    """The ``count`` indices that :func:`packed` was given.
+
+    Raises:
+        ValueError: for bytes that stand for no such indices.
+    """
+    return _unpacked(data.tobytes(), count, size)
+
+
+@lru_cache(maxsize=64)  # so that the receivers of a simulation decode once
+def _unpacked(data: bytes, count: int, size: int) -> Int[np.ndarray, " k"]:
+    if len(data) % 4 or not 0 <= count <= size or (data and not count):
+        raise ValueError(f"{len(data)} bytes for {count} indices below {size}")
+    words = np.trim_zeros(np.frombuffer(data, "<u4").astype(np.uint32), "b")
+    if not count:
+        return np.empty(0, np.int64)
+    low, model, uniform = _models(count, size)
+    coder = constriction.stream.stack.AnsCoder(words)
+    symbols = coder.decode(model, count)
+    most = count + (size >> low) // _ESCAPE
+    while (left := count - int(np.count_nonzero(symbols < _ESCAPE))) and len(symbols) <= most:
+        symbols = np.concatenate([symbols, coder.decode(model, left)])
+    highs = np.cumsum(symbols.astype(np.int64))[symbols < _ESCAPE]
+    gaps = np.diff(highs, prepend=0) << low
+    if low and len(gaps) == count:
+        gaps += coder.decode(uniform, count)
+    indices = np.cumsum(gaps + 1) - 1
+    if len(indices) != count or indices[-1] >= size:
+        raise ValueError(f"indices that are not {count} below {size}")
+    return indices
+
+
+def _length(count: int, size: int) -> int:
+    """Words that ``count`` indices take, padding included: a few more than their entropy, so that the size of a message
+    does not depend on which coordinates are sent."""
+    sent, kept = count / size, 1 - count / size
+    bits = -count * math.log2(sent) - ((size - count) * math.log2(kept) if kept else 0.0)
+    return int(1.001 * bits / 32) + 2
+
+
+@lru_cache(maxsize=64)
+def _models(count: int, size: int) -> tuple[int, Any, Any]:
+    """b, and the distributions of the symbols and of the lowest b bits."""
+    low = min(max((size // count).bit_length() - 6, 0), 16)
+    # (Products of floats are the same on every processor; powers need not be.)
+    stays = 1 - count / size
+    for _ in range(low):
+        stays *= stays
+    tail = np.cumprod(np.full(_ESCAPE, stays))
+    rests = np.append(1.0, tail[:-1]) * (1 - stays)
+    model = constriction.stream.model.Categorical(np.append(rests, tail[-1]).clip(1e-7), perfect=False)
+    return low, model, constriction.stream.model.Uniform(1 << low) if low else None

@@ -1,0 +1,91 @@
+"""Low-rank approximation of a model's matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from gossamer.codecs.codec import Codec, parameter_count, vector_in
+from gossamer.config.registry import register
+from gossamer.messages.tags import Part, Payload
+
+if TYPE_CHECKING:
+    from gossamer.node import Node
+
+
+@register("codec", "low-rank")
+class LowRank(Codec):
+    """Each weight M [rows, columns] of a difference as P Q^T, by one step of subspace iteration from the Q of the vector
+    before (PowerSGD's compressor, Vogels et al., NeurIPS 2019, Algorithm 1):
+
+        P = orthonormal(M Q),   Q = M^T P
+
+    A convolution's kernel [out, in, height, width] is a matrix [out, in x height x width]. Vectors, and matrices that P and
+    Q are no smaller than, travel whole. The first Q is drawn, keyed by the sender.
+
+    Only for algorithms that send differences.
+
+    Args:
+        rank: columns of P and Q.
+    """
+
+    only_differences: ClassVar[bool] = True
+
+    rank: int = Field(default=1, ge=1)
+
+    def _fields(self, node: Node) -> Iterator[tuple[int, int, int, bool]]:
+        """Of each tensor: start, rows, columns, and whether it is approximated."""
+        for field in node.layout:
+            rows = field.shape[0] if field.shape else 1
+            columns = math.prod(field.shape[1:])
+            yield field.start, rows, columns, self.rank * (rows + columns) < rows * columns
+
+    def begin(self, node: Node) -> None:
+        drawn = node.rng("~codec/low-rank")
+        sizes = [columns * self.rank for _, _, columns, low in self._fields(node) if low]
+        self.memory(node)["q"] = torch.from_numpy(drawn.standard_normal(sum(sizes), dtype=np.float32))
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        before, at = self.memory(node)["q"], 0
+        sent, after = [], []
+        for start, rows, columns, low in self._fields(node):
+            values = vector[start : start + rows * columns]
+            if not low:
+                sent.append(values)
+                continue
+            matrix = values.view(rows, columns)
+            q = before[at : at + columns * self.rank].view(columns, self.rank)
+            at += q.numel()
+            p = torch.linalg.qr(matrix @ q).Q
+            q = matrix.T @ p
+            sent += [p.flatten(), q.flatten()]
+            # (What is zero stays what it was: a subspace of zeros would never be left again.)
+            after.append(q.flatten() if q.any() else before[at - q.numel() : at])
+        self.memory(node)["q"] = torch.cat(after) if after else before
+        return [torch.cat(sent)]
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        values, at = vector_in(payload[0], torch.float32), 0
+        found = torch.empty(parameter_count(node))
+        lengths = [
+            self.rank * (rows + columns) if low else rows * columns
+            for _, rows, columns, low in self._fields(node)
+        ]
+        if len(values) != sum(lengths):
+            raise ValueError(f"{len(values)} values; accepted: {sum(lengths)}")
+        for (start, rows, columns, low), length in zip(self._fields(node), lengths, strict=True):
+            piece, at = values[at : at + length], at + length
+            if low:
+                p, q = piece[: rows * self.rank], piece[rows * self.rank :]
+                piece = (p.view(rows, self.rank) @ q.view(columns, self.rank).T).flatten()
+            found[start : start + rows * columns] = piece
+        return found

@@ -1,0 +1,146 @@
+"""Wavelet codecs: coordinates are ranked and sent in the wavelet domain.
+
+The discrete wavelet transform T (PyWavelets, periodic extension) of the flat vector is orthogonal, so that the mean of the
+coefficients is the transform of the mean, and a receiver that puts its own coefficients in the place of missing ones
+averages in the wavelet domain, as JWINS does. Vectors are padded with their last value to a multiple of 2^levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from gossamer.codecs.codec import parameter_count, vector_in
+from gossamer.codecs.sparsify import ChangeSparsifier, coordinates_in, count_of, largest
+from gossamer.config.registry import register
+from gossamer.errors import BadInput, listed
+from gossamer.messages.tags import Part, Payload
+
+if TYPE_CHECKING:
+    from gossamer.node import Node
+
+
+@register("codec", "wavelet")
+class Wavelet(ChangeSparsifier):
+    """Sends the wavelet coefficients that have changed most, k = round(fraction of them), with their indices:
+
+        z = T(x),   S = the k largest of |z - y|,   send z[S],   y[S] <- z[S]
+
+    Receivers put their own coefficients in the place of the others, and transform back (DecentralizePy's ``Wavelet``).
+
+    Args:
+        fraction: share of the coefficients that is sent.
+        wavelet: name of an orthogonal wavelet in PyWavelets.
+        levels: depth of the decomposition.
+        by_change: whether coefficients are ranked by change; else by magnitude.
+        whole_from: a fraction of this or more sends all coefficients, and no index.
+    """
+
+    decodes_alike: ClassVar[bool] = False
+
+    fraction: float = Field(default=0.1, gt=0, le=1)
+    wavelet: str = "sym2"
+    levels: int = Field(default=4, ge=1, le=10)
+    by_change: bool = True
+    whole_from: float = Field(default=1.0, gt=0, le=1)
+
+    @field_validator("wavelet")
+    @classmethod
+    def _orthogonal(cls, name: str) -> str:
+        import pywt
+
+        if name not in pywt.wavelist(kind="discrete") or not pywt.Wavelet(name).orthogonal:
+            orthogonal = [each for each in pywt.wavelist(kind="discrete") if pywt.Wavelet(each).orthogonal]
+            raise BadInput(f"codec.wavelet: got {name!r}; accepted: {listed(orthogonal)}")
+        return name
+
+    def forward(self, vector: Float[Tensor, " params"]) -> Float[Tensor, " n"]:
+        return _transformed(vector, vector._version, self.wavelet, self.levels)
+
+    def share(self, node: Node, round: int) -> float:
+        """The share of the coefficients that is sent in a round."""
+        return self.fraction
+
+    def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
+        share = self.share(node, round)
+        count = len(change) if share >= self.whole_from else count_of(share, len(change))
+        return largest(change, count)
+
+    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+        return super().encode(node, vector, round) if self.by_change else self.compress(node, vector, round)
+
+    def decode(
+        self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
+    ) -> Tensor | Part:
+        values, packed = payload
+        size = parameter_count(node)
+        values, length = vector_in(values, torch.float32), _padded(size, self.wavelet, self.levels)[1]
+        where = coordinates_in(packed, len(values), length)
+        coefficients = values if where is None else self.forward(own()).scatter(0, where, values)
+        return _inverse(coefficients, size, self.wavelet, self.levels)
+
+
+@register("codec", "jwins")
+class JWINS(Wavelet):
+    """JWINS (Dhasade et al., "Get More for Less in Decentralized Learning Systems", ICDCS 2023): ``wavelet`` with a share
+    of the coefficients that each node draws afresh in every round, keyed by rank and round (randomized cut-off, section
+    III).
+
+    Args:
+        fractions: the shares that are drawn from, each as likely as the others. The default is that of the configurations
+            shipped with DecentralizePy.
+    """
+
+    fractions: tuple[float, ...] = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 1.0)
+    whole_from: float = Field(default=0.5, gt=0, le=1)
+
+    @field_validator("fractions")
+    @classmethod
+    def _shares(cls, fractions: Sequence[float]) -> Sequence[float]:
+        if not fractions or not all(0 < each <= 1 for each in fractions):
+            raise BadInput(
+                f"codec.fractions: got {list(fractions)}; accepted: numbers in (0, 1], at least one"
+            )
+        return fractions
+
+    def share(self, node: Node, round: int) -> float:
+        return self.fractions[int(node.rng("~codec/jwins", round).integers(len(self.fractions)))]
+
+
+def _padded(size: int, wavelet: str, levels: int) -> tuple[int, int]:
+    """The depth of the decomposition of a vector [size], which is less for a short one, and the length of its
+    coefficients."""
+    import pywt
+
+    depth = min(levels, pywt.dwt_max_level(size, wavelet))
+    return depth, -(-size // 2**depth) * 2**depth
+
+
+@lru_cache(maxsize=2)  # a node decodes several messages over the same own vector
+def _transformed(
+    vector: Float[Tensor, " params"], version: int, wavelet: str, levels: int
+) -> Float[Tensor, " n"]:
+    """T of a vector as it was at this version."""
+    import pywt
+
+    depth, length = _padded(len(vector), wavelet, levels)
+    x = np.pad(vector.cpu().numpy(), (0, length - len(vector)), mode="edge")
+    return torch.from_numpy(np.concatenate(pywt.wavedec(x, wavelet, level=depth, mode="periodization")))
+
+
+def _inverse(
+    coefficients: Float[Tensor, " n"], size: int, wavelet: str, levels: int
+) -> Float[Tensor, " params"]:
+    """T^-1, for a vector [size]."""
+    import pywt
+
+    depth, length = _padded(size, wavelet, levels)
+    bands = np.split(coefficients.cpu().numpy(), [length >> level for level in range(depth, 0, -1)])
+    return torch.from_numpy(pywt.waverec(bands, wavelet, mode="periodization")[:size])

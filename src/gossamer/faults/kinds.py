@@ -1,0 +1,260 @@
+"""The kinds of faults: nodes crash, leave, join, churn, slow down or freeze; networks lose messages or are partitioned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from heapq import merge
+from itertools import count
+from operator import attrgetter
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from gossamer.config.registry import FilePath, register
+from gossamer.config.validation import accepting
+from gossamer.errors import BadInput
+from gossamer.faults.fault import (
+    Fault,
+    FaultInterval,
+    FaultPlan,
+    LinkFault,
+    Nodes,
+    RoundCrash,
+    StartFrom,
+    TemporaryFault,
+    select_ranks,
+)
+from gossamer.network import Path, SlowdownWindow
+from gossamer.network.inputs import check_ranks, read_records
+from gossamer.randomness import generator
+
+
+def _absence(
+    kind: str, ranks: tuple[int, ...], from_s: float, to_s: float, start_from: StartFrom = "checkpoint"
+) -> FaultPlan:
+    """Nodes are away for one interval."""
+    return FaultPlan([FaultInterval(from_s, to_s, kind, rank, start_from) for rank in ranks], ranks)
+
+
+@register("fault", "crash")
+class Crash(Fault):
+    """Nodes stop without notice; what they have not sent is lost."""
+
+    nodes: Nodes
+    at_s: NonNegativeFloat | None = None
+    at_round: PositiveInt | None = None
+    restart_after_s: PositiveFloat | None = None
+    restart_from: Literal["checkpoint", "initial"] = "checkpoint"
+
+    @model_validator(mode="after")
+    def _time_or_round(self) -> Crash:
+        if (self.at_s is None) == (self.at_round is None):
+            raise ValueError("exactly one of at_s and at_round")
+        return self
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        after_s = math.inf if self.restart_after_s is None else self.restart_after_s
+        if self.at_s is not None:
+            return _absence("crash", ranks, self.at_s, self.at_s + after_s, self.restart_from)
+        assert self.at_round is not None
+        crashes = [RoundCrash(rank, self.at_round, after_s, self.restart_from) for rank in ranks]
+        return FaultPlan([], ranks, at_rounds=crashes)
+
+
+@register("fault", "leave")
+class Leave(Fault):
+    """Nodes complete their round, say goodbye, and are gone for good; their rows and models are complete."""
+
+    nodes: Nodes
+    at_s: NonNegativeFloat
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        return _absence("leave", select_ranks(self.nodes, nodes, seed, field), self.at_s, math.inf)
+
+
+@register("fault", "join")
+class Join(Fault):
+    """Nodes join during the run."""
+
+    nodes: Nodes
+    at_s: PositiveFloat
+    start_from: Literal["initial", "neighbor"] = "initial"
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        return _absence("join", ranks, 0.0, self.at_s, self.start_from)
+
+
+@register("fault", "churn")
+class Churn(TemporaryFault):
+    """Nodes come and go.
+
+    At random, each node is alternately present and away, for exponential times. Or by a schedule: a CSV file with the
+    columns ``time_s,node,event``, where an event is crash, leave or join; a node whose first event is join is away before."""
+
+    nodes: Nodes = "all"
+    mean_up_s: PositiveFloat | None = None
+    mean_down_s: PositiveFloat | None = None
+    by: Literal["crash", "leave"] = "crash"
+    restart_from: StartFrom = "checkpoint"
+    path: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _random_or_from_file(self) -> Churn:
+        means = (self.mean_up_s, self.mean_down_s)
+        if None in means if self.path is None else means != (None, None):
+            raise ValueError("mean_up_s and mean_down_s, or path")
+        return self
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        if self.path is not None:
+            read = self._read(nodes, field)
+            return FaultPlan(read, tuple(sorted({each.node for each in read if each.node is not None})))
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        drawn = merge(*(self._draw(rank, seed, field) for rank in ranks), key=attrgetter("from_s"))
+        return FaultPlan(drawn, ranks, endless=self.to_s is None)
+
+    def _draw(self, rank: int, seed: int, field: str) -> Iterator[FaultInterval]:
+        assert self.mean_up_s is not None
+        assert self.mean_down_s is not None
+        now = self.from_s
+        for number in count():
+            rng = generator(seed, f"{field}.churn", rank, number)
+            gone = now + rng.exponential(self.mean_up_s)
+            if gone >= self.end_s:
+                return
+            now = gone + rng.exponential(self.mean_down_s)
+            yield FaultInterval(gone, now, self.by, rank, self.restart_from)
+
+    def _read(self, nodes: int, field: str) -> list[FaultInterval]:
+        assert self.path is not None
+        intervals: list[FaultInterval] = []
+        away: dict[int, tuple[float, str]] = {}  # node -> since when, and by which event
+        last: dict[int, float] = {}  # node -> time of its last event
+        for record in read_records(self.path, f"{field}.path", ("time_s", "node", "event")):
+            rank, event, where = record.number("node"), record["event"], record.where
+            node = int(rank)
+            if rank != node or node >= nodes:
+                raise BadInput(f"{where}: node {record['node']}; accepted: ranks 0 to {nodes - 1}")
+            time_s = record.number("time_s", least=last.get(node, 0.0))
+            possible = ["join"] if node in away else ["crash", "leave"] if node in last else _EVENTS
+            if event not in possible:
+                raise BadInput(f"{where}: {event!r} of node {node}; accepted: {' or '.join(possible)}")
+            last[node] = time_s
+            if event != "join":
+                away[node] = time_s, event
+                continue
+            from_s, by = away.pop(node, (0.0, "join"))
+            if time_s > from_s:
+                intervals.append(FaultInterval(from_s, time_s, by, node, self.restart_from))
+        intervals += [FaultInterval(from_s, math.inf, by, node) for node, (from_s, by) in away.items()]
+        return sorted(intervals, key=attrgetter("from_s", "node"))
+
+
+_EVENTS = ["crash", "join", "leave"]
+
+
+@register("fault", "slow")
+class Slow(TemporaryFault):
+    """Computations take longer."""
+
+    nodes: Nodes
+    factor: PositiveFloat
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks = select_ranks(self.nodes, nodes, seed, field)
+        detail = f"computing takes {self.factor:g} times as long"
+        return FaultPlan(
+            [FaultInterval(self.from_s, self.end_s, "slowed", rank, detail=detail) for rank in ranks],
+            slowdowns=[SlowdownWindow.unchecked(self.from_s, self.end_s, self.factor, ranks)],
+        )
+
+
+@register("fault", "freeze")
+class Freeze(Fault):
+    """Nodes stop, like a suspended process or a sleeping computer, and later continue where they were.
+
+    Its peers consider a node dead that is frozen for longer than ``failures.detection_s``, until it continues."""
+
+    nodes: Nodes
+    at_s: NonNegativeFloat
+    for_s: PositiveFloat
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        ranks, end_s = select_ranks(self.nodes, nodes, seed, field), self.at_s + self.for_s
+        links = (*ranks, *(nodes + rank for rank in ranks))  # nothing passes on them, and nothing is lost
+        return FaultPlan(
+            [FaultInterval(self.at_s, end_s, "freeze", rank) for rank in ranks],
+            slowdowns=[SlowdownWindow.unchecked(self.at_s, end_s, math.inf, ranks)],
+            link_faults=[LinkFault(self.at_s, end_s, stopped=links, loses=False)],
+        )
+
+
+@register("fault", "loss")
+class Loss(TemporaryFault):
+    """Messages are lost at random, in addition to those that the network loses."""
+
+    probability: float = Field(gt=0, le=1)
+    nodes: Nodes = "all"
+    links: Annotated[
+        tuple[tuple[NonNegativeInt, NonNegativeInt], ...] | None,
+        accepting("a list of pairs of ranks from 0, [from, to] each"),
+    ] = None
+
+    @model_validator(mode="after")
+    def _nodes_or_links(self) -> Loss:
+        if self.links is not None and self.nodes != "all":
+            raise ValueError("nodes or links")
+        return self
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        for link in self.links or ():
+            check_ranks(link, nodes, f"{field}.links")
+        ranks = frozenset(select_ranks(self.nodes, nodes, seed, field))
+        links = None if self.links is None else frozenset(self.links)
+        survival = 1 - self.probability
+
+        def lossy(source: int, to: int, path: Path) -> Path | None:
+            hit = source in ranks or to in ranks if links is None else (source, to) in links
+            return replace(path, loss=1 - (1 - path.loss) * survival) if hit else path
+
+        detail = f"messages are lost with probability {self.probability:g}"
+        interval = FaultInterval(self.from_s, self.end_s, "loss", detail=detail)
+        return FaultPlan([interval], link_faults=[LinkFault(self.from_s, self.end_s, lossy)])
+
+
+@register("fault", "partition")
+class Partition(TemporaryFault):
+    """Messages between groups of nodes are lost, including those that leave when it starts. No node is considered dead."""
+
+    groups: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...] | Literal["halves"],
+        accepting("a list of lists of ranks from 0, or 'halves'"),
+    ] = "halves"
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        groups = [0] * nodes
+        if self.groups == "halves":
+            for rank in generator(seed, f"{field}.groups").permutation(nodes)[: nodes // 2]:
+                groups[rank] = 1
+        else:
+            for number, group in enumerate(self.groups):
+                assert not isinstance(group, str)
+                check_ranks(group, nodes, f"{field}.groups.{number}")
+                for rank in group:
+                    if groups[rank]:
+                        raise BadInput(
+                            f"{field}.groups: node {rank} is in two groups; accepted: in one at most"
+                        )
+                    groups[rank] = number + 1
+
+        def within(source: int, to: int, path: Path) -> Path | None:
+            return path if groups[source] == groups[to] else None
+
+        detail = "groups of " + ", ".join(str(size) for size in np.bincount(groups) if size)
+        interval = FaultInterval(self.from_s, self.end_s, "partition", detail=detail)
+        return FaultPlan([interval], link_faults=[LinkFault(self.from_s, self.end_s, within)])

@@ -1,0 +1,452 @@
+"""Payloads as bytes: encoding, decoding and sizes. The package's docstring has the format.
+
+Whatever is wrong with bytes from a socket or a file is a :class:`FrameError`, and nothing is allocated ahead of the bytes
+that fill it."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgpack
+import torch
+from torch import Tensor
+
+from gossamer.errors import GossamerError
+from gossamer.messages.tags import Coded, Model, Part, Payload, Tag, as_tag
+
+MAX_DEPTH = 32  # levels of containers in a payload
+MAX_ITEMS = 65_536
+"""Values in a payload without keys; limited because an empty list is one byte to send and 56 to hold."""
+MAX_TENSORS = 4_096  # tensors in a payload, those of parts and models included
+MAX_DIMENSIONS = 32
+
+CHUNK_BYTES = 16 * 1024
+"""Bytes of a message that travel in one chunk: a quarter of the window (:data:`gossamer.messages.tags.WINDOW`), so that three
+more are under way while the credit for one comes back."""
+BEGIN_BYTES, DATA_BYTES = 19, 7
+"""Headers of a message's first chunk and of every later one (:mod:`gossamer.runtime.processes.transport.wire`)."""
+
+_INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES: tuple[torch.dtype, ...] = (
+    torch.bool,
+    *_INDEX_DTYPES,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+"""The dtypes that can be sent. A dtype's code is its index: append only. (torch calls complex32 experimental.)"""
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
+"""By number of dimensions: a dtype's code, and the shape."""
+_TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5  # the extension types
+_SCALARS = {type(None), bool, int, float, str, bytes}
+_HEAD = b"\x93"  # an array of 3
+_TIME = struct.Struct(">Bd")
+
+
+class FrameError(GossamerError, ValueError):
+    """Bytes from a socket or a file that are not what they should be; the message is one line."""
+
+
+class BufferSpec(NamedTuple):
+    """The dtype and shape of one buffer that follows a structure."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A payload as it travels: everything but the tensors' contents (msgpack), and the tensors in the structure's order,
+    contiguous, on the CPU; they may share memory with the payload's."""
+
+    structure: bytes
+    buffers: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of structure and buffers."""
+        return len(self.structure) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+# --- writing
+
+
+def encode(payload: Payload) -> Encoded:
+    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied. TypeError for an object that
+    can't travel; ValueError for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or
+    a payload beyond the limits."""
+    bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
+    alone = payload.parameters if bare else payload
+    if _is_plain(alone):
+        buffer = alone if alone.is_contiguous() and not alone.requires_grad else _plain(alone).contiguous()
+        return Encoded(_structure_of_one(alone.dtype, alone.shape, alone is not payload), (buffer,))
+    structure, tensors = _structure_of(payload)
+    buffers = tuple(_plain(tensor).cpu().contiguous() for tensor in tensors)
+    # Read as the receiver will, so that a fault is an error here, not a lost connection there.
+    decode(structure, buffers)
+    return Encoded(structure, buffers)
+
+
+def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
+    """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned. A tensor
+    that can't change any more may be kept as it is. TypeError for an object that can't travel; other limits are left to
+    :func:`encode`."""
+
+    def frozen(item: Any, depth: int) -> Any:
+        if type(item) in _SCALARS:
+            return item
+        if isinstance(item, Tensor):
+            if keep(item):
+                return item
+            _check_tensor(item)
+            return _plain(item).clone(memory_format=torch.contiguous_format)
+        if isinstance(item, Model):
+            return Model(*(frozen(vector, depth) for vector in item))
+        if isinstance(item, Part):
+            return Part(frozen(item.values, depth), frozen(item.where, depth), item.size)
+        if isinstance(item, dict | list | tuple):
+            if depth >= MAX_DEPTH:
+                raise ValueError(f"payload: nested deeper than {MAX_DEPTH} levels")
+            if isinstance(item, dict):
+                return {key: frozen(inner, depth + 1) for key, inner in item.items()}
+            return [frozen(inner, depth + 1) for inner in item]
+        # What a codec has made belongs to nobody else: it need not be copied.
+        return item if isinstance(item, Coded) else _base(item)
+
+    return frozen(payload, 0)
+
+
+def _structure_of(payload: Payload) -> tuple[bytes, list[Tensor]]:
+    """A payload's structure, and its tensors as they are: nothing is copied, whatever device they are on."""
+    tensors: list[Tensor] = []
+
+    def pack(*items: Any) -> bytes:
+        return b"".join(msgpack.packb(item, default=extension, strict_types=True) for item in items)
+
+    def extension(item: Any) -> Any:
+        """What msgpack writes for an object that it does not know."""
+        if isinstance(item, Tensor):
+            _check_tensor(item)
+            tensors.append(item)
+            return msgpack.ExtType(_TENSOR, _SHAPES[item.dim()].pack(_CODES[item.dtype], *item.shape))
+        if isinstance(item, Part):
+            return msgpack.ExtType(_PART, pack(item.values, item.where, item.size))
+        if isinstance(item, Coded):
+            return msgpack.ExtType(_CODED, pack(item.payload))
+        if isinstance(item, Model):
+            if fault := _model_fault(*item):
+                raise ValueError(f"payload: {fault}")
+            if item.buffers.shape[0]:
+                return msgpack.ExtType(_MODEL, pack(*item))
+            if isinstance(item.parameters, Tensor):
+                return msgpack.ExtType(_PARAMETERS, extension(item.parameters).data)
+            return msgpack.ExtType(_MODEL, pack(item.parameters))
+        if isinstance(item, list | tuple):
+            return list(item)
+        return dict(item) if isinstance(item, dict) else _base(item)
+
+    return pack(payload), tensors
+
+
+@lru_cache(maxsize=1024)
+def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> bytes:
+    """The structure of a payload that is one tensor, or a model without buffers: by far the most frequent ones."""
+    tensor = torch.empty(shape, dtype=dtype)
+    return _structure_of(Model(tensor) if is_model else tensor)[0]
+
+
+def _base(item: Any) -> Any:
+    """The number or text that a subclass (numpy.float64, an enumeration) travels as."""
+    if isinstance(item, int) and not -(2**63) <= item < 2**64:
+        raise ValueError(f"payload: {item} does not fit into 64 bits")
+    for base in (float, int, str, bytes):
+        if isinstance(item, base):
+            return base(item)  # type: ignore[arg-type]
+    raise TypeError(
+        f"payload: {type(item).__name__} can't be sent; accepted: None, bool, int, float, str, bytes, a dense torch tensor,"
+        " Part, Model, and lists and dicts of these"
+    )
+
+
+def _check_tensor(item: Tensor) -> None:
+    if item.layout is not torch.strided or item.is_meta or item.dtype not in _CODES:
+        what = "meta" if item.is_meta else str(item.layout)
+        names = ", ".join(map(str, DTYPES))
+        raise TypeError(
+            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense ones of {names}"
+        )
+    if item.dim() > MAX_DIMENSIONS:
+        raise ValueError(f"payload: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}")
+
+
+def _is_plain(payload: Payload) -> bool:
+    return (
+        type(payload) is Tensor
+        and payload.device.type == "cpu"
+        and payload.layout is torch.strided
+        and payload.dtype in _CODES
+        and not payload.is_conj()
+        and not payload.is_neg()
+    )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor without gradient, and with conjugation and negation carried out, which torch does lazily."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+# --- heads and sizes
+
+
+def wire_bytes(tag: Tag, payload: Payload | Encoded) -> int:
+    """Bytes that a message takes on the wire: head, buffers and chunk headers; not credit, not handshakes. They depend on the
+    tag and the payload, not on ranks, times, sequence numbers or what the tensors contain. Errors are those of
+    :func:`encode` and :func:`pack_head`."""
+    encoded = payload if isinstance(payload, Encoded) else encode(payload)
+    return framed_bytes(_head_bytes(as_tag(tag)) + encoded.nbytes)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _head_bytes(tag: tuple[str | int, ...]) -> int:
+    return len(pack_head(tag, 0.0, b""))
+
+
+def framed_bytes(nbytes: int) -> int:
+    """Bytes on the wire of a message of ``nbytes`` (head and buffers), chunk headers included."""
+    chunks = -(-nbytes // CHUNK_BYTES)
+    return nbytes + BEGIN_BYTES + (chunks - 1) * DATA_BYTES
+
+
+def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
+    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure. TypeError or ValueError for
+    a tag that is not str, int (64 bits) or a tuple of these."""
+    parts = as_tag(tag)
+    try:
+        packed: bytes = msgpack.packb(parts)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ValueError(f"tag {tag!r}: {error}; accepted: 64-bit ints and Unicode text") from None
+    return _HEAD + packed + _TIME.pack(0xCB, sent_at) + structure
+
+
+def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
+    """(tag, sent_at, structure) of a head; FrameError for one that :func:`pack_head` would not have written. The structure is
+    not looked at."""
+    if head[:1] != _HEAD:
+        raise FrameError("the head is not an array of 3")
+    reader = Reader(head[1:], None)
+    tag, sent_at = reader.next(MAX_DEPTH - 1), reader.next(MAX_DEPTH + 1)
+    if not isinstance(tag, list) or not all(type(part) is str or type(part) is int for part in tag):
+        raise FrameError("the tag is not a list of str and int")
+    if type(sent_at) is not float or not math.isfinite(sent_at):
+        raise FrameError("the time of sending is not a finite float")
+    return tuple(tag), sent_at, head[1 + reader.at() :]
+
+
+# --- reading
+
+
+def raw(buffer: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes; an empty tensor has none."""
+    return buffer.reshape(-1).view(torch.uint8).numpy().data
+
+
+def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
+    """The payload of a structure and its buffers, which have the dtypes and shapes that :func:`describe` gives; its tensors
+    are the buffers themselves. FrameError for anything that :func:`encode` would not have written, and for other buffers."""
+    reader = Reader(structure, buffers)
+    payload = reader.whole()
+    if len(buffers) != len(reader.specs):
+        raise FrameError(f"{len(buffers)} buffers for {len(reader.specs)} tensors")
+    return payload
+
+
+def describe(structure: bytes) -> list[BufferSpec]:
+    """The (dtype, shape) of every buffer that follows a structure, without allocating any; FrameError as for
+    :func:`decode`."""
+    reader = Reader(structure, None)
+    reader.whole()
+    return reader.specs
+
+
+_ARRAYS = {*range(0x90, 0xA0), 0xDC, 0xDD}
+_MAPS = {*range(0x80, 0x90), 0xDE, 0xDF}
+_EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # first byte -> bytes that the length takes
+_REFUSED = {0xC1, 0xCA}  # nothing, and float32
+
+
+class Reader:
+    """Reads values one after the other; without buffers, tensors become :class:`BufferSpec`. msgpack would allocate an array
+    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars and
+    the headers of containers here."""
+
+    def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
+        self._data, self._buffers = data, buffers
+        self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
+        self._unpacker.feed(data)
+        self.at: Callable[[], int] = self._unpacker.tell  # how many bytes were read
+        self._items = 0
+        self._open: set[int] = set()  # extensions that are being read: none holds its like
+        self.specs: list[BufferSpec] = []
+
+    def whole(self) -> Any:
+        """The one value that the bytes hold, with nothing after it."""
+        value = self.next(0)
+        if left := len(self._data) - self.at():
+            raise FrameError(f"{left} bytes after the end of the structure")
+        return value
+
+    def next(self, depth: int) -> Any:
+        """The next value; ``depth`` containers are open around it."""
+        try:
+            return self.value(depth)
+        except (msgpack.UnpackException, UnicodeDecodeError) as error:
+            raise FrameError(f"the structure is no msgpack, or ends early: {error}") from None
+
+    def value(self, depth: int) -> Any:
+        """As :meth:`next`, with msgpack's own errors."""
+        self._items += 1
+        if self._items > MAX_ITEMS:
+            raise FrameError(f"more than {MAX_ITEMS} values")
+        at = self.at()
+        first = self._data[at] if at < len(self._data) else 0
+        if first in _REFUSED:
+            raise FrameError(f"type byte {first:#04x}, which no payload has")
+        if first in _EXTENSIONS or 0xD4 <= first <= 0xD8:
+            return self._extension(depth)
+        is_array = first in _ARRAYS
+        if not (is_array or first in _MAPS):
+            return self._unpacker.unpack()
+        if depth >= MAX_DEPTH:
+            raise FrameError(f"nested deeper than {MAX_DEPTH} levels")
+        if is_array:
+            return [self.value(depth + 1) for _ in range(self._unpacker.read_array_header())]
+        found: dict[str | int, Any] = {}
+        for _ in range(self._unpacker.read_map_header()):
+            key = self._inner()
+            if type(key) is not str and type(key) is not int:
+                raise FrameError(f"a key that is {type(key).__name__}, not str or int")
+            if key in found:
+                raise FrameError(f"key {key!r:.60} twice")
+            found[key] = self.value(depth + 1)
+        return found
+
+    def _inner(self, depth: int = MAX_DEPTH + 1) -> Any:
+        """A key, or a component of a part or a model, which does not count as a value."""
+        self._items -= 1
+        return self.value(depth)
+
+    def _take(self, count: int) -> bytes:
+        taken: bytes = self._unpacker.read_bytes(count)
+        if len(taken) < count:
+            raise FrameError(f"the structure ends {count - len(taken)} bytes early")
+        return taken
+
+    def _extension(self, depth: int) -> Any:
+        first = self._take(1)[0]
+        width = _EXTENSIONS.get(first)
+        length = int.from_bytes(self._take(width), "big") if width else 1 << (first - 0xD4)
+        code = self._take(1)[0]
+        end = self.at() + length
+        if code == _TENSOR:
+            return self._tensor(length)
+        if not _PART <= code <= _CODED:
+            raise FrameError(f"extension type {code}, which no payload has")
+        if depth > MAX_DEPTH:
+            raise FrameError("a part or a model inside a key or a part")
+        if code in self._open:
+            raise FrameError("a model inside a model")
+        self._open.add(code)
+        value: Any
+        inside = min(depth + 1, MAX_DEPTH)
+        if code == _CODED:
+            value, fault = Coded(self.value(inside)), None
+        elif code == _PART:
+            value = Part(self._inner(), self._inner(), self._inner())
+            fault = _part_fault(value)
+        else:
+            parameters: Any = self._tensor(length) if code == _PARAMETERS else self._inner(inside)
+            value = Model(parameters, self._inner()) if self.at() < end else Model(parameters)
+            fault = _model_fault(*value)
+        self._open.discard(code)
+        if fault is not None:
+            raise FrameError(fault)
+        if self.at() != end:
+            raise FrameError("an extension that is not as long as its content")
+        return value
+
+    def _tensor(self, length: int) -> Tensor | BufferSpec:
+        dimensions, rest = divmod(length - 1, 8)
+        header = self._take(length)
+        if rest or not 0 <= dimensions <= MAX_DIMENSIONS or header[0] >= len(DTYPES):
+            raise FrameError(f"a tensor with the header {header[:16].hex()}")
+        spec = BufferSpec(DTYPES[header[0]], _SHAPES[dimensions].unpack(header)[1:])
+        # Strides are 64-bit too, and torch takes an empty dimension as 1 in them.
+        if math.prod(max(length, 1) for length in spec.shape) * spec.dtype.itemsize >= 2**63:
+            raise FrameError(f"a tensor of shape {spec.shape}")
+        number = len(self.specs)
+        if number >= MAX_TENSORS:
+            raise FrameError(f"more than {MAX_TENSORS} tensors")
+        self.specs.append(spec)
+        if self._buffers is None:
+            return spec
+        if number >= len(self._buffers):
+            raise FrameError(f"{len(self._buffers)} buffers for more tensors")
+        buffer = self._buffers[number]
+        if (buffer.dtype, tuple(buffer.shape)) != spec:
+            found = f"{buffer.dtype} {tuple(buffer.shape)}"
+            raise FrameError(f"buffer {number} is {found}; {spec.dtype} {spec.shape} is due")
+        # A bool that is neither 0 nor 1 has undefined effects in torch.
+        if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
+            raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")
+        return buffer
+
+
+def _is_vector(item: Any) -> bool:
+    return isinstance(item, Tensor | BufferSpec) and len(item.shape) == 1
+
+
+def _part_fault(part: Part) -> str | None:
+    """The contradiction in a part, whose tensors may be :class:`BufferSpec`."""
+    values, where, size = part.values, part.where, part.size
+    if not _is_vector(values):
+        return "a part's values are not a vector"
+    if isinstance(size, bool) or not isinstance(size, int) or not values.shape[0] <= size < 2**63:
+        return f"a part of {values.shape[0]} values of a vector of {size!r}; accepted: the length of the whole vector"
+    if not isinstance(where, Tensor | BufferSpec) or where.dtype not in _INDEX_DTYPES:
+        found = where.dtype if isinstance(where, Tensor | BufferSpec) else type(where).__name__
+        return f"a part's indices are {found}; accepted: {', '.join(map(str, _INDEX_DTYPES))}"
+    if where.shape != values.shape:
+        return f"a part of {values.shape[0]} values has indices of shape {tuple(where.shape)}"
+    if isinstance(where, Tensor) and where.numel():
+        lowest, highest = (int(end) for end in where.aminmax())
+        if lowest < 0 or highest >= size:
+            return f"a part's indices run from {lowest} to {highest} in a vector of {size}"
+    return None
+
+
+def _model_fault(parameters: Any, buffers: Any) -> str | None:
+    """The contradiction in a model, likewise."""
+    if not (_is_vector(parameters) or isinstance(parameters, Part | Coded)):
+        return "a model's parameters are not a vector"
+    return None if _is_vector(buffers) else "a model's buffers are not a vector"

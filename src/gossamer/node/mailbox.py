@@ -1,0 +1,308 @@
+"""A node's mailbox: messages wait in it, never inside a future, until a task takes them.
+
+So a message is not lost when the task that waited for it is cancelled or times out at the same instant."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gossamer.codecs.codec import Coder
+from gossamer.errors import GossamerError
+from gossamer.messages.tags import Message, matches
+from gossamer.node.setup import Host, Setup, Timer
+
+Prefix = tuple[str | int, ...]
+
+
+class PeerLost(GossamerError):
+    """A node waits for a peer that is dead, and the experiment says that this ends the run."""
+
+
+class Inbox(dict[int, Any]):
+    """What ``gather`` collected: rank -> payload in rank order.
+
+    Attributes:
+        missing: ranks that were asked for and are not here, ascending."""
+
+    def __init__(self, payloads: dict[int, Any], missing: Iterable[int] = ()) -> None:
+        super().__init__(sorted(payloads.items()))
+        self.missing = tuple(sorted(missing))
+
+
+class _Waiter:
+    """One task that waits for messages, within a ``with`` statement: until ``wanted`` of the ``sources`` (None is any) have a
+    message here whose tag begins with the prefix, or is the prefix if ``exact``."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        prefix: Prefix,
+        sources: set[int] | None,
+        timeout: float | None,
+        wanted: int = 1,
+        *,
+        exact: bool = False,
+    ) -> None:
+        self._mailbox, self._timeout = mailbox, timeout
+        self.prefix, self.sources, self.wanted = prefix, sources, wanted
+        self.length = len(prefix) + exact  # parts of a tag that are compared
+        self.seen: set[int] = set()
+        self.expired = False
+        self._future: asyncio.Future[None] | None = None
+        self._timer: Timer | None = None
+
+    def __enter__(self) -> _Waiter:
+        self._mailbox.waiters.append(self)
+        self.recount()
+        if self._timeout is not None:
+            self._timer = self._mailbox.host.timer(self._timeout, self._expire)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mailbox.waiters.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def fits(self, message: Message) -> bool:
+        sources = self.sources
+        return (sources is None or message.source in sources) and message.tag[: self.length] == self.prefix
+
+    def recount(self) -> None:
+        """Count again, after another task took messages."""
+        self.seen = {message.source for message in self._mailbox.messages if self.fits(message)}
+
+    def wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def _expire(self) -> None:
+        self.expired = True
+        self.wake()
+
+    async def wait(self) -> None:
+        self._future = asyncio.get_running_loop().create_future()
+        await self._future
+
+    def __str__(self) -> str:
+        shown = self.prefix[0] if len(self.prefix) == 1 else self.prefix
+        tag = f"tag {shown!r}" if self.prefix else "any message"
+        waiting = sorted(self.sources - self.seen) if self.sources is not None else None
+        return f"{tag} from {'anyone' if waiting is None else f'ranks {waiting}'}"
+
+
+class Mailbox:
+    """The messages of one node that no task has taken, in order of arrival, and the tasks that wait for messages.
+
+    Attributes:
+        messages: what is here, oldest first.
+        first: the first round in which a node that was away takes part again, by rank; this node may be among them.
+        coder: decodes the models in messages, if the experiment has a codec."""
+
+    def __init__(self, setup: Setup, rank: int, host: Host, round: Callable[[], int]) -> None:
+        self._rank, self._lost_peer = rank, setup.experiment.gather.lost_peer
+        self._round, self.host = round, host
+        self.messages: list[Message] = []
+        self.waiters: list[_Waiter] = []
+        self.first: dict[int, int] = {}
+        self.coder: Coder | None = None
+        self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped when they come
+        self._retired = False
+        self._taken = 0  # messages so far
+        self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
+
+    # --- delivery
+
+    def deliver(self, message: Message) -> None:
+        """Put a message in, and wake the tasks that wait for it; or drop it if it comes too late."""
+        if (self._late or self._retired) and self._refuses(message):
+            self.late(1)
+            return
+        self.messages.append(message)
+        source, tag = message.source, message.tag
+        for waiter in self.waiters:  # as in fits(); a call less for every message
+            sources = waiter.sources
+            if (sources is None or source in sources) and tag[: waiter.length] == waiter.prefix:
+                waiter.seen.add(source)
+                if len(waiter.seen) >= waiter.wanted:
+                    waiter.wake()
+
+    def _refuses(self, message: Message) -> bool:
+        # Lost messages are expected forever, so there may be many: prefixes are looked up, not searched.
+        source, tag = message.source, message.tag
+        for key in ((source, tag[:length]) for length in range(len(tag) + 1)):
+            if key in self._late:
+                self._late[key] -= 1
+                if not self._late[key]:
+                    del self._late[key]
+                return True
+        return self._retired
+
+    def late(self, count: int) -> None:
+        self.host.counters.messages_late += count
+
+    def retire(self) -> None:
+        """No task will take a message any more: drop all that are here, and all that come."""
+        self._retired = True
+        messages, self.messages = self.messages, []
+        self.late(len(messages))
+
+    def forget_late(self, source: int) -> None:
+        """Expect no late messages of a source: it was restarted and will not send them."""
+        self._late = Counter({key: count for key, count in self._late.items() if key[0] != source})
+
+    def wake_all(self) -> None:
+        for waiter in self.waiters:
+            waiter.wake()
+
+    # --- taking messages
+
+    async def receive(
+        self,
+        prefix: Prefix,
+        source: int | None,
+        timeout: float | None,
+        keep_as: Prefix | None = None,
+        *,
+        exact: bool = False,
+    ) -> Message:
+        """Take the oldest message that fits, waiting for one if need be; see :meth:`Node.receive`. With ``exact``, its tag is
+        the prefix and nothing more."""
+        sources = None if source is None else {source}
+        with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
+            while (message := next(filter(waiter.fits, self.messages), None)) is None:
+                if waiter.expired:
+                    raise TimeoutError(f"node {self._rank}: {waiter} did not come within {timeout} s")
+                if source in self.host.lost:
+                    raise PeerLost(f"node {self._rank} waits for {waiter}, which is dead")
+                await waiter.wait()
+            self.messages.remove(message)
+            self._taken += 1
+            opened = self._opened(message)
+            if keep_as is None:
+                self._took((message,))
+            else:
+                self.deliver(replace(opened, tag=keep_as))
+            return opened
+
+    def take_all(
+        self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
+    ) -> list[Message]:
+        """Take out every message that fits (and is one of ``only`` these), oldest first."""
+        taken: list[Message] = []
+        left: list[Message] = []
+        for message in self.messages:
+            fits = (source is None or message.source == source) and matches(prefix, message.tag)
+            (taken if fits and (only is None or only(message)) else left).append(message)
+        self.messages = left
+        self._taken += len(taken)
+        return taken
+
+    def drain(
+        self,
+        prefix: Prefix,
+        source: int | None,
+        *,
+        newest: bool,
+        only: Callable[[Message], bool] | None = None,
+    ) -> list[Message]:
+        """Take every message that fits (and is one of ``only`` these); see :meth:`Node.drain`."""
+        taken = self.take_all(prefix, source, only)
+        if self.coder is not None:  # superseded ones too: a codec may need to see each message of a sender
+            taken = [self._opened(message) for message in taken]
+        if newest:
+            last = {(message.source, message.tag): message for message in taken}
+            self.host.counters.messages_superseded += len(taken) - len(last)
+            taken = [message for message in taken if last[message.source, message.tag] is message]
+        self._took(taken)
+        return taken if self.coder is not None else [self._opened(message) for message in taken]
+
+    async def gather(
+        self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
+    ) -> Inbox:
+        """Take one message of each of some ranks; see :meth:`Node.gather`."""
+        enough = len(wanted) if at_least is None else min(at_least, len(wanted))
+        away: set[int] = set()  # ranks not to wait for, though they may come back meanwhile
+        with _Waiter(self, prefix, wanted, timeout, enough) as waiter:
+            taken_before = self._taken
+            while not waiter.expired:
+                if self.host.lost or self.first:
+                    away |= self._away(wanted - waiter.seen, waiter)
+                    enough = waiter.wanted = min(enough, len(wanted) - len(away))
+                if len(waiter.seen - away if away else waiter.seen) >= enough:
+                    break
+                await waiter.wait()
+                if self._taken != taken_before:
+                    taken_before = self._taken
+                    waiter.recount()
+        taken: dict[int, Message] = {}  # the oldest message of each rank
+        left = []
+        length = len(prefix)
+        for message in self.messages:
+            source = message.source
+            if source in wanted and source not in taken and message.tag[:length] == prefix:
+                taken[source] = message
+            else:
+                left.append(message)
+        self.messages = left
+        self._taken += len(taken)
+        missing: Iterable[int] = ()
+        if len(taken) < len(wanted):
+            missing = wanted - taken.keys()
+            self._late.update((rank, prefix) for rank in missing)
+        self._took(taken.values())
+        for rank, message in taken.items():
+            if self.coder is not None or not message.unchanged():
+                taken[rank] = self._opened(message)
+        return Inbox({rank: message.payload for rank, message in taken.items()}, missing)
+
+    def _opened(self, message: Message) -> Message:
+        """A message whose models are decoded; RuntimeError if a vector in it was modified in place."""
+        if not message.unchanged():
+            raise RuntimeError(
+                f"message {message.tag} from node {message.source} was modified in place by another of its"
+                " receivers or its sender; what is in a message is immutable: compute a new vector"
+            )
+        return message if self.coder is None else self.coder.decode(message)
+
+    def _took(self, messages: Collection[Message]) -> None:
+        self.host.counters.messages_taken += len(messages)
+        if messages:
+            now, (count, total, largest) = self.host.now(), self._ages
+            ages = [now - message.sent_at for message in messages]
+            self._ages = count + len(ages), total + sum(ages), max(largest, *ages)
+
+    def take_ages(self) -> tuple[float | None, float | None]:
+        """How old messages were when they were taken, since the last call: the mean and the largest, in seconds since their
+        senders queued them; None where no message was taken."""
+        (count, total, largest), self._ages = self._ages, (0, 0.0, -math.inf)
+        return (total / count, largest) if count else (None, None)
+
+    def _away(self, awaited: set[int], waiter: _Waiter) -> set[int]:
+        """Those of ``awaited`` that send nothing in this round."""
+        lost = awaited & self.host.lost
+        if lost and self._lost_peer == "fail":
+            raise PeerLost(f"node {self._rank} waits for {waiter}, of which {sorted(lost)} are dead")
+        round = self._round()
+        if self.first.get(self._rank, 0) > round:
+            return awaited
+        away = {rank for rank in awaited if self.first.get(rank, 0) > round}
+        return away if self._lost_peer == "wait" else away | lost
+
+    # --- checkpoints
+
+    def saved(self) -> dict[str, Any]:
+        """The values that :meth:`restore` takes, in addition to the messages."""
+        late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
+        return {"late": late, "ages": list(self._ages)}
+
+    def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
+        """Continue with saved values; for a node that has received nothing yet."""
+        self.messages = list(messages)
+        self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in saved["late"]})
+        count, total, largest = saved["ages"]
+        self._ages = int(count), total, largest

@@ -1,0 +1,110 @@
+"""How a node that joins late begins: with a neighbour's model, in a round in which the others can meet it.
+
+The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
+the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
+it. An answer repeats the number of its question, so that a late answer is not taken for that to another question."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from statistics import median_high
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from gossamer.messages import freeze
+from gossamer.messages.tags import Message, Model, Payload, Sending
+
+if TYPE_CHECKING:
+    from gossamer.node.node import Node
+    from gossamer.node.runtime import NodeRuntime
+
+_TAG = "gossamer/newcomer"
+
+
+class Hospitality:
+    """A node's readiness to give its model to a newcomer that asks for it, and its own questions as a newcomer."""
+
+    def __init__(self, node: NodeRuntime) -> None:
+        self._node, self._host = node, node.host
+        self._asked: int | None = None  # the peer that owes an answer
+        self._number = 0  # of the last question
+        self._answer: asyncio.Future[Any] | None = None  # to the open question
+        self._given: dict[int, Sending] = {}  # the last model sent to each rank
+
+    def takes(self, message: Message) -> bool:
+        """Take in a message, unless it is the algorithm's; says whether it did."""
+        if message.tag[:1] != (_TAG,):
+            return False
+        source = message.source
+        match message.tag[1:]:
+            case "ask", int(number):
+                # In place of a model that has not left yet: a node that asks all the time must not fill this node's memory.
+                if (before := self._given.get(source)) is not None:
+                    before.cancel()
+                self._given[source] = self._send(source, self._node.model, "give", number)
+            case "give", int(number):
+                if (self._asked, self._number) == (source, number):
+                    self._close(message.payload)
+                else:
+                    self._host.counters.messages_late += 1
+            case _:  # it makes no sense, and is nobody's
+                pass
+        return True
+
+    async def ask(self, peer: int, timeout_s: float) -> Any:
+        """What a peer gives as its model; None if nothing came in time, or the peer is dead."""
+        self._number += 1
+        self._answer, self._asked = asyncio.get_running_loop().create_future(), peer
+        self._send(peer, None, "ask", self._number)
+        self.peer_lost()
+        timer = self._host.timer(timeout_s, self._close)
+        try:
+            return await self._answer
+        finally:
+            timer.cancel()
+            self._asked = None
+
+    def peer_lost(self) -> None:
+        """``host.lost`` has grown: these peers answer nothing."""
+        if self._asked in self._host.lost:
+            self._close()
+
+    def _close(self, answer: Any = None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+    def _send(self, to: int, payload: Payload, *what: str | int) -> Sending:
+        return self._host.send((to,), freeze(payload, self._host.is_stored), (_TAG, *what))[0]
+
+
+def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
+    """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
+    them are in, or the ``least`` one. For each of the others, also the round from which the two wait for each other, which
+    neither has begun."""
+    first = max(median_high(rounds.values()), least) if rounds else least
+    return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
+
+
+async def newcomer(
+    run: Callable[[Node], Coroutine[Any, Any, None]], node: NodeRuntime, timeout_s: float | None
+) -> None:
+    """The protocol of a node that joins later: with a timeout, it takes over the model of the first neighbour that gives one
+    that fits; it keeps its own without one."""
+    if timeout_s is not None:
+        assert node.hospitality is not None, "the setup is not hospitable"
+        for peer in await node.node.neighbors(direction="in" if node.node.view is None else "out"):
+            given = await node.hospitality.ask(peer, timeout_s)
+            if _fits(given, node.model):
+                node.node.model = given
+                break
+    await run(node.node)
+
+
+def _fits(given: Any, own: Model) -> bool:
+    """Whether this may replace a node's own model, as far as shapes say."""
+    return isinstance(given, Model) and all(
+        isinstance(one, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        for one, other in zip(given, own, strict=True)
+    )

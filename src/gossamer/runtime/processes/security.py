@@ -1,0 +1,138 @@
+"""Who may speak to a node, and who may join a run.
+
+**Workers and the coordinator** both know the token of the run, and neither sends it. The worker dials; TLS 1.3 with a key
+that the coordinator made for this run, which the worker does not know yet. Then both prove the token by an HMAC (SHA-256)
+over the certificate that each of them sees, and a nonce of the worker::
+
+    worker -> coordinator    Join       nonce, HMAC(token, "worker", certificate, nonce), and what it offers
+    coordinator -> worker    Welcome    HMAC(token, "coordinator", certificate, nonce)
+
+A man in the middle would have to show another certificate, for which the proofs do not hold. (TLS proves in every handshake
+that the coordinator has the key of its certificate.) Whoever poses as the coordinator gets one proof of a worker, against
+which guesses of the token can be tested offline. So a token has at least 16 characters, and a generated one has 128 bits.
+
+**Nodes** use mutual TLS 1.3 with a key for each rank. The coordinator issues an Ed25519 key and a self-signed certificate for
+each rank; workers get the keys of their nodes, and the certificates of all. There is no authority: TLS trusts exactly these
+certificates, and after the handshake the certificate must be that of the rank that the peer claims. So a rank can only speak
+as itself. No session is ever resumed: every connection proves its key. Dates in certificates mean nothing here; keys end with
+their run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import secrets
+import ssl
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.errors import BadInput
+
+NONCE_BYTES = 32
+LEAST_CHARACTERS = 16
+_SINCE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # "no end" in RFC 5280
+_NO_CHECK_TIME = 0x20_0000  # X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for
+
+
+def new_token() -> str:
+    """A random token of 128 bits."""
+    return secrets.token_urlsafe(16)
+
+
+def check_token(token: str) -> str:
+    """The same, if it is long enough.
+
+    Raises:
+        BadInput: if not.
+    """
+    if len(token) < LEAST_CHARACTERS:
+        raise BadInput(
+            f"token: {len(token)} characters; accepted: at least {LEAST_CHARACTERS}, which nobody can guess"
+        )
+    return token
+
+
+def proof(token: str, side: str, certificate: bytes, nonce: bytes) -> bytes:
+    """The proof of a side ("worker" or "coordinator") that it knows the token."""
+    said = b"".join((side.encode().ljust(16), hashlib.sha256(certificate).digest(), nonce))
+    return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key and its certificate: ``pem`` has both, as OpenSSL reads them; ``certificate`` is DER."""
+
+    pem: bytes
+    certificate: bytes
+
+
+def issue() -> Identity:
+    """Issue a new key."""
+    from cryptography import x509  # large, and needed here only
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key()
+    # TLS looks up what it trusts by this name: no two nodes share one.
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, public.public_bytes_raw().hex()[:32])])
+    certificate = (
+        x509.CertificateBuilder(name, name, public, x509.random_serial_number(), _SINCE, _UNTIL)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, None)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem = private + certificate.public_bytes(serialization.Encoding.PEM)
+    return Identity(pem, certificate.public_bytes(serialization.Encoding.DER))
+
+
+class Security:
+    """The key of the node ``rank`` (:attr:`Identity.pem`), and the certificates (DER) of every rank."""
+
+    def __init__(self, pem: bytes, certificates: Sequence[bytes], rank: int) -> None:
+        self._certificates = certificates
+        self.server = context(ssl.PROTOCOL_TLS_SERVER, pem, certificates)
+        self.client = context(ssl.PROTOCOL_TLS_CLIENT, pem, certificates)
+        text = pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode("ascii")
+        if not self.belongs_to(ssl.PEM_cert_to_DER_cert(text), rank):
+            raise ValueError(f"the key is not that of rank {rank}")
+
+    def belongs_to(self, certificate: bytes | None, rank: int) -> bool:
+        return (
+            certificate is not None
+            and 0 <= rank < len(self._certificates)
+            and hmac.compare_digest(certificate, self._certificates[rank])
+        )
+
+
+def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:
+    """TLS 1.3 without resumption.
+
+    Args:
+        protocol: of a server or a client.
+        pem: the own key and certificate; None for a client that shows none.
+        trusted: the certificates (DER) that the other end may show; empty asks for none, and trusts any server: the
+            caller must check the certificate.
+    """
+    made = ssl.SSLContext(protocol)
+    made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # the certificate itself is expected, not a name in it
+    made.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        made.num_tickets = 0
+    if pem is not None:
+        with tempfile.NamedTemporaryFile() as file:  # private; the module ssl reads keys from files only
+            file.write(pem)
+            file.flush()
+            made.load_cert_chain(file.name)
+    made.verify_mode = ssl.CERT_REQUIRED if trusted else ssl.CERT_NONE
+    made.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+    if trusted:
+        made.load_verify_locations(cadata=b"".join(trusted))
+    return made

@@ -1,1 +1,0 @@
-"""Proof of identity between nodes, workers and the coordinator, and limits for strangers."""

@@ -1,0 +1,152 @@
+"""Processes and the system: ending together, shared files, limits on open files, and CPU slots.
+
+It imports nothing large: the process that starts the others has imported nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gossamer.errors import BadInput
+
+if TYPE_CHECKING:
+    from gossamer.runtime.setup import Setup
+
+SPARE_DESCRIPTORS = 64
+"""Open files that are neither channels nor connections."""
+WAIT_S = 1.0
+"""Seconds after which a process that waits for a CPU slot checks for itself whether one is free."""
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Have the system kill this process when its parent, of this process id, dies or is dead already (Linux; elsewhere the
+    closed channel tells)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def describe_exit(status: int) -> str:
+    """A wait status in words: "killed by SIGKILL", "exit code 1"."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def shared_file() -> int:
+    """The descriptor of a file without a name, in memory where the system can; children may inherit it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("gossamer", 0)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor from 3 up that is not to be kept (in a child, what its parent had open)."""
+    low = 3
+    for descriptor in sorted(keep):
+        if descriptor >= low:
+            os.closerange(low, descriptor)
+            low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def raise_descriptor_limit(setup: Setup, channels: int = 0) -> None:
+    """Let this process, which holds some channels to nodes' processes, and its children open as many files as the system
+    allows.
+
+    Raises:
+        BadInput: if that is fewer than the channels, or than the connections of a node.
+    """
+    nodes, links = setup.experiment.nodes, _most_links(setup)
+    needed = max(channels, links) + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise BadInput(
+            f"nodes: {nodes} processes with up to {links} connections each need {needed} open files in one process;"
+            f" accepted: what fits into the hard limit, {hard} (ulimit -Hn), or a higher limit"
+        )
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _most_links(setup: Setup) -> int:
+    """Connections that a node may come to have: one each way with every node that it ever talks to."""
+    nodes, topology = setup.experiment.nodes, setup.topology
+    if topology.sampled or not topology.static or setup.experiment.algorithm.reaches_all():
+        return 2 * (nodes - 1)
+    graph = topology.graph(0)
+    return max(len(graph.neighbors(rank, "in")) + len(graph.neighbors(rank, "out")) for rank in range(nodes))
+
+
+def wakeup() -> tuple[int, int]:
+    """Descriptors by which processes that share slots tell each other that one is free: to listen to, and to tell."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    seconds, microseconds = divmod(round(WAIT_S * 1e6), 10**6)
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, microseconds))
+    ends[1].setblocking(False)
+    return ends[0].detach(), ends[1].detach()
+
+
+class CpuSlots:
+    """CPU slots of which a limited number of processes may hold one at a time, as seen by one of these processes.
+
+    A slot is a record lock on one byte of a file. The system frees it when its holder dies, however it dies. A stopped
+    process keeps its slot, so nobody waits for a certain one. A process that frees a slot says so, which wakes one that
+    waits; if that one dies or is stopped just then, the others look for themselves after :data:`WAIT_S`.
+    """
+
+    def __init__(self, descriptor: int, count: int, ends: tuple[int, int]) -> None:
+        self.count = count
+        self._descriptor, self._ends = descriptor, ends
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold one of the slots; waits until one is free."""
+        while (slot := self._lock_one()) is None:
+            self._wait()
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, slot)
+            try:
+                os.write(self._ends[1], b"!")
+            except OSError as error:  # a full buffer wakes the waiting processes anyway
+                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+
+    def _lock_one(self) -> int | None:
+        for slot in range(self.count):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except BlockingIOError:
+                continue
+            return slot
+        return None
+
+    def _wait(self) -> None:
+        try:
+            os.read(self._ends[0], 1)
+        except BlockingIOError:
+            return  # the time is up

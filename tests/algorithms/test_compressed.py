@@ -1,0 +1,200 @@
+"""Algorithms with compressed differences, against NumPy with a top-k of its own; changing graphs; what is lost is sent later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from timing import Data, least_squares, play, wide
+
+import gossamer
+from gossamer import BadInput, Experiment, NodeWrapper
+from gossamer.messages.tags import Coded, Message
+from gossamer.runtime.setup import prepare
+from gossamer.topology.measures import sparse_matrix
+
+Array = NDArray[np.float64]
+NODES, LR, FRACTION, GAMMA = 5, 0.2, 0.34, 0.6
+RING = {"name": "ring"}
+CHANGING = {"name": "random-regular", "degree": 2, "every_rounds": 2}
+TOP = {"name": "top-k", "fraction": FRACTION}
+
+
+def described(
+    algorithm: str, rounds: int, codec: Any = TOP, topology: Any = RING, lr: float = LR, **more: Any
+) -> Experiment:
+    name = {"name": algorithm, "gamma": GAMMA} if isinstance(algorithm, str) else algorithm
+    optimizer = {"name": "sgd", "lr": lr}
+    raw = least_squares(
+        NODES,
+        rounds,
+        algorithm=name,
+        optimizer=optimizer,
+        codec=codec,
+        topology=topology,
+        initial="independent",
+    )
+    return raw if not more else Experiment.of({**raw.model_dump(mode="json"), **more})
+
+
+def weights(experiment: Experiment) -> Callable[[int], Array]:
+    topology = prepare(experiment).topology
+    return lambda r: sparse_matrix(topology, r).toarray()
+
+
+def top(D: Array) -> Array:
+    """The largest third of every row, zeros elsewhere."""
+    k = max(1, round(FRACTION * D.shape[1]))
+    kept = np.zeros_like(D)
+    for row, out in zip(D, kept, strict=True):
+        where = np.argsort(-np.abs(row))[:k]
+        out[where] = row[where]
+    return kept
+
+
+def gradients(data: Data, X: Array) -> Array:
+    return np.stack([data.gradient(rank, x) for rank, x in enumerate(X)])
+
+
+def choco(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
+    X, H = data.initial, np.zeros_like(data.initial)
+    for r in range(rounds):
+        X = X - LR * gradients(data, X)
+        H = H + top(X - H)
+        X = X + GAMMA * (W(r) @ H - H)
+    return X
+
+
+def deepsqueeze(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
+    X, E = data.initial, np.zeros_like(data.initial)
+    for r in range(rounds):
+        X = X - LR * gradients(data, X)
+        V = X + E
+        C = top(V)
+        E = V - C
+        X = X + GAMMA * (W(r) @ C - C)
+    return X
+
+
+def beer(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
+    """Algorithm 1, in the columns-are-parameters form; the mixing of a round uses what was known after the round before."""
+    X, identity = data.initial, np.eye(NODES)
+    H = G = np.zeros_like(X)
+    V = gradient = gradients(data, X)
+    for r in range(rounds):
+        before = W(max(r - 1, 0)) - identity
+        X = X + GAMMA * before @ H - LR * V
+        H = H + top(X - H)
+        new = gradients(data, X)
+        V = V + GAMMA * before @ G + new - gradient
+        gradient = new
+        G = G + top(V - G)
+    return X
+
+
+@pytest.mark.parametrize("topology", [RING, CHANGING], ids=["ring", "changing"])
+@pytest.mark.parametrize("reference", [choco, deepsqueeze, beer])
+def test_it_is_its_reference(reference: Any, topology: dict[str, Any], tmp_path: Path) -> None:
+    name = {"choco": "choco-sgd"}.get(reference.__name__, reference.__name__)
+    experiment = described(name, 7, topology=topology)
+    run = play(experiment, tmp_path)
+    assert run.parameters is not None
+    expected = reference(Data(experiment), 7, weights(experiment))
+    np.testing.assert_allclose(wide(run.parameters), expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("codec", [None, "identity"])
+def test_choco_and_deepsqueeze_without_a_loss_are_d_psgd(codec: Any, tmp_path: Path) -> None:
+    plain = play(described({"name": "d-psgd"}, 6, codec=None), tmp_path / "plain")  # type: ignore[arg-type]
+    for name in ("choco-sgd", "deepsqueeze"):
+        run = play(described({"name": name, "gamma": 1.0}, 6, codec=codec), tmp_path / name)  # type: ignore[arg-type]
+        torch.testing.assert_close(run.parameters, plain.parameters, rtol=1e-4, atol=1e-5)
+
+
+DIFFERENCES: list[Any] = [
+    TOP,
+    {"name": "sign"},
+    {"name": "stc", "fraction": 0.5},
+    {"name": "low-rank"},
+    {"name": "qsgd", "levels": 8, "contract": True},
+    {"name": "random-k", "fraction": 0.5},
+    {"name": "wavelet", "fraction": 0.5, "levels": 1},
+    [TOP, {"name": "quantize", "bits": 6}, "entropy"],
+]
+
+
+@pytest.mark.parametrize("codec", DIFFERENCES, ids=str)
+def test_nodes_agree_though_each_message_loses_most(codec: Any, tmp_path: Path) -> None:
+    """Without learning (a rate of next to nothing), CHOCO-SGD brings all nodes to the average that they began with."""
+    algorithm: Any = {"name": "choco-sgd", "gamma": 0.2}
+    experiment = described(algorithm, 150, codec=codec, lr=1e-12)
+    run = play(experiment, tmp_path)
+    assert run.parameters is not None
+    start = Data(experiment).initial
+    X = wide(run.parameters)
+    np.testing.assert_allclose(X.mean(0), start.mean(0), atol=1e-4)
+    assert np.abs(X - X.mean(0)).max() < 0.05 * np.abs(start - start.mean(0)).max()
+
+
+def test_beer_finds_the_optimum_where_choco_stalls(tmp_path: Path) -> None:
+    distances = {}
+    for name, gamma in (("beer", 0.3), ("choco-sgd", 0.6)):
+        experiment = described({"name": name, "gamma": gamma}, 200, lr=0.15)  # type: ignore[arg-type]
+        run = play(experiment, tmp_path / name)
+        assert run.parameters is not None
+        distances[name] = float(np.abs(wide(run.parameters) - Data(experiment).optimum).max())
+    assert distances["beer"] < 2e-3 < 1e-2 < distances["choco-sgd"]
+
+
+class Wire(NodeWrapper):
+    """Notes whether each message was encoded."""
+
+    def incoming(self, node: Any, message: Message) -> Message:
+        coded = isinstance(message.payload.parameters, Coded)
+        SEEN.append((node.round, message.source, node.rank, coded))
+        return message
+
+
+SEEN: list[tuple[int, int, int, bool]] = []
+
+
+def test_new_neighbours_get_the_replica_itself(tmp_path: Path) -> None:
+    SEEN.clear()
+    experiment = described("choco-sgd", 6, topology=CHANGING, wrappers=[f"{__name__}:Wire"])
+    play(experiment, tmp_path)
+    topology = prepare(experiment).topology
+    for r, source, to, coded in SEEN:
+        before = topology.graph(max(r - 1, 0)).neighbors(to, "in")
+        assert coded == (source in before)
+    assert {coded for _, _, _, coded in SEEN} == {True, False}
+
+
+@pytest.mark.parametrize("algorithm", ["choco-sgd", "deepsqueeze", "beer"])
+def test_a_resumed_run_and_real_processes_keep_the_bits(algorithm: str, tmp_path: Path) -> None:
+    codec = [{"name": "top-k", "fraction": 0.5}, {"name": "quantize", "bits": 5}]
+    whole = gossamer.run(described(algorithm, 6, codec=codec), tmp_path / "whole")
+    cut = gossamer.run(described(algorithm, 3, codec=codec, checkpoint={"every_rounds": 3}), tmp_path / "cut")
+    resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
+    real = gossamer.run(described(algorithm, 6, codec=codec, engine={"name": "processes"}), tmp_path / "real")
+    for run in (resumed, real):
+        assert torch.equal(run.parameters, whole.parameters)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", ["sign", "stc", "low-rank"])
+def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=f"codec: {codec}, which is for differences.*beer, choco-sgd, deepsqueeze"
+    ):
+        gossamer.run(described({"name": "d-psgd"}, 2, codec=codec), tmp_path)  # type: ignore[arg-type]
+
+
+def test_replicas_need_every_message(tmp_path: Path) -> None:
+    lossy = {"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1.0}}
+    with pytest.raises(BadInput, match="choco-sgd"):
+        gossamer.run(described("choco-sgd", 2, **lossy), tmp_path)
+    assert gossamer.run(described("deepsqueeze", 2, **lossy), tmp_path).status == "done"

@@ -1,0 +1,154 @@
+"""Which messages a mailbox gives, and which come too late."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.messages.tags import Message, Traffic, as_tag, matches
+from gossamer.node.mailbox import Inbox, Mailbox
+from gossamer.node.setup import Host, Setup
+
+Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
+Messages = st.lists(st.tuples(st.integers(0, 3), Tags), max_size=12)
+
+
+def message(source: int, *tag: str | int) -> Message:
+    return Message(source, tag, None, 0.0)
+
+
+def mailbox(*messages: Message) -> Mailbox:
+    gather = SimpleNamespace(lost_peer="skip")
+    setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
+    host = mock.Mock(spec=Host, lost=set(), counters=Traffic(), now=lambda: 1.0)
+    box = Mailbox(setup, 9, host, lambda: 0)
+    for each in messages:
+        box.deliver(each)
+    return box
+
+
+def missed(box: Mailbox, prefix: tuple[str | int, ...], *sources: int) -> None:
+    """Gather without waiting for anybody; nothing of these sources is here."""
+    assert asyncio.run(box.gather(set(sources), prefix, 0, None)).missing == sources
+
+
+def test_a_tag_is_a_tuple_of_its_parts() -> None:
+    assert as_tag("model") == ("model",)
+    assert as_tag(3) == (3,)
+    assert as_tag(("model", 3)) == ("model", 3)
+    with pytest.raises(TypeError, match=r"tag True: bool in a tag; accepted: str, int, or a tuple of these"):
+        as_tag(True)
+
+
+@given(Messages, Tags, st.none() | st.integers(0, 3))
+def test_draining_splits_the_messages_and_keeps_their_order(
+    sent: list[tuple[int, tuple[Any, ...]]], prefix: tuple[Any, ...], source: int | None
+) -> None:
+    messages = [message(source, *tag) for source, tag in sent]
+    box, one_by_one = mailbox(*messages), mailbox(*messages)
+    fits = [
+        each
+        for each in messages
+        if each.tag[: len(prefix)] == prefix and (source is None or each.source == source)
+    ]
+    assert box.drain(prefix, source, newest=False) == fits
+    assert box.messages == [each for each in messages if each not in fits]
+
+    async def received() -> list[Message]:
+        return [await one_by_one.receive(prefix, source, None) for _ in fits]
+
+    assert asyncio.run(received()) == fits
+    assert one_by_one.messages == box.messages
+    assert one_by_one.host.counters.messages_taken == len(fits)
+
+
+@given(Messages, Tags)
+def test_gathering_takes_everyones_oldest(
+    sent: list[tuple[int, tuple[Any, ...]]], prefix: tuple[Any, ...]
+) -> None:
+    messages = [message(source, *tag) for source, tag in sent]
+    box = mailbox(*messages)
+    inbox = asyncio.run(box.gather({0, 2}, prefix, 0, None))
+    oldest = []
+    for source in (0, 2):
+        fits = [each for each in messages if each.source == source and matches(prefix, each.tag)]
+        assert (source in inbox) is bool(fits)
+        oldest += fits[:1]
+    assert box.messages == [each for each in messages if each not in oldest]
+
+
+def test_a_latecomer_is_dropped_once_for_each_time_that_it_was_missed() -> None:
+    box = mailbox()
+    missed(box, ("m", 1), 2, 3)
+    late, again, other_tag, other_source = (
+        message(2, "m", 1),
+        message(2, "m", 1),
+        message(3, "m", 2),
+        message(4, "m", 1),
+    )
+    for each in (other_tag, other_source, late, again):
+        box.deliver(each)
+    assert box.messages == [other_tag, other_source, again]
+    assert box.host.counters.messages_late == 1
+
+
+def test_two_gathers_that_missed_a_message_drop_two() -> None:
+    box = mailbox()
+    missed(box, ("m",), 2)
+    missed(box, ("m",), 2, 3)
+    late = [message(2, "m"), message(2, "m", 1), message(3, "m")]
+    kept = [message(2, "m"), message(3, "m")]
+    for each in (late[0], late[1], kept[0], late[2], kept[1]):
+        box.deliver(each)
+    assert box.messages == kept
+
+
+def test_many_messages_that_were_lost_make_no_other_one_late() -> None:
+    box = mailbox()
+    for r in range(1000):
+        missed(box, ("m", r), 1)
+    kept, late = [message(1, "m", 1000), message(1, "m", 500)], message(1, "m", 500)
+    for each in (kept[0], late, kept[1]):
+        box.deliver(each)
+    assert box.messages == kept
+
+
+def test_a_retired_mailbox_keeps_no_message() -> None:
+    box = mailbox(message(1, "m"))
+    box.retire()
+    box.deliver(message(2, "m"))
+    assert box.messages == []
+    assert box.host.counters.messages_late == 2
+
+
+def test_waits_in_words() -> None:
+    async def scene() -> list[str]:
+        box = mailbox(message(1, "m"))
+        tasks = [
+            asyncio.ensure_future(box.receive(("a",), None, None)),
+            asyncio.ensure_future(box.receive((3,), 2, None)),
+            asyncio.ensure_future(box.gather({1, 2, 3}, ("m",), None, None)),
+        ]
+        await asyncio.sleep(0)
+        waits = [str(waiter) for waiter in box.waiters]
+        for task in tasks:
+            task.cancel()
+        return waits
+
+    assert asyncio.run(scene()) == [
+        "tag 'a' from anyone",
+        "tag 3 from ranks [2]",
+        "tag 'm' from ranks [2, 3]",
+    ]
+
+
+def test_an_inbox_is_in_rank_order() -> None:
+    inbox = Inbox({3: "c", 1: "a"}, {5, 2})
+    assert list(inbox.items()) == [(1, "a"), (3, "c")]
+    assert inbox.missing == (2, 5)
