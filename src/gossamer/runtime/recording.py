@@ -396,10 +396,8 @@ class RunRecord:
         self._target.without(rank, keep=keep)
         for _, views in self._views.without(rank, keep=keep):
             self._write_views(views)
-        complete = self._snapshots.without(rank, keep=keep)
-        rows = [(moment, self._network_row(moment, snapshots)) for moment, snapshots in complete]
-        for moment, row in rows:
-            self._append(moment, row)
+        for moment, snapshots in self._snapshots.without(rank, keep=keep):
+            self._append(moment, self._network_row(moment, snapshots))
 
     def back(self, rank: int, round: int, tick: int) -> None:
         """A node is there (again), and is recorded from this round and this tick on."""

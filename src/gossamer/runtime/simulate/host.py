@@ -205,8 +205,7 @@ class NodeTasks:
 
     def begin(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.running.add(node.rank)
-        task = self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
-        task.add_done_callback(self._done)
+        self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
 
     async def _run(self, node: NodeRuntime, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a node's protocol. The tasks that it spawned go on after it returns, and may still fail."""
@@ -214,12 +213,10 @@ class NodeTasks:
             await node.live(protocol())
             self._returned(node.rank)
             raise await node.failure()
-        except Exception as error:
-            raise describe_failure(error, node.rank, node.failure_round) from error
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - an author's protocol may raise anything
+            failure = describe_failure(error, node.rank, node.failure_round)
+            failure.__cause__ = error
+            self.fail(failure)
 
     def cancel(self, rank: int) -> None:
         if rank in self._tasks:
