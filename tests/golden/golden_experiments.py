@@ -395,6 +395,37 @@ EXPERIMENTS: dict[str, Settings] = {
         "network": {**SLOW_LINKS, "loss": 0.2},
         "gather": {"timeout_s": 0.03, "missing": "renormalize"},
     },
+    "wavelet-bfloat16": {
+        "codec": [{"name": "wavelet", "fraction": 0.2}, "bfloat16"],
+        "gather": {"missing": "renormalize"},
+    },
+    "jwins-qsgd": {
+        "algorithm": "swift",
+        "codec": ["jwins", {"name": "qsgd", "block": 64}],
+        "compute": UNEVEN,
+    },
+    "threshold": {"algorithm": "gradient-tracking", "codec": {"name": "threshold", "threshold": 0.02}},
+    "round-robin-entropy": {
+        "algorithm": "qg-momentum",
+        "codec": [{"name": "round-robin", "blocks": 4}, "entropy"],
+    },
+    "choco-sgd-stc": {
+        "algorithm": "choco-sgd",
+        "codec": {"name": "stc", "fraction": 0.1},
+        "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
+    },
+    "deepsqueeze-sign": {
+        "algorithm": "deepsqueeze",
+        "codec": {"name": "sign", "block": "tensor"},
+        "network": {**SLOW_LINKS, "loss": 0.2},
+        "gather": {"timeout_s": 0.1},
+    },
+    "beer-low-rank": {"task": MLP, "algorithm": "beer", "codec": {"name": "low-rank", "rank": 2}},
+    "powergossip": {
+        "task": MLP,
+        "algorithm": {"name": "powergossip", "local_steps": 2},
+        "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
+    },
     "ad-psgd-quantize": {
         "algorithm": "ad-psgd",
         "codec": "quantize",
@@ -474,6 +505,10 @@ SYNCHRONOUS: list[str] = [
     "local",
     "centralized",
     "top-k-float16",
+    "beer-low-rank",
+    "choco-sgd-stc",
+    "powergossip",
+    "threshold",
     "wrapped",
 ]
 """Experiments that come to the same bits as real processes."""
