@@ -42,18 +42,6 @@ class Silent:
         log.info(text)
 
 
-class _Tracked:
-    """An observer whose rows go to trackers too."""
-
-    def __init__(self, observer: Observer, trackers: Trackers) -> None:
-        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
-        self._observer, self._trackers = observer, trackers
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        self._observer.row(row)
-        self._trackers.tell("row", row)
-
-
 def run(
     experiment: Experiment,
     out: str | Path = "runs",
@@ -90,7 +78,7 @@ def run(
             f"run: got {experiment!r}; accepted: an Experiment, such as Experiment.load(path) reads from a file"
         )
     observer = observer or Silent()
-    trackers = Trackers(experiment.trackers, observer.say)
+    trackers = Trackers(experiment.trackers, observer)
     with _engine(experiment, server, listen) as engine:
         where = environment(sys.argv if command is None else command, computes_here=_simulated(experiment))
         folder = RunFolder.create(
@@ -98,7 +86,7 @@ def run(
         )
         folder.write_setup(engine.description)
         with folder.locked():
-            return _carry_out(engine, experiment, folder, observer, trackers)
+            return _carry_out(engine, experiment, folder, trackers)
 
 
 def resume(
@@ -135,12 +123,12 @@ def resume(
         trained = experiment
         if cut.trainer is not None and experiment.engine.trainer == "auto":
             trained = experiment.override(engine={**experiment.engine.model_dump(), "trainer": cut.trainer})
-        trackers = Trackers(experiment.trackers, observer.say)
+        trackers = Trackers(experiment.trackers, observer)
         with _engine(trained, server, listen) as engine:
             write_text(folder.path / "experiment.yaml", experiment.to_yaml())
             rewind(folder, cut, engine.description["outcome_ranks"])
             _record_resumption(folder, experiment, cut, observer)
-            return _carry_out(engine, trained, folder, observer, trackers, cut)
+            return _carry_out(engine, trained, folder, trackers, cut)
 
 
 def _resumable(folder: RunFolder, experiment: Experiment) -> Cut:
@@ -217,16 +205,15 @@ def _carry_out(
     engine: Engine,
     experiment: Experiment,
     folder: RunFolder,
-    observer: Observer,
     trackers: Trackers,
     cut: Cut | None = None,
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
         if _simulated(experiment) and (said := numerics.warning()) is not None:
-            observer.say(said)
+            trackers.say(said)
         with engine:  # which ends before its record is compacted: nothing writes to it any more
-            outcome = engine.run(folder, _Tracked(observer, trackers), cut)
+            outcome = engine.run(folder, trackers, cut)
     except BaseException as error:
         close_after(error, folder)
         trackers.tell("failure", error)

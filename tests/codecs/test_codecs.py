@@ -264,7 +264,7 @@ def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
     run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
-    payload = Model(Coded([torch.zeros(3), torch.zeros(4, dtype=torch.uint8)]))  # type: ignore[arg-type]
+    payload = Model(Coded([torch.zeros(3), torch.zeros(8, dtype=torch.uint8)]))  # type: ignore[arg-type]
     assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
 
 
@@ -439,10 +439,18 @@ def test_every_codec_is_in_one_of_these_lists() -> None:
     assert listed | DIFFERENCES.keys() | {"chain"} == set(names("codec"))
 
 
+SOME = ("top-k", "jwins", "entropy", "sign")
+
+
 @pytest.mark.parametrize(
-    "engine",
-    [pytest.param("processes", marks=pytest.mark.slow), {"name": "simulate", "trainer": "sequential"}],
+    ("engine", "chosen"),
+    [
+        pytest.param("processes", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="processes"),
+        pytest.param("simulate", (*CODECS, *DIFFERENCES), marks=pytest.mark.slow, id="all-simulated"),
+        pytest.param("simulate", SOME, id="some-simulated"),
+    ],
 )
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda each: str(each["name"]))
 def test_it_composes_with_every_algorithm_that_sends_models(
     algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path
@@ -459,8 +467,9 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
         assert run.status == "done"
         assert bits(run).isfinite().all()
-        same = total(run, "bytes_sent") == total(plain, "bytes_sent")
-        assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+        if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
+            same = total(run, "bytes_sent") == total(plain, "bytes_sent")
+            assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
 
 
 @pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)

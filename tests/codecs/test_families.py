@@ -93,7 +93,18 @@ def test_indices_come_back_in_as_few_bits_as_their_number_allows(data: Any) -> N
     assert indices.unpacked(packed, len(where), size).tolist() == where.tolist()
     share = len(where) / size
     entropy = 0.0 if share in (0, 1) else -share * math.log2(share) - (1 - share) * math.log2(1 - share)
-    assert 8 * len(packed) <= size * entropy * 1.01 + 64
+    assert 8 * len(packed) <= size * entropy * 1.01 + 96
+
+
+@pytest.mark.parametrize(("size", "count"), [(5, 2), (90, 9), (90_000, 9_000), (90_000, 45_000), (10**6, 10)])
+def test_the_length_does_not_depend_on_which_coordinates_are_sent(size: int, count: int) -> None:
+    """So that the bytes and seconds of a run do not, and machines that round differently agree on them."""
+    rng = np.random.default_rng(0)
+    drawn = [np.sort(rng.choice(size, count, replace=False)) for _ in range(5)]
+    lengths = {
+        len(indices.packed(each, size)) for each in (*drawn, np.arange(count), np.arange(size - count, size))
+    }
+    assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("size", [10**6, 2**31 - 1])
@@ -128,6 +139,13 @@ def test_top_k_keeps_the_largest(x: np.ndarray, fraction: float) -> None:
     assert kept.sum() >= min(k, np.count_nonzero(np.abs(x) > smallest))
 
 
+def test_of_equal_changes_the_first_are_sent_and_nan_is_the_largest() -> None:
+    x = torch.tensor([1.0, -2.0, 2.0, 2.0, math.nan, 0.5])
+    [values, packed] = TopK(fraction=0.5).compress(pair(TopK(fraction=0.5), torch.zeros(6))[0], x, 0)
+    assert indices.unpacked(packed.numpy(), 3, 6).tolist() == [1, 2, 4]  # type: ignore[union-attr]
+    assert values[:2].tolist() == [-2.0, 2.0]  # type: ignore[index]
+
+
 def test_top_k_sends_all_from_a_share_on() -> None:
     x = torch.randn(40, generator=torch.Generator().manual_seed(0))
     sender, receiver = pair(codec := TopK(fraction=0.5, whole_from=0.5), torch.zeros(40))
@@ -138,7 +156,6 @@ def test_top_k_sends_all_from_a_share_on() -> None:
 
 @given(vectors, st.floats(0, 2), st.booleans())
 def test_threshold_sends_what_changed_by_more(x: np.ndarray, threshold: float, relative: bool) -> None:
-    x = np.clip(x, -1e9, 1e9)  # squares of larger numbers are no float32
     codec = Threshold(threshold=threshold, relative=relative)
     sender, receiver = pair(codec, torch.zeros(len(x)))
     part = codec.decode(

@@ -193,7 +193,7 @@ def test_too_few_models_are_refused() -> None:
         ),
         (
             {"name": "trimmed-mean", "share": 0.5},
-            "aggregator.share: got 0.5; accepted: at least 0, below 0.5",
+            "aggregator.share: got 0.5; accepted: less than 0.5",
         ),
         ({"name": "krum"}, "aggregator.byzantine: missing"),
     ],

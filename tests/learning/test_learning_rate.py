@@ -131,7 +131,7 @@ class Halving(LearningRateSchedule):
         ({"name": "cosine"}, "optimizer.schedule.rounds: missing; a value is required"),
         (
             {"name": "exponential", "factor": 1.5},
-            "optimizer.schedule.factor: got 1.5; accepted: above 0, at most 1",
+            "optimizer.schedule.factor: got 1.5; accepted: less than or equal to 1",
         ),
         (
             {"name": "linear", "rounds": 3, "gamma": 1},

@@ -333,7 +333,7 @@ def test_what_is_not_said_to_be_elementwise_is_not_taken_apart() -> None:
             "optimizer.nesterov: got True with momentum 0.9 and dampening 0.1;"
             " accepted: True with a momentum above 0 and dampening 0",
         ),
-        ({"name": "rmsprop", "alpha": 1.0}, "optimizer.alpha: got 1.0; accepted: at least 0, below 1"),
+        ({"name": "rmsprop", "alpha": 1.0}, "optimizer.alpha: got 1.0; accepted: less than 1"),
         ({"name": "rprop", "eta_plus": 1}, "optimizer.eta_plus: got 1; accepted: greater than 1"),
         (
             {"name": "rprop", "min_step": 2, "max_step": 1},

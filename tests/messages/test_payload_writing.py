@@ -139,7 +139,7 @@ def nested(levels: int) -> Any:
         (
             torch.empty(2, dtype=torch.bits8),
             TypeError,
-            "torch.bits8 can't be sent; accepted: dense tensors of torch.bool",
+            "torch.bits8 can't be sent; accepted: dense ones of torch.bool",
         ),
         (torch.zeros([1] * (MAX_DIMENSIONS + 1)), ValueError, "dimensions"),
         ({"k": 2**64}, ValueError, "payload: 18446744073709551616 does not fit into 64 bits"),

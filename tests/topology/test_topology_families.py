@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from gossamer.config.registry import build, names
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.topology import (
+from gossamer.topology import Graph, Topology
+from gossamer.topology.families import (
     Complete,
     ErdosRenyi,
     Exponential,
-    Graph,
     Hypercube,
     OnePeerExponential,
     RandomRegular,
     Ring,
     SmallWorld,
     Star,
-    Topology,
     Torus,
     random_regular,
 )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.topology import Adjacency, EdgeList, Graph, Topology
+from gossamer.topology import EdgeList, Graph, Topology
+from gossamer.topology.families import Adjacency
 
 
 def draw(topology: Topology, nodes: int) -> Graph:

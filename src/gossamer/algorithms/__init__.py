@@ -7,9 +7,8 @@ from gossamer.algorithms.corrected import D2, GradientTracking, QuasiGlobalMomen
 from gossamer.algorithms.d_psgd import DPSGD
 from gossamer.algorithms.divshare import ADPSGDArtifact, DivShare, SwiftArtifact
 from gossamer.algorithms.epidemic import EpidemicLocal, EpidemicOracle
-from gossamer.algorithms.fedavg import FedAvg
 from gossamer.algorithms.gossip_learning import GossipLearning
-from gossamer.algorithms.reference import AllReduce, Centralized, Local
+from gossamer.algorithms.reference import AllReduce, Centralized, FedAvg, Local
 from gossamer.algorithms.relay_sum import RelaySum
 from gossamer.algorithms.sgp import SGP
 from gossamer.algorithms.swift import Swift

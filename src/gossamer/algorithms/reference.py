@@ -1,21 +1,36 @@
-"""References: no communication (local), all data at one node (centralized), the exact average every round (all-reduce).
+"""References: no communication (local), all data at one node (centralized), the exact average every round (all-reduce), and
+federated averaging.
 
 All-reduce is a reduce-scatter, then an all-gather (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS
 2004), each as direct messages: the vector is split into n segments; node j averages segment j of all nodes in rank order and
 sends the result to all. A node sends 2 (n - 1) / n of a model a round, and all nodes end with the same bits:
 
     x_i <- (1/n) sum_j (x_j - eta g_j(x_j))
+
+FedAvg, whose server is a node like any other, is McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, Algorithm 1: each round the server sends x to a set S of max(C K, 1) of the K clients;
+each takes local steps from it and sends the result x_k back;
+
+    x <- sum_{k in S} (n_k / sum_{l in S} n_l) x_k
+
+The server skips clients whose models do not come. Such a client continues with the next model that reaches it.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.algorithm import Algorithm, whole_number
 from gossamer.config.registry import register
-from gossamer.node import Node
+from gossamer.errors import BadInput
+from gossamer.messages.tags import Payload
+from gossamer.node import Node, Setting
+
+DISMISSALS = 100  # how often the server, after its last round, tells waiting clients that no model will come
 
 
 @register("algorithm", "local")
@@ -94,3 +109,94 @@ class AllReduce(Algorithm):
         means = {**await node.gather(node.peers(), tag=("gather", r)), node.rank: mean}
         # A segment whose owner is dead keeps the node's own values.
         return torch.cat([means.get(rank, segments[rank]) for rank in range(node.size)])
+
+
+@register("algorithm", "fedavg")
+class FedAvg(Algorithm):
+    """FedAvg (McMahan et al., 2017). The server holds no training data; its model is the one that is evaluated.
+
+    It sends to clients directly; the topology is only plotted.
+
+    Args:
+        local_steps: mini-batch steps of a client a round; a client's optimizer starts afresh each round.
+        client_fraction: C, the share of clients that take part in a round.
+        weighting: "data" weighs clients by their number of samples (the paper); "uniform" is DecentralizePy's
+            plain mean.
+        server: rank of the server.
+        idle_s: minimum length in seconds of a round in which no client answers. (Otherwise rounds would take no time while
+            all clients are away.) Also the interval at which the server dismisses waiting clients after its last round."""
+
+    mixes_models: ClassVar[bool] = True
+    local_steps: int = Field(default=1, ge=1)
+    client_fraction: float = Field(default=1.0, gt=0, le=1)
+    weighting: Literal["data", "uniform"] = "data"
+    server: int = Field(default=0, ge=0)
+    idle_s: float = Field(default=1.0, gt=0)
+
+    def check(self, setting: Setting) -> None:
+        if self.server >= setting.nodes:
+            last = setting.nodes - 1
+            raise BadInput(f"algorithm.server: rank {self.server} of {last + 1} nodes; accepted: 0 to {last}")
+
+    def data_ranks(self, nodes: int) -> tuple[int, ...]:
+        return tuple(rank for rank in range(nodes) if rank != self.server)
+
+    def needed_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (self.server,)
+
+    def outcome_ranks(self, nodes: int) -> tuple[int, ...]:
+        return (self.server,)
+
+    def reaches_all(self) -> bool:
+        return True
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            clients = self._clients(node, r)
+            if node.rank == self.server:
+                await self._serve(node, r, clients)
+            elif node.rank in clients:
+                await self._work(node, r)
+        if node.rank == self.server:
+            node.spawn(self._dismiss(node))
+
+    def _clients(self, node: Node, r: int) -> list[int]:
+        # Drawn from a shared generator, so that a client knows without a message that a round passes it by.
+        candidates = self.data_ranks(node.size)
+        count = max(int(self.client_fraction * len(candidates) + 1e-9), 1)  # 2/49 of 49 is 2
+        chosen = node.rng("clients", r, shared=True).choice(candidates, count, replace=False)
+        return sorted(int(rank) for rank in chosen)
+
+    async def _serve(self, node: Node, r: int, clients: list[int]) -> None:
+        began = node.now()
+        node.broadcast(clients, node.model, tag=("model", r))
+        replies = await node.gather(clients, tag=("update", r))
+        size = dict.fromkeys(replies, 1)
+        if self.weighting == "data":
+            size = {k: whole_number(reply["samples"], 0, "samples") for k, reply in replies.items()}
+        models = {k: reply["model"] for k, reply in replies.items()}
+        if models:
+            await node.mix(models, {k: size[k] / sum(size.values()) for k in models}, self_weight=0.0)
+        else:
+            await node.sleep(max(began + self.idle_s - node.now(), 0.0))
+
+    async def _work(self, node: Node, r: int) -> None:
+        model = await self._model(node, r)
+        if model is None:
+            return
+        node.model = model
+        node.reset_optimizer()
+        await node.train(self.local_steps)
+        node.send(self.server, {"model": node.model, "samples": node.samples}, tag=("update", r))
+
+    async def _model(self, node: Node, r: int) -> Payload:
+        """The server's model of a round; None if that of a later round came instead."""
+        while node.state.get("round", -1) < r:
+            message = await node.receive("model", source=self.server)
+            node.state["round"], node.state["model"] = message.tag[1], message.payload
+        return node.state.pop("model") if node.state["round"] == r else None
+
+    async def _dismiss(self, node: Node) -> None:
+        for _ in range(DISMISSALS):
+            await node.sleep(self.idle_s)
+            node.broadcast(self.data_ranks(node.size), None, tag=("model", node.round))

@@ -13,14 +13,14 @@ import typer
 import yaml
 from pydantic_core import to_jsonable_python
 
-from gossamer.cli.options import File, Json, Overrides, Quiet, log_errors_only
+from gossamer.cli.options import File, Json, Overrides, Quiet, argument, log_errors_only, option
 from gossamer.errors import BadInput, listed, suggest
 
 _ROUNDS = 1000  # in which a change of the graph is searched for
 
 
 def listing(
-    kind: Annotated[str | None, typer.Argument(help="algorithm, topology, partition, task, ...")] = None,
+    kind: Annotated[str | None, argument("algorithm, topology, partition, task, ...")] = None,
     as_json: Json = False,
 ) -> None:
     """List the names that an experiment can use; those of one kind with their parameters and defaults."""
@@ -75,8 +75,8 @@ def _yaml(value: Any) -> str:
 def topology(
     file: File,
     overrides: Overrides = None,
-    round_: Annotated[int, typer.Option("--round", help="The round whose graph is measured.", min=0)] = 0,
-    png: Annotated[Path | None, typer.Option(help="Draw the graph into this PNG file.")] = None,
+    round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
+    png: Annotated[Path | None, option("Draw the graph into this PNG file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure an experiment's graph and mixing matrix: spectral gap, diameter, effective neighbours."""
@@ -116,44 +116,24 @@ def topology(
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or sweeps to compare.")
-    ],
+    runs: Annotated[list[Path], argument("Folders of runs or sweeps to compare.", metavar="RUN...")],
     out: Annotated[
-        Path | None, typer.Option(help="The page; default: report.html in the run's folder, or here.")
+        Path | None, option("The page; default: report.html in the run's folder, or here.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="A folder for the charts, <metric>-vs-<axis>.png.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="A folder for curves and metrics as CSV files.")] = None,
+    png: Annotated[Path | None, option("A folder for the charts, <metric>-vs-<axis>.png.")] = None,
+    csv: Annotated[Path | None, option("A folder for curves and metrics as CSV files.")] = None,
     time_to: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METRIC=LEVEL[,LEVEL...]",
-            help="Compare the times that runs take to reach these levels, over their seeds. The table is also"
-            " written as a CSV file next to the page. May be repeated.",
-        ),
+        option("Compare the times to these levels; a table.", metavar="METRIC=LEVEL[,LEVEL...]"),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The group that the others are compared with (--time-to). The name of a sweep's cell stands for"
-            " its group at each point of the grid.",
-        ),
-    ] = None,
-    group_by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD", help="Group runs by this field; default: all but the seed. May be repeated."
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="Draw the timeline into this SVG, PNG or PDF file.")
-    ] = None,
+    baseline: Annotated[str | None, option("The group that --time-to compares with.", metavar="NAME")] = None,
+    group_by: Annotated[list[str] | None, option("Group runs by this field.", metavar="FIELD")] = None,
+    timeline: Annotated[Path | None, option("Draw the timeline into this SVG, PNG or PDF file.")] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="Show these seconds of the timeline, e.g. 10:14.")
+        str | None, option("Show these seconds of the timeline, e.g. 10:14.", metavar="FROM:TO")
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(metavar="RANKS", help="Show the timeline of these nodes, e.g. 0,3,8-12.")
+        str | None, option("Show the timeline of these nodes, e.g. 0,3,8-12.", metavar="RANKS")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -14,17 +14,27 @@ EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted (Ctrl-C
 INTERRUPTED = 130
 
 
+def option(help_: str, *names: str, **more: Any) -> Any:
+    """An option of the command line."""
+    return typer.Option(*names, help=help_, **more)
+
+
+def argument(help_: str, metavar: str | None = None) -> Any:
+    """An argument of the command line."""
+    return typer.Argument(metavar=metavar, help=help_)
+
+
 def overriding(what: str) -> Any:
     """The option ``--set``, which overrides ``what``."""
-    return typer.Option("--set", metavar="A.B=VALUE", help=f"Override {what}. May be repeated.")
+    return option(f"Override {what}. May be repeated.", "--set", metavar="A.B=VALUE")
 
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file (YAML).")]
+File = Annotated[Path, argument("An experiment file (YAML).", "FILE")]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
-Out = Annotated[Path, typer.Option(help="The folder for all runs.")]
-Report = Annotated[bool, typer.Option(help="Write report.html into the run's folder.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Out = Annotated[Path, option("The folder for all runs.")]
+Report = Annotated[bool, option("Write report.html into the run's folder.")]
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
+Json = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
 
 
 def log_errors_only(quiet: bool) -> None:

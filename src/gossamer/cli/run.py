@@ -22,8 +22,10 @@ from gossamer.cli.options import (
     Overrides,
     Quiet,
     Report,
+    argument,
     interruptible,
     log_errors_only,
+    option,
     overriding,
 )
 from gossamer.errors import BadInput
@@ -35,32 +37,19 @@ if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
 ListenAt = Annotated[
-    str | None,
-    typer.Option(
-        "--listen", metavar="HOST:PORT", help="Run the nodes on workers that join here (gossamer worker)."
-    ),
+    str | None, option("Run the nodes on workers that join here.", "--listen", metavar="HOST:PORT")
 ]
 Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="GOSSAMER_TOKEN", help="What workers must know: 16 characters or more; default: a new one."
-    ),
+    str | None, option("What workers must know: at least 16 characters.", envvar="GOSSAMER_TOKEN")
 ]
-MinWorkers = Annotated[int, typer.Option(min=1, help="Wait for at least this many workers.")]
+MinWorkers = Annotated[int, option("Wait for at least this many workers.", min=1)]
 Workers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Start the workers: ray, or module:factory of an executor. They join here unless --listen says where.",
-    ),
+    str | None, option("Start the workers: ray, or module:factory of an executor.", metavar="NAME")
 ]
-EngineName = Annotated[str | None, typer.Option(help="simulate or processes, in place of the file's engine.")]
-Profile = Annotated[
-    bool, typer.Option("--profile", help="Print where the time went, and the peak of memory.")
-]
+EngineName = Annotated[str | None, option("simulate or processes, in place of the file's engine.")]
+Profile = Annotated[bool, option("Print where the time went, and the peak of memory.", "--profile")]
 Unfinished = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue the newest unfinished run of the same experiment, if possible."),
+    bool, option("Continue the newest unfinished run of the same experiment, if possible.", "--resume")
 ]
 
 
@@ -102,7 +91,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, argument("The folder of a run.", metavar="RUN")],
     overrides: Annotated[list[str] | None, overriding("a field of stop or checkpoint")] = None,
     report: Report = True,
     listen: ListenAt = None,
@@ -132,21 +121,15 @@ def resume(
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (YAML).")],
+    file: Annotated[Path, argument("A sweep file (YAML).", metavar="FILE")],
     overrides: Annotated[list[str] | None, overriding("a field of all cells, or seeds")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="CELL", help="Run only this cell. May be repeated.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; default: by the number of cores.")
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Start failed runs again.")] = False,
-    again: Annotated[
-        bool, typer.Option("--again", help="Start finished runs again; the newest counts.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
+    only: Annotated[list[str] | None, option("Run only this cell. May be repeated.", metavar="CELL")] = None,
+    jobs: Annotated[int | None, option("Runs at a time; default: by the number of cores.", min=1)] = None,
+    retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
+    again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
+    dry_run: Annotated[bool, option("List the cells without running them.", "--dry-run")] = False,
     workers: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Have an executor do the runs: ray, or module:factory.")
+        str | None, option("Have an executor do the runs: ray, or module:factory.", metavar="NAME")
     ] = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -178,23 +161,18 @@ def sweep(
 
 
 def worker(
-    coordinator: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where gossamer run --listen waits.")
-    ],
+    coordinator: Annotated[str, argument("Where gossamer run --listen waits.", metavar="HOST:PORT")],
     token: Annotated[
-        str, typer.Option("--join", metavar="TOKEN", envvar="GOSSAMER_TOKEN", help="The token of the run.")
+        str, option("The token of the run.", "--join", metavar="TOKEN", envvar="GOSSAMER_TOKEN")
     ],
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="The most nodes to take; default: one per core.")
-    ] = None,
+    slots: Annotated[int | None, option("The most nodes to take; default: one per core.", min=1)] = None,
     address: Annotated[
-        str | None,
-        typer.Option(help="This machine's address for other nodes; default: the one that reaches HOST."),
+        str | None, option("This machine's address for other nodes; default: the one that reaches HOST.")
     ] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Where this machine has the data, if not where the experiment says.")
+        Path | None, option("Where this machine has the data, if not where the experiment says.")
     ] = None,
-    wait_s: Annotated[float, typer.Option("--wait", help="Seconds to wait for the coordinator.")] = 60.0,
+    wait_s: Annotated[float, option("Seconds to wait for the coordinator.", "--wait")] = 60.0,
     quiet: Quiet = False,
 ) -> None:
     """Join a run and carry out some of its nodes, until it is over."""

@@ -11,6 +11,7 @@ the rest.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +36,8 @@ def packed(indices: Int[np.ndarray, " k"], size: int) -> UInt8[np.ndarray, " byt
         coder.encode_reverse((gaps & ((1 << low) - 1)).astype(np.int32), uniform)
     coder.encode_reverse(symbols, model)
     words: UInt32[np.ndarray, " words"] = coder.get_compressed()
-    return words.astype("<u4").view(np.uint8)
+    missing = max(_length(len(indices), size) - len(words), 0)
+    return np.pad(words.astype("<u4"), (0, missing)).view(np.uint8)
 
 
 def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np.ndarray, " k"]:
@@ -49,9 +51,9 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
 
 @lru_cache(maxsize=64)  # so that the receivers of a simulation decode once
 def _unpacked(data: bytes, count: int, size: int) -> Int[np.ndarray, " k"]:
-    words = np.frombuffer(data, "<u4").astype(np.uint32) if not len(data) % 4 else None
-    if words is None or not 0 <= count <= size or (len(words) and not (count and words[-1])):
+    if len(data) % 4 or not 0 <= count <= size or (data and not count):
         raise ValueError(f"{len(data)} bytes for {count} indices below {size}")
+    words = np.trim_zeros(np.frombuffer(data, "<u4").astype(np.uint32), "b")
     if not count:
         return np.empty(0, np.int64)
     low, model, uniform = _models(count, size)
@@ -68,6 +70,14 @@ def _unpacked(data: bytes, count: int, size: int) -> Int[np.ndarray, " k"]:
     if len(indices) != count or indices[-1] >= size:
         raise ValueError(f"indices that are not {count} below {size}")
     return indices
+
+
+def _length(count: int, size: int) -> int:
+    """Words that ``count`` indices take, padding included: a few more than their entropy, so that the size of a message
+    does not depend on which coordinates are sent."""
+    sent, kept = count / size, 1 - count / size
+    bits = -count * math.log2(sent) - ((size - count) * math.log2(kept) if kept else 0.0)
+    return int(1.001 * bits / 32) + 2
 
 
 @lru_cache(maxsize=64)

@@ -271,10 +271,9 @@ class Experiment(Section):
         engine: str | None = None,
         *,
         folder: Path | None = None,
-        source: str = "experiment",
     ) -> Experiment:
         """The experiment in a YAML text; arguments and errors as for :meth:`load`."""
-        return cls.of(cls._assigned(parse_mapping(text, source, _FIELDS), overrides, engine), folder)
+        return cls.of(cls._assigned(parse_mapping(text, "experiment", _FIELDS), overrides, engine), folder)
 
     @classmethod
     def _assigned(cls, raw: dict[str, Any], overrides: Iterable[str], engine: str | None) -> dict[str, Any]:

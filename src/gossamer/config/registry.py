@@ -180,7 +180,7 @@ def _import(kind: str, path: str, said: str) -> type[Component]:
 def _as_component(kind: str, found: Any, name: str, said: str) -> type[Component]:
     """What a user's name stands for, as a component class."""
     if inspect.isclass(found) and issubclass(found, Component):
-        found.registered_name = found.registered_name or name
+        found.registered_name = found.__dict__.get("registered_name") or name
         return found
     if base := KINDS[kind][1]:
         raise BadInput(f"{said}: not a class of gossamer's; accepted: a subclass of gossamer's {base}")

@@ -20,8 +20,8 @@ from gossamer.config.registry import Component
 from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.network import ComputeProfile, Conditions, Network, Path, Slowdowns, SlowdownWindow
+from gossamer.network.inputs import check_ranks
 from gossamer.network.network import Changing, states_of
-from gossamer.network.nodes import check_ranks
 from gossamer.randomness import generator
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]

@@ -28,8 +28,7 @@ from gossamer.faults.fault import (
     select_ranks,
 )
 from gossamer.network import Path, SlowdownWindow
-from gossamer.network.nodes import check_ranks
-from gossamer.network.tables import read_records
+from gossamer.network.inputs import check_ranks, read_records
 from gossamer.randomness import generator
 
 

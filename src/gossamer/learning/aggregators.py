@@ -139,8 +139,8 @@ class TrimmedMean(_Unweighted):
     """Per coordinate, the mean without the smallest and the largest values (Yin et al., "Byzantine-Robust Distributed
     Learning", ICML 2018, Definition 2): of n sorted values, the mean of those from b + 1 to n - b."""
 
-    count: int | None = Field(default=None, ge=0)  # b; or
-    # Beta, with b = floor(beta n) of the n models that are there, and at least one value left.
+    count: int | None = Field(default=None, ge=0)  # b
+    # beta, with b = floor(beta n) of the n models that are there, and at least one value left.
     share: float | None = Field(default=None, ge=0, lt=0.5)
 
     @model_validator(mode="after")
@@ -182,9 +182,9 @@ class Krum(_Unweighted):
     equal scores, the own model's counts as lowest, then that of the lower rank. Distances are those of the parameters;
     buffers are the mean of the selected models' buffers."""
 
-    # F, how many Byzantine models there are at most; n has to be above 2 f + 2.
+    # f, how many Byzantine models there are at most; n has to be above 2 f + 2.
     byzantine: int = Field(ge=0)
-    # M; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
+    # m; 1 is Krum, more is Multi-Krum. At most n - f models can be selected.
     selected: int = Field(default=1, ge=1)
 
     @property

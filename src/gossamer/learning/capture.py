@@ -58,21 +58,21 @@ class Captured:
     def __init__(self, function: Callable[[], Function], most_shapes: int = MOST_SHAPES) -> None:
         self._function, self._most_shapes = function, most_shapes
         self._lock = threading.Lock()
-        self._programs: dict[Hashable, Program] = {}
+        self.programs: dict[Hashable, Program] = {}
         self._once: dict[Hashable, tuple[Program, list[Tensor]]] = {}  # recorded once, with these arguments
         self._reasons: dict[Hashable, str] = {}  # why a shape has no program
 
     def forms(self) -> dict[str, int]:
         """The number of shapes of the arguments by form, ``"recorded"`` or ``"eager: "`` and the reason."""
         reasons = [*self._reasons.values(), *[_SEEN_ONCE] * len(self._once)]
-        return dict(Counter(["recorded"] * len(self._programs) + [f"eager: {reason}" for reason in reasons]))
+        return dict(Counter(["recorded"] * len(self.programs) + [f"eager: {reason}" for reason in reasons]))
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         key = _key(arguments)
-        if (program := self._programs.get(key)) is not None:
+        if (program := self.programs.get(key)) is not None:
             return program(*arguments)
         if key not in self._reasons:
-            shapes = len(self._programs) + len(self._reasons) + len(self._once)
+            shapes = len(self.programs) + len(self._reasons) + len(self._once)
             if key in self._once or shapes < self._most_shapes:
                 return self._record(key, arguments)
             self._reasons[None] = f"more than {self._most_shapes} shapes of input"
@@ -80,13 +80,13 @@ class Captured:
 
     def only_reads(self, *arguments: Tensor) -> bool:
         """Whether a call is known not to write its arguments."""
-        return _key(arguments) in self._programs
+        return _key(arguments) in self.programs
 
     def _record(self, key: Hashable, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         before = [tensor.clone() for tensor in arguments]  # the function may write its arguments
         results, program = record(self._function(), arguments)
         with self._lock:
-            if key in self._programs or key in self._reasons:
+            if key in self.programs or key in self._reasons:
                 return results  # another thread was first
             first = self._once.get(key)
             if isinstance(program, str):
@@ -99,7 +99,7 @@ class Captured:
             elif problem := _difference(first[0], program, before, results):
                 self._reasons[key] = problem
             else:
-                self._programs[key] = program
+                self.programs[key] = program
             self._once.pop(key, None)
         return results
 

@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEEP = 1 << 30
-_LARGE = 1 << 20
+_KEEP, _LARGE = 1 << 30, 1 << 20
 
 
 def keep_freed_memory() -> bool:

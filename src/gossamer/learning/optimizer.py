@@ -46,7 +46,7 @@ class Optimizer(Component):
     elementwise: ClassVar[bool] = False
     """Whether the update of a coordinate depends only on its own parameter, gradient and state, and on counters."""
 
-    lr: float = Field(gt=0)  # learning rate
+    lr: float = Field(gt=0)
     # Multiplies the learning rate, round by round; None keeps it.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
@@ -119,7 +119,9 @@ class SGD(Optimizer):
     def _nesterov_needs_momentum(self) -> SGD:
         if self.nesterov and (self.dampening or not self.momentum):
             found = f"True with momentum {self.momentum:g} and dampening {self.dampening:g}"
-            raise BadInput(f"optimizer.nesterov: got {found}; accepted: a momentum above 0 and dampening 0")
+            raise BadInput(
+                f"optimizer.nesterov: got {found}; accepted: True with a momentum above 0 and dampening 0"
+            )
         return self
 
     def init(self, parameters: Tensor) -> State:

@@ -64,7 +64,9 @@ class Layout:
         """The layout of a module; a BadInput if a parameter is not float32, or there is none."""
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
-                raise BadInput(f"task.model: parameter {name!r} is {parameter.dtype}; accepted: float32")
+                raise BadInput(
+                    f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
+                )
         layout = Layout(_fields(module.named_parameters()), _fields(module.named_buffers()))
         if layout.size == 0:
             raise BadInput("task.model: the module has no parameters; accepted: at least one")

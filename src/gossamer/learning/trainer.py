@@ -10,9 +10,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -35,8 +34,7 @@ convolutional networks are. Then the batched trainer is not measured, which woul
 FEW, MUCH = 4, 1.4  # if a few nodes take this many times as long in the batched trainer, that settles it
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainJob:
+class TrainJob(NamedTuple):
     """Some local steps of one node, each with a batch of sample indices. Model and state, those before the first step, are
     never written; the seed is for layers that draw (dropout)."""
 
@@ -47,8 +45,7 @@ class TrainJob:
     seed: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class TrainResult:
+class TrainResult(NamedTuple):
     """The model and optimizer state after the last step, and the mean of the steps' losses."""
 
     model: Model
@@ -56,8 +53,7 @@ class TrainResult:
     loss: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class GradientJob:
+class GradientJob(NamedTuple):
     """The mean gradient of the loss over one batch [batch] at a model."""
 
     at: Model
@@ -65,8 +61,7 @@ class GradientJob:
     seed: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ApplyJob:
+class ApplyJob(NamedTuple):
     """One optimizer step with a given gradient [P]."""
 
     start: Model

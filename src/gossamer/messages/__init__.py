@@ -16,8 +16,7 @@ A structure says how large every buffer is, so a receiver checks it (:func:`desc
 one. Nothing is unpickled, and nothing but :class:`FrameError` comes out of bytes that are wrong.
 
 Both engines use this module: ``processes`` sends what :func:`encode` gives; ``simulate`` hands over what
-:func:`freeze` gives and charges :func:`wire_bytes` for it.
-"""
+:func:`freeze` gives and charges :func:`wire_bytes` for it."""
 
 from gossamer.messages.encoding import (
     BEGIN_BYTES,

@@ -1,8 +1,7 @@
 """Payloads as bytes: encoding, decoding and sizes. The package's docstring has the format.
 
 Whatever is wrong with bytes from a socket or a file is a :class:`FrameError`, and nothing is allocated ahead of the bytes
-that fill it.
-"""
+that fill it."""
 
 from __future__ import annotations
 
@@ -20,12 +19,10 @@ from torch import Tensor
 from gossamer.errors import GossamerError
 from gossamer.messages.tags import Coded, Model, Part, Payload, Tag, as_tag
 
-MAX_DEPTH = 32
-"""Levels of containers in a payload."""
+MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
 """Values in a payload without keys; limited because an empty list is one byte to send and 56 to hold."""
-MAX_TENSORS = 4_096
-"""Tensors in a payload, those of parts and models included."""
+MAX_TENSORS = 4_096  # tensors in a payload, those of parts and models included
 MAX_DIMENSIONS = 32
 
 CHUNK_BYTES = 16 * 1024
@@ -56,8 +53,7 @@ DTYPES: tuple[torch.dtype, ...] = (
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _SHAPES = tuple(struct.Struct(f"<B{dimensions}Q") for dimensions in range(MAX_DIMENSIONS + 1))
 """By number of dimensions: a dtype's code, and the shape."""
-_TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5
-"""The extension types."""
+_TENSOR, _PART, _MODEL, _PARAMETERS, _CODED = 1, 2, 3, 4, 5  # the extension types
 _SCALARS = {type(None), bool, int, float, str, bytes}
 _HEAD = b"\x93"  # an array of 3
 _TIME = struct.Struct(">Bd")
@@ -97,13 +93,9 @@ class Encoded:
 
 
 def encode(payload: Payload) -> Encoded:
-    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied.
-
-    Raises:
-        TypeError: for an object that can't travel.
-        ValueError: for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or a payload
-            beyond the limits.
-    """
+    """The wire form of a payload; tensors that are contiguous and on the CPU are not copied. TypeError for an object that
+    can't travel; ValueError for an int beyond 64 bits, a key that is neither str nor int, a part that contradicts itself, or
+    a payload beyond the limits."""
     bare = type(payload) is Model and type(payload.buffers) is Tensor and payload.buffers.shape == (0,)
     alone = payload.parameters if bare else payload
     if _is_plain(alone):
@@ -118,12 +110,8 @@ def encode(payload: Payload) -> Encoded:
 
 def freeze(payload: Payload, keep: Callable[[Tensor], bool]) -> Payload:
     """The payload that the receiver would get: containers copied (tuples as lists), tensors detached and cloned. A tensor
-    that can't change any more may be kept as it is. Limits are left to :func:`encode`.
-
-    Raises:
-        TypeError: for an object that can't travel.
-        ValueError: for containers nested too deep.
-    """
+    that can't change any more may be kept as it is. TypeError for an object that can't travel; other limits are left to
+    :func:`encode`."""
 
     def frozen(item: Any, depth: int) -> Any:
         if type(item) in _SCALARS:
@@ -206,7 +194,7 @@ def _check_tensor(item: Tensor) -> None:
         what = "meta" if item.is_meta else str(item.layout)
         names = ", ".join(map(str, DTYPES))
         raise TypeError(
-            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense tensors of {names}"
+            f"payload: a {what} tensor of {item.dtype} can't be sent; accepted: dense ones of {names}"
         )
     if item.dim() > MAX_DIMENSIONS:
         raise ValueError(f"payload: a tensor of {item.dim()} dimensions; accepted: at most {MAX_DIMENSIONS}")
@@ -251,12 +239,8 @@ def framed_bytes(nbytes: int) -> int:
 
 
 def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
-    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure.
-
-    Raises:
-        TypeError: for a tag that is not str, int or a tuple of these.
-        ValueError: for a tag with an int beyond 64 bits or text that is not Unicode.
-    """
+    """The head of a message: its tag, the sender's clock in seconds, and the payload's structure. TypeError or ValueError for
+    a tag that is not str, int (64 bits) or a tuple of these."""
     parts = as_tag(tag)
     try:
         packed: bytes = msgpack.packb(parts)
@@ -266,11 +250,8 @@ def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
 
 
 def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
-    """(tag, sent_at, structure) of a head; the structure is not looked at.
-
-    Raises:
-        FrameError: for a head that :func:`pack_head` would not have written.
-    """
+    """(tag, sent_at, structure) of a head; FrameError for one that :func:`pack_head` would not have written. The structure is
+    not looked at."""
     if head[:1] != _HEAD:
         raise FrameError("the head is not an array of 3")
     reader = Reader(head[1:], None)
@@ -292,11 +273,7 @@ def raw(buffer: Tensor) -> memoryview:
 
 def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
     """The payload of a structure and its buffers, which have the dtypes and shapes that :func:`describe` gives; its tensors
-    are the buffers themselves.
-
-    Raises:
-        FrameError: for anything that :func:`encode` would not have written, and for other buffers.
-    """
+    are the buffers themselves. FrameError for anything that :func:`encode` would not have written, and for other buffers."""
     reader = Reader(structure, buffers)
     payload = reader.whole()
     if len(buffers) != len(reader.specs):
@@ -305,11 +282,8 @@ def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
 
 
 def describe(structure: bytes) -> list[BufferSpec]:
-    """The (dtype, shape) of every buffer that follows a structure, without allocating any.
-
-    Raises:
-        FrameError: for anything that :func:`encode` would not have written.
-    """
+    """The (dtype, shape) of every buffer that follows a structure, without allocating any; FrameError as for
+    :func:`decode`."""
     reader = Reader(structure, None)
     reader.whole()
     return reader.specs
@@ -322,13 +296,9 @@ _REFUSED = {0xC1, 0xCA}  # nothing, and float32
 
 
 class Reader:
-    """Reads values one after the other. msgpack would allocate an array as large as announced before it reads the first
-    element, on each of its hundreds of levels, so it reads only scalars and the headers of containers here.
-
-    Args:
-        data: the bytes.
-        buffers: of the tensors; without them tensors become :class:`BufferSpec`.
-    """
+    """Reads values one after the other; without buffers, tensors become :class:`BufferSpec`. msgpack would allocate an array
+    as large as announced before it reads the first element, on each of its hundreds of levels, so it reads only scalars and
+    the headers of containers here."""
 
     def __init__(self, data: bytes, buffers: Sequence[Tensor] | None) -> None:
         self._data, self._buffers = data, buffers
@@ -444,9 +414,8 @@ class Reader:
             raise FrameError(f"{len(self._buffers)} buffers for more tensors")
         buffer = self._buffers[number]
         if (buffer.dtype, tuple(buffer.shape)) != spec:
-            raise FrameError(
-                f"buffer {number} is {buffer.dtype} {tuple(buffer.shape)}; {spec.dtype} {spec.shape} is due"
-            )
+            found = f"{buffer.dtype} {tuple(buffer.shape)}"
+            raise FrameError(f"buffer {number} is {found}; {spec.dtype} {spec.shape} is due")
         # A bool that is neither 0 nor 1 has undefined effects in torch.
         if spec.dtype is torch.bool and buffer.numel() > 0 and int(buffer.view(torch.uint8).max()) > 1:
             raise FrameError(f"buffer {number} is torch.bool and has a byte above 1")

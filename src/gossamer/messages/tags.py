@@ -17,8 +17,7 @@ Payload = Any
 """None, bool, int (64 bits), float, str, bytes, a tensor of any dtype, :class:`Model`, :class:`Part`, :class:`Coded`, and
 lists and dicts of these."""
 
-WINDOW = 64 * 1024
-"""Bytes of a message that may be sent and not yet acknowledged."""
+WINDOW = 64 * 1024  # bytes of a message that may be sent and not yet acknowledged
 
 _NO_BUFFERS = torch.empty(0)
 
@@ -55,8 +54,7 @@ class Model(NamedTuple):
     """A model: parameters (a flat vector, float32 [P]) and buffers (float32 [B]; integer buffers as whole numbers).
 
     Models are added, subtracted, negated, and multiplied and divided by numbers, parameters and buffers alike. The model
-    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest.
-    """
+    of a message may have only some of its parameters, as a :class:`Part`; :meth:`over` fills in the rest."""
 
     parameters: Tensor
     buffers: Tensor = _NO_BUFFERS
@@ -156,9 +154,8 @@ def as_tag(tag: Tag) -> tuple[str | int, ...]:
     parts = tag if isinstance(tag, tuple) else (tag,)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, str | int):
-            raise TypeError(
-                f"tag {tag!r}: {type(part).__name__} in a tag; accepted: str, int, or a tuple of these"
-            )
+            found = type(part).__name__
+            raise TypeError(f"tag {tag!r}: {found} in a tag; accepted: str, int, or a tuple of these")
     return parts
 
 

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, register
-from gossamer.network.nodes import SomeNodes, check_ranks, for_each, nested
-from gossamer.network.tables import read_records
+from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_records
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
@@ -50,7 +49,7 @@ class ComputeProfile(Component):
 class Constant(ComputeProfile):
     """Every step takes the same time on every node."""
 
-    seconds_per_step: NonNegativeFloat = 0.01  # that time
+    seconds_per_step: NonNegativeFloat = 0.01
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.seconds_per_step
@@ -175,7 +174,7 @@ class SlowNodes(ModifiedProfile, SomeNodes):
     factor: PositiveFloat = 5.0  # what the durations of a slow node are multiplied by
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
-        slow = self.chosen(nodes, seed, "compute")
+        slow = set(self.chosen(nodes, seed, "compute"))
         factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
         with nested("compute"):
             return _Scaled(base=self.base.settled(nodes, seed), by_rank=factors)

@@ -15,9 +15,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
+from gossamer.network.inputs import as_number, for_each, read_rows
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
-from gossamer.network.nodes import for_each
-from gossamer.network.tables import as_number, read_rows
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
 """Matrices that come with the package, by name."""

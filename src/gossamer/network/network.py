@@ -23,7 +23,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
-from gossamer.network.nodes import SomeNodes, for_each
+from gossamer.network.inputs import SomeNodes, for_each
 from gossamer.randomness import generator
 
 BYTES_PER_MEGABIT = 125_000

@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
+from gossamer.network.inputs import check_ranks, nested, read_records
 from gossamer.network.network import (
     BYTES_PER_MEGABIT,
     Access,
@@ -26,8 +27,6 @@ from gossamer.network.network import (
     Uniform,
     states_of,
 )
-from gossamer.network.nodes import check_ranks, nested
-from gossamer.network.tables import read_records
 
 
 class _Line(NamedTuple):

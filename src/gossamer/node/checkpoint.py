@@ -3,8 +3,7 @@
 A file is safetensors, so that any reader of that format sees the vectors in it: ``model.0`` are the parameters, ``model.1``
 the buffers, ``optimizer.K`` the optimizer's state in the order of its names, ``state.K`` the tensors in ``node.state``. What
 is not a tensor lies in the file's metadata: for each of these sections its structure (:mod:`gossamer.messages`, in base64),
-and a checksum of everything. Nothing is unpickled.
-"""
+and a checksum of everything. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -73,9 +72,7 @@ class Checkpoint:
         fields = {"rank": self.rank, "round": self.round, "time_s": self.time_s}
         # One section for each message: a full mailbox may exceed the limits of a payload.
         unread = {f"unread-{k}": _fields(message) for k, message in enumerate(self.unread)}
-        arriving = {
-            f"arriving-{k}": [each.due_s, _fields(each.message)] for k, each in enumerate(self.arriving)
-        }
+        arriving = {f"arriving-{k}": [a.due_s, _fields(a.message)] for k, a in enumerate(self.arriving)}
         return {
             "model": self.model,
             "optimizer": None if self.optimizer is None else dict(self.optimizer),
@@ -87,11 +84,7 @@ class Checkpoint:
 
     @staticmethod
     def of(sections: Mapping[str, Payload]) -> Checkpoint:
-        """The checkpoint that has these :meth:`sections`.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: for anything else.
-        """
+        """The checkpoint that has these :meth:`sections`; LookupError, TypeError, ValueError or AttributeError for others."""
 
         def numbered(name: str) -> list[Payload]:
             return [section for each, section in sections.items() if each.startswith(f"{name}-")]
@@ -118,17 +111,9 @@ def _message(source: int, tag: Sequence[str | int], sent_at: float, number: int,
 
 
 def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
-    """Write a checkpoint's file in place; callers that need an atomic write rename it afterwards.
-
-    Args:
-        checkpoint: what is written.
-        path: the file.
-        experiment: identifies the experiment, e.g. a digest.
-
-    Raises:
-        OSError: where it can't be written.
-        TypeError, ValueError: for a ``node.state`` with something in it that is no payload.
-    """
+    """Write a checkpoint's file in place, with what identifies the experiment; callers that need an atomic write rename it
+    afterwards. OSError where it can't be written; TypeError or ValueError for something in ``node.state`` that is no
+    payload."""
     encoded = {name: encode(payload) for name, payload in checkpoint.sections().items()}
     structures = {name: base64.b64encode(each.structure).decode() for name, each in encoded.items()}
     metadata = {
@@ -152,16 +137,8 @@ def write(checkpoint: Checkpoint, path: Path, experiment: str) -> None:
 
 
 def read(path: Path, experiment: str | None = None, place: Place | None = None) -> Checkpoint:
-    """Read a checkpoint's file, and check all of it.
-
-    Args:
-        path: the file.
-        experiment: the experiment that it must belong to; None is any.
-        place: moves its tensors to where the node keeps them; None leaves them.
-
-    Raises:
-        BadInput: for a file that is missing, damaged, or of another experiment.
-    """
+    """Read a checkpoint's file, and check all of it; its tensors are placed where the node keeps them. BadInput for a file
+    that is missing, damaged, or of another experiment (None is any)."""
     try:
         return _read(path, experiment, place or (lambda tensor: tensor))
     except OSError as error:

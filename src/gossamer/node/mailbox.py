@@ -1,7 +1,6 @@
 """A node's mailbox: messages wait in it, never inside a future, until a task takes them.
 
-So a message is not lost when the task that waited for it is cancelled or times out at the same instant.
-"""
+So a message is not lost when the task that waited for it is cancelled or times out at the same instant."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class Inbox(dict[int, Any]):
     """What ``gather`` collected: rank -> payload in rank order.
 
     Attributes:
-        missing: ranks that were asked for and are not here, ascending.
-    """
+        missing: ranks that were asked for and are not here, ascending."""
 
     def __init__(self, payloads: dict[int, Any], missing: Iterable[int] = ()) -> None:
         super().__init__(sorted(payloads.items()))
@@ -39,19 +37,6 @@ class Inbox(dict[int, Any]):
 class _Waiter:
     """One task that waits for messages, within a ``with`` statement: until ``wanted`` of the ``sources`` (None is any) have a
     message here whose tag begins with the prefix, or is the prefix if ``exact``."""
-
-    __slots__ = (
-        "_future",
-        "_mailbox",
-        "_timeout",
-        "_timer",
-        "expired",
-        "length",
-        "prefix",
-        "seen",
-        "sources",
-        "wanted",
-    )
 
     def __init__(
         self,
@@ -116,8 +101,7 @@ class Mailbox:
     Attributes:
         messages: what is here, oldest first.
         first: the first round in which a node that was away takes part again, by rank; this node may be among them.
-        coder: decodes the models in messages, if the experiment has a codec.
-    """
+        coder: decodes the models in messages, if the experiment has a codec."""
 
     def __init__(self, setup: Setup, rank: int, host: Host, round: Callable[[], int]) -> None:
         self._rank, self._lost_peer = rank, setup.experiment.gather.lost_peer

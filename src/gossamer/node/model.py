@@ -51,8 +51,7 @@ class OwnModel:
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row.
-    """
+        losses: mean losses of the committed steps since the last row."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
@@ -72,20 +71,13 @@ class OwnModel:
     async def train(self, first: int, steps: int, lr: float) -> float:
         """Take local steps from the current model, numbered from ``first``; gives their mean loss."""
         start, seed = self.snapshot(), self._seed(first)
-        batches = [self._batches.batch(first + k) for k in range(steps)]
-
-        def job(state: State) -> TrainJob:
-            return TrainJob(start, batches, lr, state, seed)
-
-        return await self._step(ComputationKind.TRAIN, start, job, first, steps)
+        batches, kind = [self._batches.batch(first + k) for k in range(steps)], ComputationKind.TRAIN
+        return await self._step(kind, start, lambda s: TrainJob(start, batches, lr, s, seed), first, steps)
 
     async def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> None:
         """Take one step from the current model with a gradient [P]."""
-
-        def job(state: State) -> ApplyJob:
-            return ApplyJob(start, gradient, lr, state)
-
-        await self._step(ComputationKind.APPLY, start, job, step, 0)
+        kind = ComputationKind.APPLY
+        await self._step(kind, start, lambda s: ApplyJob(start, gradient, lr, s), step, 0)
 
     async def _step(
         self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)
-"""What a row may hold."""
+_RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping)  # what a row may hold
 
 
 class Node:
@@ -45,8 +44,7 @@ class Node:
             algorithm assigns lasts until then, or forever without a schedule.
         state: everything that must outlive a round, by name; values are payloads.
         round: rounds completed.
-        step: local steps asked for so far.
-    """
+        step: local steps asked for so far."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         setup = runtime.setup
@@ -114,8 +112,7 @@ class Node:
 
         The result becomes visible at its due instant. If nothing wrote the parameters meanwhile it is assigned, else it is
         added as the update ``result - snapshot``. A node computes one thing at a time, first come first served. Cancelled,
-        nothing of it is applied; the step counter has advanced.
-        """
+        nothing of it is applied; the step counter has advanced."""
         first = self.step
         self.step += steps
         return await self._own.train(first, steps, self.lr)
@@ -131,8 +128,7 @@ class Node:
             at: where; None is the node's parameters at the call.
             batch: None is the node's next batch (the step counter advances); a number is that batch of the
                 node's stream (``node.step - 1`` is the last one drawn); "full" is all of its samples; a
-                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``.
-        """
+                sequence picks some of its samples, by their position from 0 to ``node.samples - 1``."""
         model, step = self._as_model(at), self.step
         indices = self._own.indices(step if batch is None else batch)
         if batch is None:
@@ -168,8 +164,7 @@ class Node:
             aggregate: whether own and inbox are models, which the experiment's aggregator combines.
 
         Returns:
-            A vector or a model, as ``own`` is.
-        """
+            A vector or a model, as ``own`` is."""
         whole, setup = isinstance(own, Model), self._setup
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
@@ -190,8 +185,7 @@ class Node:
         names another one) and write the result, indivisibly.
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
-        :meth:`combine`.
-        """
+        :meth:`combine`."""
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
@@ -217,8 +211,7 @@ class Node:
         a third of a step for every batch of samples), unlike the evaluation that the engine records.
 
         Raises:
-            ValueError: for a name that is no evaluation set.
-        """
+            ValueError: for a name that is no evaluation set."""
         return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:
@@ -254,8 +247,7 @@ class Node:
 
         Raises:
             ValueError: for a rank that is no peer, or a message above the algorithm's ``message_limit``.
-            TypeError: for a payload or tag that can't travel.
-        """
+            TypeError: for a payload or tag that can't travel."""
         return self.broadcast((to,), payload, tag, exact=exact)[0]
 
     def broadcast(
@@ -265,14 +257,11 @@ class Node:
         ranks = sorted(to)
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             wrong = next(rank for rank in ranks if rank == self.rank or not 0 <= rank < self.size)
-            raise ValueError(
-                f"node {self.rank}: send to rank {wrong}; accepted: 0 to {self.size - 1}, except its own rank"
-            )
+            accepted = f"0 to {self.size - 1}, except its own rank"
+            raise ValueError(f"node {self.rank}: send to rank {wrong}; accepted: {accepted}")
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
-            raise ValueError(
-                f"tag {tag!r}: {SAMPLER!r} belongs to the peer sampler; accepted: any other first part"
-            )
+            raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
         runtime, own = self._runtime, self._own.parameters.vector
         if not ranks:
             return []
@@ -296,8 +285,7 @@ class Node:
 
         Returns:
             What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
-            the difference.
-        """
+            the difference."""
         self._check_vector(v, "compress", self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v
@@ -340,13 +328,10 @@ class Node:
         Raises:
             TimeoutError: if none came in time.
             PeerLost: if ``source`` is dead and left no message.
-            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again.
-        """
+            ValueError: if ``keep_as`` begins with ``tag``, so that the message would come again and again."""
         prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
         if kept is not None and matches(prefix, kept):
-            raise ValueError(
-                f"receive: keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not"
-            )
+            raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
         return await self._mailbox.receive(prefix, source, timeout, kept)
 
     def drain(
@@ -373,8 +358,7 @@ class Node:
             this tag is counted and dropped.
 
         Raises:
-            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail".
-        """
+            PeerLost: if a peer is dead and the experiment's ``gather.lost_peer`` is "fail"."""
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
         return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
 
@@ -411,8 +395,7 @@ class Node:
         Raises:
             TimeoutError: if no answer came in time.
             PeerLost: if the peer is dead.
-            ValueError: if a question of the same tag to the same peer is open.
-        """
+            ValueError: if a question of the same tag to the same peer is open."""
         return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
 
     def answer(
@@ -446,8 +429,7 @@ class Node:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the node's own.
 
         Raises:
-            ValueError: where neighbours are sampled: nobody knows who will send to it.
-        """
+            ValueError: where neighbours are sampled: nobody knows who will send to it."""
         self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have come in")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
@@ -455,8 +437,7 @@ class Node:
         """The whole graph of round ``r``: an oracle, which no node of a real deployment has.
 
         Raises:
-            ValueError: where neighbours are sampled: there is none.
-        """
+            ValueError: where neighbours are sampled: there is none."""
         self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
@@ -468,9 +449,8 @@ class Node:
     def _check_graph(self, call: str, instead: str) -> None:
         if self._sampler is not None:
             name = self._setup.topology.topology.name_of()
-            raise ValueError(
-                f"node.{call} on the topology {name}, whose graph no node knows; accepted there: {instead}"
-            )
+            where = f"node.{call} on the topology {name}, whose graph no node knows"
+            raise ValueError(f"{where}; accepted there: {instead}")
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -510,8 +490,7 @@ class Node:
         """Put values into columns of the node's next recorded row.
 
         Raises:
-            TypeError: for a value that no record holds.
-        """
+            TypeError: for a value that no record holds."""
         for name, value in values.items():
             if not isinstance(value, _RECORDED) and value is not None:
                 raise TypeError(

@@ -2,8 +2,7 @@
 
 The engine tells nodes in which round they meet (:func:`meeting`). The newcomer asks a neighbour for its model by a message on
 the links that the nodes have: the same under every engine. It passes beneath the wrappers, and the algorithm does not see
-it. An answer repeats the number of its question, so that a late answer is not taken for that to another question.
-"""
+it. An answer repeats the number of its question, so that a late answer is not taken for that to another question."""
 
 from __future__ import annotations
 
@@ -82,12 +81,8 @@ class Hospitality:
 
 def meeting(rounds: Mapping[int, int], least: int) -> tuple[int, dict[int, int]]:
     """The round in which a node that joins or returns goes on, among nodes that wait for each other: the one that most of
-    them are in. For each of the others, also the round from which the two wait for each other, which neither has begun.
-
-    Args:
-        rounds: which round each of the others is in.
-        least: no earlier round than this one.
-    """
+    them are in, or the ``least`` one. For each of the others, also the round from which the two wait for each other, which
+    neither has begun."""
     first = max(median_high(rounds.values()), least) if rounds else least
     return first, {rank: max(first, round + 1) for rank, round in sorted(rounds.items())}
 

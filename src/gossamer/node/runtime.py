@@ -35,8 +35,7 @@ class NodeRuntime:
         mailbox: the messages that no task has taken.
         columns: values for the node's next recorded row.
         hospitality: gives the node's model to newcomers, if there may be any.
-        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure.
-    """
+        deliver: called with each message that has arrived. An exception in a wrapper is the node's failure."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self.setup, self.rank, self.host = setup, rank, host

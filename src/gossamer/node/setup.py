@@ -32,19 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The rest of an experiment, as an algorithm's ``check`` sees it.
+    """The rest of an experiment, as an algorithm's ``check`` sees it."""
 
-    Args:
-        nodes: number of nodes.
-        topology: which nodes may talk to each other.
-        optimizer: takes local steps.
-        codec: encodes models; None sends them as they are.
-    """
-
-    nodes: int
-    topology: TopologySchedule
-    optimizer: Optimizer
-    codec: Codec | None = None
+    nodes: int  # their number
+    topology: TopologySchedule  # which nodes may talk to each other
+    optimizer: Optimizer  # takes local steps
+    codec: Codec | None = None  # encodes models; None sends them as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +47,7 @@ class Setup:
     experiment: Experiment
     task: Task
     parts: list[Int[np.ndarray, " _"]]  # indices of each node's training samples
-    labels: (
-        Int[np.ndarray, "nodes classes"] | None
-    )  # samples of each class at each node, if there are classes
+    labels: Int[np.ndarray, "nodes classes"] | None  # samples of each class at each node, if there are any
     topology: TopologySchedule
     faults: FaultSchedule
     network: Network  # what links do to a message, faults included
@@ -165,8 +156,7 @@ class NodeWrapper(Component):
 
     An experiment lists them under ``wrappers``; messages pass out through them in order, and in through them in reversed
     order. They see messages as they are on the wire, encoded by the experiment's codec. A wrapper is frozen like an
-    algorithm; what must outlive a call belongs in ``node.state``.
-    """
+    algorithm; what must outlive a call belongs in ``node.state``."""
 
     _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
 

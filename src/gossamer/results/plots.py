@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import networkx as nx
 import polars as pl
 
+from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.comparison import Group, group_curve
@@ -185,14 +186,11 @@ class Window(NamedTuple):
 
 def window(run: Run) -> Window | None:
     """The part of the run that its timeline covers; None where the experiment asks for no timeline."""
-    asked = (run.experiment.get("evaluation") or {}).get("timeline")
-    if not asked:
+    if not (asked := (run.experiment.get("evaluation") or {}).get("timeline")):
         return None
-    nodes = asked["nodes"]
-    ranks = range(min(nodes, run.nodes)) if isinstance(nodes, int) else sorted(set(nodes))
-    end_s: Any = run.metrics["time_s"].max()
-    to_s = asked["to_s"] if end_s is None else max(min(asked["to_s"], end_s), asked["from_s"])
-    return Window(float(asked["from_s"]), float(to_s), tuple(ranks))
+    timeline, end_s = Timeline.model_validate(asked), run.metrics["time_s"].max()
+    to_s = min(timeline.to_s, end_s) if isinstance(end_s, float) else timeline.to_s
+    return Window(timeline.from_s, max(to_s, timeline.from_s), tuple(timeline.ranks(run.nodes)))
 
 
 def choose(runs: Sequence[Run], span: str | None, nodes: str | None) -> Window | None:

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gossamer.errors import BadInput
 from gossamer.numerics import summary as summary_of_numerics
+from gossamer.results import tidy
 from gossamer.results.comparison import Group, group_curve, note, several, tables
 from gossamer.results.comparison import groups as group_runs
 from gossamer.results.folder import write_text, writing
@@ -40,19 +41,6 @@ from gossamer.results.plots import (
     write_pngs,
 )
 from gossamer.results.run import Run, cell_names, labels
-from gossamer.results.tidy import (
-    AXES,
-    STATISTICS,
-    FinalSummary,
-    all_metrics,
-    assigned,
-    final_summary,
-    lower_is_better,
-    main_metric,
-    metric_names,
-    points,
-    summary,
-)
 
 _PAGE = files("gossamer.results") / "page"
 _COMINGS = ("lost", "left", "joined", "returned", "frozen", "thawed")
@@ -122,8 +110,8 @@ def render(
     )
     cells, names = cell_names(runs), labels(runs)
     titles = cells if len(cells) == len(runs) else [run.name for run in runs]
-    mains = list(dict.fromkeys(main for run in runs if (main := main_metric(run)) is not None))
-    finals = [final_summary(run) for run in runs]
+    mains = list(dict.fromkeys(main for run in runs if (main := tidy.main_metric(run)) is not None))
+    finals = [tidy.final_summary(run) for run in runs]
     numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
     return pages.get_template("report.html").render(
         title=names[0] if len(runs) == 1 else " · ".join(dict.fromkeys(titles)),
@@ -163,7 +151,9 @@ def embed(value: Any) -> str:
 def write_csvs(runs: Sequence[Run], place: Path) -> None:
     """Write the curves (a row per run, metric and point) and the recorded metrics of all runs."""
     named = [(run, pl.lit(label).alias("run")) for run, label in zip(runs, labels(runs), strict=True)]
-    curves = pl.concat(run.curves.select(label, "metric", *AXES, *STATISTICS) for run, label in named)
+    curves = pl.concat(
+        run.curves.select(label, "metric", *tidy.AXES, *tidy.STATISTICS) for run, label in named
+    )
     metrics = pl.concat([run.metrics.select(label, pl.all()) for run, label in named], how="diagonal_relaxed")
     whole = place.suffix == ".csv"
     path = place if whole else place / "curves.csv"
@@ -199,10 +189,10 @@ def _comings(run: Run) -> list[str]:
     return lines + [f"and {len(events) - _MOST_NAMED} more"] * (len(events) > _MOST_NAMED)
 
 
-def _cards(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
+def _cards(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of a run's key figures."""
     shown: dict[str, tuple[str, str]] = {}
-    main = main_metric(run)
+    main = tidy.main_metric(run)
     if main is not None and (value := final.metrics.get(main)) is not None:
         spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
         if final.rounds is not None and value.round < final.rounds and run.status != "done":
@@ -218,7 +208,7 @@ def _cards(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
     return shown
 
 
-def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
+def _figures(run: Run, final: tidy.FinalSummary) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of everything that does not depend on the task."""
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
@@ -235,7 +225,7 @@ def _figures(run: Run, final: FinalSummary) -> dict[str, tuple[str, str]]:
     }
 
 
-def _final_and_best(name: str, final: FinalSummary) -> tuple[str, str]:
+def _final_and_best(name: str, final: tidy.FinalSummary) -> tuple[str, str]:
     if (value := final.metrics.get(name)) is None:
         return NOTHING, NOTHING
     last = f"{value_text(name, value.mean)}, std {value_text(name, value.std)}"
@@ -278,10 +268,15 @@ def page_data(
     shown = groups if any(len(group.samples) > 1 for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
-        "axes": [{"name": name, "title": axis_title(name, runs)} for name in AXES],
+        "axes": [{"name": name, "title": axis_title(name, runs)} for name in tidy.AXES],
         "metrics": [
-            {"name": name, "title": metric_title(name), "share": is_share(name), "low": lower_is_better(name)}
-            for name in all_metrics(runs)
+            {
+                "name": name,
+                "title": metric_title(name),
+                "share": is_share(name),
+                "low": tidy.lower_is_better(name),
+            }
+            for name in tidy.all_metrics(runs)
         ],
         "runs": [
             {"label": label, "colour": colours[run], **_run_data(run, within)}
@@ -297,7 +292,7 @@ def page_data(
 
 def _group_data(group: Group) -> dict[str, Any]:
     """Each metric's curve over the samples of a group; ``half`` is half of the confidence interval's width."""
-    tables = {name: group_curve(group, name) for name in all_metrics(group.runs)}
+    tables = {name: group_curve(group, name) for name in tidy.all_metrics(group.runs)}
     metrics = {
         name: {"points": _axes(table), **{key: _numbers(table[key]) for key in ("mean", "half", "count")}}
         for name, table in tables.items()
@@ -306,7 +301,7 @@ def _group_data(group: Group) -> dict[str, Any]:
 
 
 def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
-    places, table, names = points(run), assigned(run), metric_names(run)
+    places, table, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs: Graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []))
@@ -317,7 +312,7 @@ def _run_data(run: Run, within: Window | None) -> dict[str, Any]:
         "nodes": {
             "ranks": nodes,
             "at": at,
-            "places": {name: _per_node(table, name, nodes, at) for name in AXES if name != "bytes"},
+            "places": {name: _per_node(table, name, nodes, at) for name in tidy.AXES if name != "bytes"},
             "values": {
                 name: values for name in names if (values := _per_node(table, name, nodes, at)) is not None
             },
@@ -337,10 +332,10 @@ def _metric(run: Run, name: str, places: pl.DataFrame) -> dict[str, Any]:
     equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
     curve = curve.with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
     table = at.join(curve, on="point", how="left", maintain_order="left")
-    series: dict[str, Any] = {column: _numbers(table[column]) for column in STATISTICS}
+    series: dict[str, Any] = {column: _numbers(table[column]) for column in tidy.STATISTICS}
     values = run.metrics.filter(pl.col(name).is_not_null())["node"]
     if (values < 0).any() and (values >= 0).any():
-        average = summary(run, name, network=True)
+        average = tidy.summary(run, name, network=True)
         series["average"] = _numbers(at.join(average, on="point", how="left", maintain_order="left")["mean"])
     return series
 
@@ -389,7 +384,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 def _axes(table: pl.DataFrame) -> dict[str, Numbers | None]:
     """The places on each axis, or None where nothing was recorded for it."""
-    return {name: _numbers(table[name]) if table[name].count() else None for name in AXES}
+    return {name: _numbers(table[name]) if table[name].count() else None for name in tidy.AXES}
 
 
 def _numbers(column: pl.Series) -> Numbers:

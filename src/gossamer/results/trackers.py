@@ -4,7 +4,7 @@ one that raises is reported in one line and gets nothing more."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -43,13 +43,19 @@ class Tracker(Component):
 
 
 class Trackers:
-    """The trackers of one run, without those that have failed; ``say`` is told of a tracker that fails. One that can't be
-    used is bad input."""
+    """The trackers of one run, without those that have failed, and the run's observer, which hears the same and is told of a
+    tracker that fails. A tracker that can't be used is bad input."""
 
-    def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], observer: Any) -> None:
         for tracker in trackers:
             tracker.check()
-        self._active, self._say = [tracker.model_copy() for tracker in trackers], say
+        self._active, self._observer = [tracker.model_copy() for tracker in trackers], observer
+        self.start, self.progress, self.say = observer.start, observer.progress, observer.say
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """A row was recorded."""
+        self._observer.row(row)
+        self.tell("row", row)
 
     def tell(self, event: Literal["begin", "row", "end", "failure"], *arguments: Any) -> None:
         """Call this method of every tracker, and drop those that raise."""
@@ -58,7 +64,7 @@ class Trackers:
                 getattr(tracker, event)(*arguments)
             except Exception as error:  # noqa: BLE001 - the tracker's own, of any kind; the run goes on
                 self._active.remove(tracker)
-                self._say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
+                self.say(f"tracker {tracker.name_of()!r} failed and is dropped: {cause(error)}")
 
 
 class Averaging(Tracker):

@@ -53,9 +53,8 @@ class EventLog:
         """Something happens now, to a node or (None) to none in particular; the kinds "lost", "left" and "returned" tell
         which nodes are away."""
         time_s = self._now()
-        self._segment.append(
-            {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
-        )
+        row = {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
+        self._segment.append(row)
         if node is not None and event in ("lost", "left"):
             self._away[node] = time_s
         elif node is not None and event == "returned":

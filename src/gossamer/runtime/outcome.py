@@ -18,8 +18,7 @@ from gossamer.results.checkpoints import Cut
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.recording import Observer
 
-_MOST_NAMED = 16
-"""Ranks that are named of those that wait for the same."""
+_MOST_NAMED = 16  # ranks that are named of those that wait for the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +95,8 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int] |
         f"node{'s' if len(ranks) > 1 else ''} {_first(_MOST_NAMED, map(str, ranks), ', ')} for {text}"
         for text, ranks in alike.items()
     ]
-    gone = [
-        f"node {rank} has returned after {count} rounds" for rank, count in sorted((returned or {}).items())
-    ]
+    done = sorted((returned or {}).items())
+    gone = [f"node {rank} has returned after {count} rounds" for rank, count in done]
     said = _first(20, waiting) or "for something that is not a message"
     return f"{said}; {_first(5, gone)}" if gone else said
 
@@ -114,6 +112,5 @@ def describe_failure(error: BaseException, rank: int, round: int) -> RunFailed:
     if isinstance(error, RunFailed) and error.node is not None:
         return error
     text = "".join(traceback.format_exception(error))
-    return RunFailed(
-        f"node {rank} failed in round {round}: {cause(error)}", node=rank, round=round, traceback=text
-    )
+    said = f"node {rank} failed in round {round}: {cause(error)}"
+    return RunFailed(said, node=rank, round=round, traceback=text)

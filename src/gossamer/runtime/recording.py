@@ -21,10 +21,8 @@ from gossamer.results.segment import Segment
 from gossamer.results.tidy import lower_is_better
 from gossamer.runtime.setup import Setup
 
-NETWORK = -1
-"""The node number of rows about the network as a whole."""
-MOST_PENDING = 16
-"""Evaluations that wait for the slowest node, each with the snapshots of all that are ahead of it."""
+NETWORK = -1  # the node number of rows about the network as a whole
+MOST_PENDING = 16  # evaluations that wait for the slowest node, each with the snapshots of the others
 
 Moment = int | tuple[str, int] | str
 """An evaluation point, by which rows belong together: a node's round, ("tick", k) for an instant on the time grid, or
@@ -64,8 +62,7 @@ class Profile:
     """Real seconds spent in named parts of a run; a part inside another one is not counted twice.
 
     Attributes:
-        seconds: name -> seconds so far.
-    """
+        seconds: name -> seconds so far."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -116,11 +113,9 @@ def returned_early(setup: Setup, rounds: Mapping[int, int]) -> str | None:
     last = setup.experiment.stop.rounds
     if not (behind := _behind(setup, rounds)):
         return None
-    count, least, most = len(behind), min(behind.values()), max(behind.values())
-    if count == 1:
-        who = f"node {next(iter(behind))}"
-    else:
-        who = "all nodes" if count == len(setup.outcome_ranks & rounds.keys()) else f"{count} nodes"
+    ranks, least, most = list(behind), min(behind.values()), max(behind.values())
+    everyone = len(ranks) == len(setup.outcome_ranks & rounds.keys())
+    who = f"node {ranks[0]}" if len(ranks) == 1 else "all nodes" if everyone else f"{len(ranks)} nodes"
     after = f"{least}" if least == most else f"{least} to {most}"
     return f"{who} returned after {after} of {last} rounds (stop.rounds; node.rounds() counts them)"
 
@@ -333,8 +328,7 @@ class RunRecord:
     no such row, since the snapshots of at most :data:`MOST_PENDING` of them are kept.
 
     Attributes:
-        reached: whether ``stop.target`` is; all rows that come are written nevertheless.
-    """
+        reached: whether ``stop.target`` is; all rows that come are written nevertheless."""
 
     def __init__(
         self,

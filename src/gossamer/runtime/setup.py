@@ -28,11 +28,8 @@ from gossamer.topology import TopologySchedule
 
 
 def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts.
-
-    Raises:
-        BadInput: for anything that can't be used; names the field.
-    """
+    """Load, partition and check everything that a run needs, before any work starts; BadInput for anything that can't be
+    used, which names the field."""
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # a frozen process stands still of its own accord
@@ -118,31 +115,28 @@ def _layout(make: Callable[[], Any]) -> Layout:
 def _check_network(experiment: Experiment, network: Network) -> None:
     """Refuse a loss of messages that the algorithm does not tolerate, or for which its nodes would wait forever."""
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
+    name = algorithm.name_of()
     waits = algorithm.gathers and experiment.gather.timeout_s is None
     if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
         return
     field, lose = ("network", "loses") if experiment.network.loses(nodes, seed) else ("faults", "lose")
     if not algorithm.tolerates_loss:
-        raise BadInput(
-            f"{field}: messages are lost, for {algorithm.name_of()}; accepted: {field} without loss"
-        )
+        raise BadInput(f"{field}: messages are lost, for {name}; accepted: {field} without loss")
     raise BadInput(f"gather.timeout_s: null, and {field} {lose} messages; accepted: seconds")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:
     """Refuse absent nodes if the algorithm, or the policy for a dead peer, can't work then."""
-    algorithm, gather = experiment.algorithm, experiment.gather
+    algorithm, gather, name = experiment.algorithm, experiment.gather, experiment.algorithm.name_of()
     if not _absences(experiment, faults):
         return
     field = "faults: nodes that are away" if faults.affected else "engine.restart: always"
     if not algorithm.tolerates_absence:
-        raise BadInput(
-            f"{field}, for {algorithm.name_of()}; accepted: an algorithm that tolerates it (docs/faults.md)"
-        )
+        raise BadInput(f"{field}, for {name}; accepted: an algorithm that tolerates it (docs/faults.md)")
     needed = sorted(faults.affected & set(algorithm.needed_ranks(experiment.nodes)))
     if needed:
         raise BadInput(
-            f"faults: node {needed[0]} is away, which {algorithm.name_of()} can't do without; accepted: other nodes"
+            f"faults: node {needed[0]} is away, which {name} can't do without; accepted: other nodes"
         )
     if algorithm.gathers and gather.lost_peer == "fail":
         raise BadInput(f"gather.lost_peer: fail, with {field}; accepted: skip, wait")
@@ -156,9 +150,7 @@ def _absences(experiment: Experiment, faults: FaultSchedule) -> bool:
 
 def _able(attribute: str) -> str:
     """The algorithms that have something."""
-    return listed(
-        sorted(name for name, each in names("algorithm").items() if getattr(each, attribute, False))
-    )
+    return listed(sorted(n for n, kind in names("algorithm").items() if getattr(kind, attribute, False)))
 
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
@@ -204,9 +196,7 @@ def _check_codec(
                 f" another codec, or another algorithm ({_able('sends_differences')})"
             )
         if part.needs_static_graph and not topology.static:
-            raise BadInput(
-                f"topology: one that changes, with codec {part.name_of()}; accepted: one that does not"
-            )
+            raise BadInput(f"topology: one that changes, with codec {part.name_of()}; accepted: a static one")
         if not part.needs_every_message:
             continue
         for lossy, found in (
@@ -216,9 +206,8 @@ def _check_codec(
             (algorithm.takes_back(), f"{name}, which takes messages back"),
         ):
             if lossy:
-                raise BadInput(
-                    f"codec: {part.name_of()}, which needs every message, with {found}; accepted: none of this"
-                )
+                needs = f"{part.name_of()}, which needs every message"
+                raise BadInput(f"codec: {needs}, with {found}; accepted: none of this")
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:
@@ -242,7 +231,6 @@ def _evaluated(experiment: Experiment, outcomes: tuple[int, ...]) -> tuple[int, 
         return tuple(sorted(rng.choice(outcomes, min(chosen, len(outcomes)), replace=False).tolist()))
     ranks = tuple(sorted(set(chosen) & set(outcomes)))
     if not ranks:
-        raise BadInput(
-            f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: among {list(outcomes)}"
-        )
+        accepted = f"among {list(outcomes)}"
+        raise BadInput(f"evaluation.nodes: the algorithm evaluates none of {chosen}; accepted: {accepted}")
     return ranks

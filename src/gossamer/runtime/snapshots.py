@@ -8,8 +8,7 @@ at the receiver's snapshot, and how many were sent before the sender's.
 
 A resumed run sends again what was sent after its sender's snapshot, which its receiver may have received already. An
 algorithm that waits for its messages (``Algorithm.gathers``) sends the same again, which the node ignores; of any other
-algorithm, what is sent again differs, and counts.
-"""
+algorithm, what is sent again differs, and counts."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class NodeSnapshots:
         deliver: puts a message into the node's mailbox.
         now: the node's clock, seconds.
         repeats: whether the algorithm sends the same again when its rounds are run again.
-        ignored: called instead for a message that had been received before the node was restored.
-    """
+        ignored: called instead for a message that had been received before the node was restored."""
 
     def __init__(
         self,

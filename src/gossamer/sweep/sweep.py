@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
-from gossamer.config import Experiment, assign, assign_all
+from gossamer.config import Experiment, Section, assign, assign_all
 from gossamer.config.experiment import read_mapping
 from gossamer.config.registry import FromCommandLine, FromFolder
 from gossamer.config.validation import bad_input
@@ -49,10 +49,8 @@ _Seed = Annotated[int, Field(ge=0, strict=True)]
 _Overrides = Annotated[dict[str, Any], BeforeValidator(_text_keys)]
 
 
-class SweepFile(BaseModel):
+class SweepFile(Section):
     """The contents of a sweep file; docs/sweeps.md describes the fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     base: str | dict[str, Any]

@@ -24,9 +24,7 @@ from gossamer.randomness import SHARED, generator
 
 log = logging.getLogger("gossamer")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Image formats that are decoded; a data file can't reach Pillow's rarer decoders."""
-
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't reach Pillow's rarer decoders
 VERSION = 2  # counts up when decoding changes, so that arrays cached by an older version are not used
 
 Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
@@ -77,33 +75,23 @@ def label_decoder(classes: int) -> Decoder:
 def hub_dataset(
     hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> Splits:
-    """Columns of a data set of the Hugging Face hub as arrays whose first axis is the row.
+    """Columns of a data set of the Hugging Face hub, through their decoders, as arrays [rows, ...]. ``rows`` has
+    the splits to read, and how many rows each must have (None: any number).
 
     With a data root the network is not used, and a changed file is noticed by path, size and time. Without one, a data
-    set that was read before is taken from the cache by its id.
-
-    Args:
-        hub_id: the data set's id on the hub, such as ``"uoft-cs/cifar10"``.
-        columns: the columns to read, and their decoders.
-        rows: the splits to read, and how many rows each must have (None: any number).
-        data_root: a folder with ``hub/<hub id>/...``, or None for the hub.
-
-    Raises:
-        BadInput: for a missing folder or data set, a damaged file (named), unexpected rows, sizes or labels, no
-            network, or when the extra ``data`` is not installed."""
+    set that was read before is taken from the cache by its id. A BadInput refuses a missing folder or data set, a damaged
+    file, unexpected rows, sizes or labels, a missing network, and says when the extra ``data`` is not installed."""
     folder = None if data_root is None else _folder(data_root, hub_id)
     files = sorted(folder.rglob("*.parquet")) if folder is not None else []
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
     name = f"{hub_id.replace('/', '--')}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.safetensors"
     cached = cache_folder() / "datasets" / name
+    arrays: dict[str, Shaped[np.ndarray, "rows ..."]] = {}
     try:
-        arrays = load_file(cached)
-    except FileNotFoundError:
-        arrays = {}
+        arrays = load_file(cached) if cached.exists() else {}
     except (OSError, SafetensorError) as error:
         log.warning("cached data %s can't be read and is decoded again (%s)", cached, error)
-        arrays = {}
     if not arrays:
         folder = folder or _downloaded(hub_id)
         log.info("decoding %s from %s", hub_id, folder)

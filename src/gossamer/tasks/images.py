@@ -42,7 +42,7 @@ class ImageClassification(TaskSource):
     top: ClassVar[float] = 255.0  # the highest pixel value
     mean: ClassVar[float]
     std: ClassVar[float]
-    model: ModelName = "mlp"  # the network to train
+    model: ModelName = "mlp"
     hidden: tuple[PositiveInt, ...] = (100,)  # widths of the hidden layers, first to last; for mlp only
     # Train on this many samples only, drawn with a key from the seed (fewer samples are a subset of more); None for
     # all of them. The test set stays whole.

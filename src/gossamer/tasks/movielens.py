@@ -71,8 +71,7 @@ class MovieLens(TaskSource):
 
     - ``rmse``: square root of the mean squared error, outputs clipped to the scale of the ratings;
     - ``mae``: mean absolute error, outputs clipped;
-    - ``rmse_unclipped``: square root of the loss. decentralizepy and the DivShare artifact report it as
-      "loss" (theirs is the root of a mean over batches, where a smaller last batch counts as a whole one);
+    - ``rmse_unclipped``: square root of the loss, which decentralizepy and the DivShare artifact report as "loss";
     - ``accuracy``: share of the ratings that the clipped output, rounded to the scale, equals.
 
     Each user's ratings are split into training and test ratings by a draw that is the same for every seed. All nodes are
@@ -83,7 +82,7 @@ class MovieLens(TaskSource):
     https://files.grouplens.org/datasets/movielens/ in the data root's folder ``movielens``. Its README holds
     the terms."""
 
-    # Latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
+    # latest-small (100,836 ratings of 9,724 films by 610 users, 0.5 to 5 stars by halves) or 100k (100,000 of 1,682
     # by 943, whole stars from 1 to 5).
     release: Literal["latest-small", "100k"] = "latest-small"
     dimensions: PositiveInt = 20  # length of the factors of users and films

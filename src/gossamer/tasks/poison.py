@@ -39,8 +39,8 @@ class Hops(Section):
 class Selector(Section):
     """A choice of nodes, by one of the following. Places in the graph are those in the first round."""
 
-    rank: Rank | None = None  # a rank
-    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None  # several
+    rank: Rank | None = None
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
     # 0 is the node with the most neighbours, 1 the next; of equals, the lowest rank comes first.
     degree_rank: Rank | None = None
     betweenness_rank: Rank | None = None  # the same by betweenness centrality (Freeman, 1977)
@@ -112,7 +112,7 @@ class Patch(Poison):
 
     target: Rank = 0  # the label of poisoned images
     size: PositiveInt = 3  # side of the square in pixels
-    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"  # where it is
+    corner: Literal["top-left", "top-right", "bottom-left", "bottom-right"] = "bottom-right"
     # Its value in all channels, as the model sees it; None is the largest of the training images.
     value: float | None = None
 

@@ -126,6 +126,8 @@ class Graph:
 def union(graphs: Sequence[Graph]) -> Graph:
     """The graph with the edges of all graphs, which have the same number of nodes. It is directed if any of them is; an
     undirected edge then goes both ways."""
+    if len(graphs) == 1:
+        return graphs[0]
     arcs = (
         (rank, to) for graph in graphs for rank in range(graph.nodes) for to in graph.neighbors(rank, "out")
     )

@@ -158,12 +158,8 @@ class TopologySchedule:
     Graphs are drawn on demand, and do not depend on what was asked for before: the key of a draw is (seed,
     ``"topology"``, period), where a period is the ``every_rounds`` rounds that share a graph.
 
-    Args:
-        topology: a :class:`Topology`, or the component of a function that returns one.
-        nodes: number of nodes, at least 1.
-        seed: the experiment's seed.
-        samples: number of training samples of each node, for weights that need it.
-        purpose: the topology's field in the experiment, for keys and errors."""
+    The topology may be the component of a function that returns one. ``samples`` are the nodes' numbers of training samples,
+    for weights that need them; ``purpose`` is the topology's field in the experiment, for keys and errors."""
 
     def __init__(
         self,

@@ -196,7 +196,7 @@ def test_a_rehearsed_step_is_recorded_and_has_the_same_bits() -> None:
         SequentialTrainer(setup.task, setup.experiment.optimizer, Rows(setup.layout.size)),
     )
     stage.warm_up()
-    [program] = stage.trainer._gradients.programs
+    [program] = stage.trainer._gradients.programs.values()
     assert "addmm" in program.source
     # A full batch of the test sample, and the rest of it.
     assert len(stage.evaluator._one.programs) == 2

@@ -1,7 +1,6 @@
 """A simulation's checkpoints: how all nodes are saved without being stopped, and how they go on from a checkpoint.
 
-What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`.
-"""
+What a node's part of a checkpoint is, under every engine, is in :mod:`gossamer.runtime.snapshots`."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class SimCheckpoints:
         starts_ns: when each node goes on; None in a run that was not resumed.
 
     Raises:
-        BadInput: for a checkpoint that can't be read.
-    """
+        BadInput: for a checkpoint that can't be read."""
 
     def __init__(
         self,
@@ -69,9 +67,8 @@ class SimCheckpoints:
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
         self._flying: list[dict[tuple[int, int], tuple[Message, Transfer | int]]] = [{} for _ in nodes]
         now, repeats = context.clock.now, experiment.algorithm.gathers
-        self._nodes = [
-            NodeSnapshots(node.deliver, now, repeats, partial(links.uncount, node.rank)) for node in nodes
-        ]
+        uncount = links.uncount
+        self._nodes = [NodeSnapshots(n.deliver, now, repeats, partial(uncount, n.rank)) for n in nodes]
         self.inboxes = [each.deliver for each in self._nodes]
         before = 0 if cut is None else made(self._asked, cut)
         self._made = [before] * len(nodes)  # checkpoints that each node has a part in

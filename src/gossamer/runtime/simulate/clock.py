@@ -5,8 +5,7 @@ changes. Where a real loop would wait for sockets, in its selector, this one let
 
 The order within one instant: results of computations are committed, messages arrive and are delivered, timers fire, each in
 the order (rank, sequence number of that rank). Then the coroutines run that these events woke. When all of them wait, the
-mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded.
-"""
+mixing steps run. This repeats until nothing of the instant is left; only then is the instant observed and recorded."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ from typing import Any
 from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
-MAX_PASSES = 1_000_000
-"""Passes through one instant after which a node counts as spinning."""
+MAX_PASSES = 1_000_000  # passes through one instant after which a node counts as spinning
 
 
 class Order(IntEnum):
@@ -61,8 +59,7 @@ class Clock:
     Attributes:
         now_ns: nanoseconds since the start, an integer.
         pending: the number of scheduled events that could wake a node.
-        waiting: describes what every node waits for, for the message of a deadlock; set by the engine.
-    """
+        waiting: describes what every node waits for, for the message of a deadlock; set by the engine."""
 
     def __init__(self) -> None:
         self.now_ns = self.pending = 0

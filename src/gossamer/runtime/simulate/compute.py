@@ -2,8 +2,7 @@
 
 A computation has a virtual duration. Its result is due at the end of it and is committed then, never earlier. When a due
 result has not been computed yet, everything under way of the same kind is computed as one batch, from immutable snapshots.
-So what nodes read never depends on how computations were batched.
-"""
+So what nodes read never depends on how computations were batched."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Compute:
         seconds: gives the duration of a computation that starts now.
         execute: runs jobs of one kind as a batch; gives results in order.
         settle: writes all vectors that are not written yet; called before jobs are prepared.
-        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled.
-    """
+        watch: called with rank, kind, start and end (seconds) of a computation that has ended or was cancelled."""
 
     def __init__(
         self,

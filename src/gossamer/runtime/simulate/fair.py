@@ -13,8 +13,7 @@ largest share that a flow of weight 1 can have there. The levels are the fixed p
 
 with bound_f the least level of the flow's other links, or its own limit if that is less. A flow's share is w_f times the
 least level of its links. When a flow comes or goes, only those links are computed again on which some flow's bound has
-changed below the level, the lowest ones first, because a level depends on lower ones alone.
-"""
+changed below the level, the lowest ones first, because a level depends on lower ones alone."""
 
 from __future__ import annotations
 
@@ -36,14 +35,10 @@ from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, 
 
 LEAST_RTT_S = 1e-4
 """The round-trip time of a path without latency, as on a local network; a share is proportional to its inverse."""
-UNKNOWN_RTT_S = 1.0
-"""The round-trip time without a path: TCP's assumption before the first answer (RFC 6298)."""
-MANY_DUE = 1000
-"""Predictions that are kept whether or not they still hold."""
-ROUNDING_BYTES = 1e-6
-"""More than the rounding errors of a message's progress, and much less than a byte."""
-CLOSE = 1e-12
-"""A relative change of a level up to this is rounding, and is not passed on."""
+UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
+MANY_DUE = 1000  # predictions that are kept whether or not they still hold
+ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
+CLOSE = 1e-12  # a relative change of a level up to this is rounding, and is not passed on
 
 _Levels = list[float]
 _Bound = Callable[[_Levels], float]
@@ -57,9 +52,7 @@ class Flow:
     weight: float = 1.0
     limit: float = math.inf  # its highest rate, bytes a second
     rate: float = 0.0  # its present one
-    shares: Callable[[_Levels], tuple[float, ...]] = (
-        tuple  # picks the levels of its links from those of all links
-    )
+    shares: Callable[[_Levels], tuple[float, ...]] = tuple  # picks the levels of its links from all
 
 
 F = TypeVar("F", bound=Flow)

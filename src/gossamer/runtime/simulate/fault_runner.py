@@ -29,8 +29,7 @@ class FaultRunner:
 
     Attributes:
         up: the ranks that take part.
-        left: the ranks that have left in order.
-    """
+        left: the ranks that have left in order."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Links that carry one message at a time, first come, first served.
 
 A message leaves when its sender's uplink is free, at the rate of the slowest link before the receiver's downlink. The
-downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared.
-"""
+downlink takes it when it is free, bit by bit while it still arrives. Links in between limit a transfer and are not shared."""
 
 from __future__ import annotations
 

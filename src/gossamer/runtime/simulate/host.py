@@ -101,8 +101,7 @@ class FaultyHost(SimHost):
     Attributes:
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
-        thawed: done when the node goes on; None while it is not frozen.
-    """
+        thawed: done when the node goes on; None while it is not frozen."""
 
     def __init__(
         self, context: SimContext, rank: int, round_ended: Callable[[int], None], lost: set[int]
@@ -189,8 +188,7 @@ class NodeTasks:
 
     Attributes:
         end: why the run ended.
-        running: the ranks whose protocols the run waits for.
-    """
+        running: the ranks whose protocols the run waits for."""
 
     def __init__(
         self,

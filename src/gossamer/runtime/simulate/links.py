@@ -1,8 +1,7 @@
 """Links in virtual time: messages on their way, and all that does not depend on how links are shared.
 
 A message leaves its node bit by bit, and its first bit arrives after the latency. How fast its bits leave depends on the
-sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them.
-"""
+sharing: see :mod:`fifo` and :mod:`fair`. Bytes are counted as the wire format would send them."""
 
 from __future__ import annotations
 
@@ -27,12 +26,9 @@ from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order, to_ns
 if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
-NETWORK = -1
-"""The rank of the network's own events, which come before those of nodes."""
-FOREVER_NS = 10**18
-"""How long a transfer takes over a link without bandwidth, unless the network changes: 31 years."""
-NEVER_NS = 2**62
-"""An instant that never comes."""
+NETWORK = -1  # the rank of the network's own events, which come before those of nodes
+FOREVER_NS = 10**18  # how long a transfer takes over a link without bandwidth: 31 years
+NEVER_NS = 2**62  # an instant that never comes
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
@@ -67,9 +63,8 @@ class Transfer(Sending):
         yield from future
 
     def done(self) -> bool:
-        return self.cancelled or (
-            self.accepted_ns is not None and self.accepted_ns <= self.links.clock.now_ns
-        )
+        accepted_ns = self.accepted_ns
+        return self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns)
 
     def cancel(self) -> bool:
         return self.links.cancel(self)
@@ -135,8 +130,7 @@ class Links(ABC):
         watch: called for each transfer after it has left its sender or was cancelled, possibly at a later instant.
 
     Attributes:
-        flights: tracks the messages on their way, if checkpoints are made.
-    """
+        flights: tracks the messages on their way, if checkpoints are made."""
 
     def __init__(
         self,
@@ -232,10 +226,10 @@ class Links(ABC):
             traffic.bytes_received += size
             traffic.messages_received += 1
             # Containers are copied for each receiver; tensors are shared, and must not be written.
-            own = (
-                message if shared else replace(message, payload=freeze(message.payload, lambda tensor: True))
-            )
-            deliver[rank](own)
+            if shared:
+                deliver[rank](message)
+            else:
+                deliver[rank](replace(message, payload=freeze(message.payload, lambda tensor: True)))
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:

@@ -2,8 +2,7 @@
 
 The sum of whole vectors is *owed*: the node gets its row at once, but the row is written only when somebody is about to read
 parameters. Until then the sums of many nodes gather, at one instant or at many, and are computed together. No node can tell,
-because what is mixed is immutable.
-"""
+because what is mixed is immutable."""
 
 from __future__ import annotations
 
@@ -21,12 +20,10 @@ from gossamer.learning.workers import Workers
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate.clock import Clock
 
-LEAST_TERMS = 24
-"""With at least this many terms, owed sums are computed together; the bits are the same."""
+LEAST_TERMS = 24  # with at least this many terms, owed sums are computed together; the bits are the same
 MOST_OWED = 256
 """Above this number, owed sums are computed at the end of the instant, because they hold the rows that they read."""
-MOST_RESERVED = 32
-"""The most rows that are taken ahead of need."""
+MOST_RESERVED = 32  # the most rows that are taken ahead of need
 _Request = tuple[int, Callable[[], Mix], Callable[[Any], Any], bool, asyncio.Future[Any]]
 
 

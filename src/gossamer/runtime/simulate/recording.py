@@ -34,8 +34,7 @@ class SimRecorder:
 
     Attributes:
         usage: how each node spent its time until its last row.
-        wall: real seconds since the start of the run.
-    """
+        wall: real seconds since the start of the run."""
 
     def __init__(
         self,

@@ -41,8 +41,7 @@ from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
 from gossamer.runtime.simulate.mixing import Mixing
 from gossamer.runtime.simulate.recording import SimRecorder, model_of
 
-PROGRESS_S = 1.0
-"""Real seconds after which progress is reported even if no round ends."""
+PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
 OBJECTS_PER_NODE = 200
 """More than the new objects that a node holds at any time: messages, tasks, futures and what they refer to."""
 
@@ -130,18 +129,14 @@ class Simulation:
             self._inboxes,
             None if timeline is None else timeline.sent,
         )
-        executor = Executor(
-            setup, rows, self._workers, self._profile, lambda rank: self.nodes[rank].model, observer.say
-        )
-        mixing = Mixing(clock, rows, self._workers, self._profile)
+        workers, profile = self._workers, self._profile
+        executor = Executor(setup, rows, workers, profile, lambda rank: self.nodes[rank].model, observer.say)
+        mixing = Mixing(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch)
-        self._context = SimContext(
-            setup, observer, self._profile, clock, rows, links, executor, compute, mixing
-        )
-        self._recorder = SimRecorder(
-            self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
-        )
+        context = SimContext(setup, observer, profile, clock, rows, links, executor, compute, mixing)
+        self._context, finish = context, lambda: self._tasks.finish("target")
+        self._recorder = SimRecorder(context, metrics, graphs, self._present, finish)
         self._events = None if events is None else EventLog(events, clock.now, self._recorder.wall)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
@@ -202,9 +197,8 @@ class Simulation:
         experiment = self._setup.experiment
         if self._setup.faults:
             assert self._events is not None
-            self._faults = FaultRunner(
-                self._context, self.nodes, self._tasks, self._recorder, self._start, self._events
-            )
+            context, recorder = self._context, self._recorder
+            self._faults = FaultRunner(context, self.nodes, self._tasks, recorder, self._start, self._events)
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
         if self._faults is not None:
             self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
@@ -300,10 +294,8 @@ class Simulation:
     def _seconds(self, computation: Computation) -> float:
         if computation.kind is ComputationKind.APPLY:
             return 0.0
-        seed, now = self._setup.experiment.seed, self._clock.now()
-        return float(
-            self._setup.compute.seconds(seed, computation.rank, computation.first_step, computation.work, now)
-        )
+        seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
+        return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]
