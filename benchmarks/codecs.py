@@ -1,7 +1,7 @@
 """What codecs cost: ``python benchmarks/codecs.py [--only WORD]``.
 
-64 nodes, GN-LeNet on random images, three steps of 16 a round. Each codec runs in turns with no codec; printed are the median of the
-ratios of wall time and of processor time, and the bytes of a round as a share of those without a codec.
+64 nodes, GN-LeNet on random images, three steps of 16 a round. Each codec runs in turns with no codec; printed are the
+median of the ratios of wall time and of processor time, and the bytes of a round as a share of those without a codec.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def experiment(**fields: Any) -> Experiment:
 
 def test_an_experiment_without_an_aggregator_has_the_mean() -> None:
     assert experiment().model_dump(mode="json")["aggregator"] == {"name": "mean"}
-    assert prepare(experiment()).node(0).aggregator is None
+    assert prepare(experiment()).aggregator is None
 
 
 @pytest.mark.parametrize(

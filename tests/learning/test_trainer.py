@@ -374,7 +374,7 @@ def test_unusual_modules_are_stepped_as_torch_steps_them(kind: type[Trainer], mo
     asked = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
     rows = Rows(start(task, 0).parameters.numel())
     for node, job in enumerate(asked):  # starts lie in the store, as they do in a run
-        asked[node] = replace(job, start=Model(rows.store(job.start.parameters), job.start.buffers))
+        asked[node] = job._replace(start=Model(rows.store(job.start.parameters), job.start.buffers))
     before = [job.start.parameters.clone() for job in asked]
     trainer = kind(task, optimizer, rows)
     for result, job in zip(trainer.train(asked), asked, strict=True):

@@ -7,10 +7,10 @@
     worker/        forks the nodes of one machine; on other machines, a process that joins with a token
     node_process/  the process of one node: its clock, its computations, its checkpoints
     transport/     messages between nodes
-    security/      who may speak to a node, and who may join a run
-    system/        shared memory, CPU slots, open files, and the ends of processes
 
-    protocol, channel    typed messages between launcher, coordinator, workers and nodes
-    session              the same between machines: numbered, and kept until they are acknowledged
-    executors            Ray and others, which start workers
+    protocol       typed messages between launcher, coordinator, workers and nodes
+    channel        carries them; between machines in a session that outlives its connections
+    security       who may speak to a node, and who may join a run
+    memory, system shared memory, CPU slots, open files, and the ends of processes
+    executors      Ray and others, which start workers
 """

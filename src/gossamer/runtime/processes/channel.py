@@ -4,20 +4,23 @@ The length is checked before any part of a message is kept or decoded. A message
 types of its class. Nothing is unpickled.
 
 Between machines, a :class:`Session` outlives its connections. Messages are numbered by their order; each end keeps what it
-has sent until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or arrives
-twice.
+has sent in a file until the other end has acknowledged it, and sends it again on the next connection. So nothing is lost or
+arrives twice, and what waits while the other end is out of reach takes no memory.
 """
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import ssl
 import struct
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -219,9 +222,42 @@ class SelectorChannel(Generic[M]):
             self.release().close()
 
 
+class _Kept:
+    """Frames in a file without a name, first in, first out."""
+
+    def __init__(self) -> None:
+        descriptor, path = tempfile.mkstemp()
+        self._file = os.fdopen(descriptor, "w+b")
+        Path(path).unlink()
+        self._lengths: deque[int] = deque()
+        self._start = 0
+
+    def append(self, frame: bytes) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(frame)
+        self._lengths.append(len(frame))
+
+    def drop(self) -> None:
+        """Forget the first."""
+        self._start += self._lengths.popleft()
+        if not self._lengths:
+            self._file.truncate(0)
+            self._start = 0
+
+    def read(self) -> bytes:
+        """All frames, one after the other."""
+        self._file.seek(self._start)
+        return self._file.read()
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Session(Generic[M]):
     """One end of a conversation between machines.
-
 
     Attributes:
         channel: the connection; None while there is none.
@@ -237,13 +273,12 @@ class Session(Generic[M]):
     ) -> None:
         self._kinds, self._selector, self._handle, self._gone = kinds, selector, handle, gone
         self._acknowledged = 0
-        self._kept: deque[bytes] = deque()  # what was sent since
+        self._kept = _Kept()  # what was sent since
         self.channel: SelectorChannel[M | Acknowledge] | None = None
         self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: Message) -> None:
         """Go on with a new connection.
-
 
         Raises:
             ChannelError: for a number that can't be.
@@ -253,26 +288,27 @@ class Session(Generic[M]):
         self.channel = SelectorChannel(
             end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST_FILE
         )
-        self.channel.write(b"".join((*map(pack, first), *self._kept)))
+        self.channel.write(b"".join(map(pack, first)) + self._kept.read())
         self.channel.read()  # which may have been decrypted with what came before
 
     def send(self, message: Message) -> None:
         """Send a message, now or as soon as the other end can be reached."""
-        self._kept.append(pack(message))
+        frame = pack(message)
+        self._kept.append(frame)
         if self.channel is not None:
-            self.channel.write(self._kept[-1])
+            self.channel.write(frame)
 
     @property
     def settled(self) -> bool:
         """Whether everything has arrived, or there is no connection."""
-        return self.channel is None or not self._kept
+        return self.channel is None or not len(self._kept)
 
     def _acknowledge(self, count: int) -> None:
         """The first ``count`` messages of the conversation have arrived."""
         if not 0 <= count - self._acknowledged <= len(self._kept):
             raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
         while self._acknowledged < count:
-            self._kept.popleft()
+            self._kept.drop()
             self._acknowledged += 1
 
     def _take(self, messages: list[M | Acknowledge]) -> None:
@@ -297,6 +333,7 @@ class Session(Generic[M]):
 
     def close(self) -> None:
         self._detach()
+        self._kept.close()
 
 
 def keep_alive(end: socket.socket, silent_s: float) -> None:

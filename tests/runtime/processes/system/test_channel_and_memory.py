@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gossamer.messages.tags import Model
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
 from gossamer.runtime.processes.memory import FINAL, SharedModels
-from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Row, TimeUp
+from gossamer.runtime.processes.protocol import At, Event, FromNode, Idle, Message, Ready, Row
 from gossamer.runtime.processes.system import shared_file
 
 values = st.recursive(
@@ -27,7 +27,7 @@ values = st.recursive(
 
 numbers = st.integers(-(2**63), 2**63 - 1)
 messages = st.one_of(
-    st.builds(TimeUp),
+    st.builds(Ready),
     st.builds(At, numbers, numbers),
     st.builds(Event, st.text(), st.text()),
     st.builds(Idle, numbers, numbers, st.none() | st.lists(st.text(), max_size=3)),
@@ -83,7 +83,7 @@ def test_a_closed_channel_says_so_on_both_sides() -> None:
     assert [ours.receive(), ours.receive()] == [At(1, 2), At(3, 4)]
     theirs.close()
     assert ours.receive() is None
-    assert not ours.send(TimeUp())
+    assert not ours.send(Ready())
     ours.close()
 
 
@@ -125,7 +125,7 @@ def test_what_nobody_reads_is_kept_for_later_and_nobody_waits() -> None:
     theirs.close()
     watched.serve()
     assert watched.gone == [None]
-    watched.channel.send(TimeUp())
+    watched.channel.send(Ready())
     assert not watched.channel.waiting
 
 

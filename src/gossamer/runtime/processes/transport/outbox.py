@@ -140,6 +140,7 @@ class Outbox:
         node, shaper, again = self._node, self._node.shaper, sending.state is State.AGAIN
         link: Outgoing | None = connection  # None for a message that the network loses
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
+        lost = lost and not again  # what had left once has a number, for which the peer waits
         if lost:
             link = None
         # With a shaper, a message is accepted a round trip after all but a window of it was taken.
