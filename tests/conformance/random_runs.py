@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import count, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from unittest import mock
 
 import networkx as nx
@@ -19,7 +19,6 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.trainer import SequentialTrainer, TrainJob, TrainResult
 from gossamer.network import ComputeProfile, Conditions, Uniform
 from gossamer.network import Path as Route
-from gossamer.network.network import Sharing
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.setup import prepare
@@ -124,7 +123,7 @@ def surroundings(
     edges = folder / f"{name}-{number}.txt"
     edges.write_text("".join(f"{i} {j}\n" for i, j in graph.edges))
     links: dict[str, Any] = {
-        "sharing": rng.choice(get_args(Sharing)),
+        "sharing": rng.choice(["fifo", "in-turn", "fair", "rtt-fair"]),
         "latency_s": rng.choice([0.0, 0.005, 0.2]),
         "jitter_s": rng.choice([0.0, 0.01]),
         "bandwidth_mbps": rng.choice([None, 1.0, 0.01]),

@@ -305,6 +305,6 @@ def test_rounds_beside_a_grid_of_time_leave_its_points_as_they_are(tmp_path: Pat
     if run.virtual:
         assert table["time_s"].to_list() == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.7])
         assert table["count"].to_list() == [3] * 5
-    # A real node may be kept from its last instants by the end, but not from the end.
-    assert len(table) <= 5
+    # A real node may be kept from its last instants by the end, or be recorded at one more, but not from the end.
+    assert len(table) <= 2 + max(table["time_s"]) / 0.2
     assert (table["count"][0], table["count"][-1]) == (3, 3)

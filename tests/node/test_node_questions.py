@@ -247,7 +247,18 @@ def test_what_an_author_may_call_is_what_a_node_has() -> None:
         *("parameters", "buffers", "model", "train", "gradient", "apply", "combine", "mix", "evaluate"),
         *("reset_optimizer", "peers", "send", "broadcast", "receive", "drain", "gather", "ask", "answer"),
         *("drain_answers", "next_answer", "neighbors", "mixing_weights", "topology", "view", "now", "sleep"),
-        *("rng", "secret", "store", "record", "rounds", "end_round", "traffic", "finished", "spawn"),
+        *(
+            "rng",
+            "secret",
+            "store",
+            "record",
+            "rounds",
+            "end_round",
+            "traffic",
+            "finished",
+            "spawn",
+            "compress",
+        ),
     }
     assert {name for name in dir(Node) if not name.startswith("_")} == documented
 

@@ -264,7 +264,7 @@ def test_a_worker_that_can_not_run_it_is_named(
 ) -> None:
     """The algorithm is a class that only the coordinator can import."""
     (tmp_path / "mine.py").write_text("from gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n")
-    pids = [fleet.start(listen.address) for _ in range(2)]
+    pids = [fleet.start(listen.address, "--wait", "10") for _ in range(2)]
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
         gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
