@@ -17,6 +17,7 @@ from gossamer import BadInput, Experiment, NodeWrapper
 from gossamer.messages.tags import Coded, Message
 from gossamer.runtime.setup import prepare
 from gossamer.topology.measures import sparse_matrix
+from scenario import play as script
 
 Array = NDArray[np.float64]
 NODES, LR, FRACTION, GAMMA = 5, 0.2, 0.34, 0.6
@@ -193,8 +194,45 @@ def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tm
         gossamer.run(described({"name": "d-psgd"}, 2, codec=codec), tmp_path)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("algorithm", ["choco-sgd", "beer"])
+@pytest.mark.parametrize("gather", [{"timeout_s": 5.0}, {"lost_peer": "skip"}], ids=str)
+def test_a_wait_that_may_end_early_is_refused(algorithm: str, gather: dict[str, Any], tmp_path: Path) -> None:
+    [field] = gather
+    with pytest.raises(BadInput, match=rf"gather\.{field}: .*, for {algorithm}, which needs every message"):
+        gossamer.run(described(algorithm, 2, gather=gather), tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["choco-sgd", "deepsqueeze", "beer"])
+def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) -> None:
+    topology = {"name": "star", "weights": "uniform"}
+    with pytest.raises(BadInput, match=rf"topology\.weights: not doubly stochastic .* for {algorithm}"):
+        gossamer.run(described(algorithm, 2, topology=topology), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        ({"name": "qsgd"}, "codec: qsgd, which loses more of a difference than there is.*contract: true"),
+        ([TOP, {"name": "quantize", "bits": 2}], "codec: quantize, which loses more.*3 bits or more"),
+    ],
+)
+def test_a_codec_that_loses_more_than_there_is_is_refused(codec: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        gossamer.run(described("choco-sgd", 2, codec=codec), tmp_path)
+
+
+def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> None:
+    async def body(node: Any) -> None:
+        with pytest.raises(
+            ValueError, match=r"node\.compress: for an algorithm with sends_differences = True"
+        ):
+            node.compress(node.parameters)
+
+    script(tmp_path, body, 2, codec="wavelet")
+
+
 def test_replicas_need_every_message(tmp_path: Path) -> None:
     lossy = {"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1.0}}
-    with pytest.raises(BadInput, match="choco-sgd"):
-        gossamer.run(described("choco-sgd", 2, **lossy), tmp_path)
+    with pytest.raises(BadInput, match="for choco-sgd"):
+        gossamer.run(described("choco-sgd", 2, network=lossy["network"]), tmp_path)
     assert gossamer.run(described("deepsqueeze", 2, **lossy), tmp_path).status == "done"

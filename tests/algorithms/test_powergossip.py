@@ -139,3 +139,7 @@ def test_resumed_runs_and_real_processes_keep_the_bits(tmp_path: Path) -> None:
 def test_a_directed_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="topology: directed, for powergossip"):
         gossamer.run(described(2, topology={"name": "exponential"}), tmp_path)
+    with pytest.raises(BadInput, match="topology: directed, for powergossip"):
+        gossamer.run(described(2, topology={"name": "one-peer-exponential"}), tmp_path)
+    with pytest.raises(BadInput, match=r"gather\.timeout_s: 1\.0, for powergossip"):
+        gossamer.run(described(2, gather={"timeout_s": 1.0}), tmp_path)

@@ -32,7 +32,7 @@ CODECS: dict[str, Any] = {
     "wavelet": {"name": "wavelet", "fraction": 0.5, "levels": 2},
     "jwins": {"name": "jwins", "levels": 2},
     "bfloat16": "bfloat16",
-    "qsgd": {"name": "qsgd", "levels": 200},
+    "qsgd": {"name": "qsgd", "levels": 200, "contract": True},
     "quantize, by tensor": {"name": "quantize", "bits": 6, "block": "tensor", "rounding": "nearest"},
     "entropy": [{"name": "jwins", "levels": 2}, {"name": "quantize", "bits": 8, "block": 4}, "entropy"],
     "top-k": {"name": "top-k", "fraction": 0.5},
@@ -157,7 +157,9 @@ def test_random_k_draws_by_the_key_and_sends_no_index(tmp_path: Path, support: A
 def test_float16_is_numpys_within_its_range(values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
     codec: Any = Float16()
-    got = codec.decode(None, 0, codec.encode(None, torch.from_numpy(x), 0), None).numpy()
+    got = codec.decode(
+        None, 0, codec.encode(None, torch.from_numpy(x), 0), lambda: torch.from_numpy(x)
+    ).numpy()
     np.testing.assert_array_equal(got, np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32))
 
 
@@ -264,7 +266,7 @@ def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
     run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
-    payload = Model(Coded([torch.zeros(3), torch.zeros(8, dtype=torch.uint8)]))  # type: ignore[arg-type]
+    payload = Model(Coded([torch.zeros(3), torch.zeros(12, dtype=torch.uint8)]))  # type: ignore[arg-type]
     assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
 
 
@@ -316,6 +318,26 @@ def test_missing_coordinates_are_renormalized_if_the_experiment_says_so(absent: 
         expected = before.clone()
         expected[where] = (own * before[where] + 0.25 * theirs.values[0]) / (own + 0.25)
         torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.parametrize("codec", ["round-robin", "top-k", "threshold", "quantize"])
+def test_what_was_sent_does_not_change_with_the_authors_vector(codec: str, tmp_path: Path) -> None:
+    given = {"round-robin": {"name": "round-robin", "blocks": 1}, "top-k": {"name": "top-k", "fraction": 1.0}}
+    given |= {
+        "threshold": {"name": "threshold", "threshold": 0.0},
+        "quantize": {"name": "quantize", "bits": 16},
+    }
+
+    async def script(node: Node) -> Any:
+        vector = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+        node.send(1 - node.rank, Model(vector), "m")
+        with torch.no_grad():
+            vector.zero_()
+        received = (await node.receive("m")).payload
+        return received.over(Model(torch.zeros(3))).parameters
+
+    for found in play(tmp_path, script, 2, codec=given[codec]).values.values():
+        torch.testing.assert_close(found, torch.tensor([1.0, -2.0, 3.0]), atol=1e-3, rtol=0)
 
 
 class Counting(Codec):
@@ -498,6 +520,16 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
             ["identity", {"name": "top-k", "fraction": 0.5}],
             {},
             r"codec\.1: top-k after another codec; accepted: in the first",
+        ),
+        (
+            [{"name": "top-k", "fraction": 0.5}, "low-rank"],
+            {},
+            r"codec\.1: low-rank after another codec; accepted: in the first",
+        ),
+        (
+            ["jwins", {"name": "quantize", "block": "tensor"}],
+            {},
+            r"codec\.1: quantize after another codec; accepted: in the first",
         ),
         (
             ["float16", {"name": "quantize"}],

@@ -25,6 +25,8 @@ class Algorithm(Component):
             ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
         sends_differences: whether what it sends as :class:`~gossamer.Model` are differences, encoded by
             :meth:`Node.compress`. Not the default.
+        needs_every_message: whether a message that comes too late would leave nodes with different ideas of each other; then
+            ``gather`` has to wait for all. Not the default.
         tolerates_absence: whether nodes may crash, leave, join and come back while it runs (default)."""
 
     gathers: ClassVar[bool] = True
@@ -32,6 +34,7 @@ class Algorithm(Component):
     tolerates_sampling: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = False
     sends_differences: ClassVar[bool] = False
+    needs_every_message: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 

@@ -40,9 +40,12 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.corrected import check_doubly_stochastic
 from gossamer.config.registry import register
+from gossamer.errors import BadInput
+from gossamer.learning.optimizer import SGD
 from gossamer.messages.tags import Model, dense
-from gossamer.node import Node
+from gossamer.node import Node, Setting
 
 
 class _Compressed(Algorithm):
@@ -53,10 +56,14 @@ class _Compressed(Algorithm):
     """
 
     sends_differences: ClassVar[bool] = True
+    needs_every_message: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
 
     gamma: float = Field(default=0.4, gt=0, le=1)
+
+    def check(self, setting: Setting) -> None:
+        check_doubly_stochastic(setting.topology, self.name_of())
 
 
 async def _exchange(
@@ -115,6 +122,7 @@ class DeepSqueeze(_Compressed):
         local_steps: mini-batch steps a round.
     """
 
+    needs_every_message: ClassVar[bool] = False
     tolerates_loss: ClassVar[bool] = True
     tolerates_absence: ClassVar[bool] = True
 
@@ -138,11 +146,19 @@ class BEER(_Compressed):
     """BEER (Zhao et al., 2022): the optimum of the average loss, however the data differ from node to node, with compressed
     messages; weights come from ``topology.weights``, the compressor is the experiment's ``codec``.
 
-    A round is one gradient and two messages to each neighbour. The step is the plain one, -eta V; the optimizer is not used
-    but for its learning rate.
+    A round is one gradient and two messages to each neighbour. The step is the plain one, -eta V: the optimizer has to be
+    plain SGD.
     """
 
     gamma: float = Field(default=0.1, gt=0, le=1)
+
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        optimizer = setting.optimizer
+        if optimizer != SGD(lr=optimizer.lr, schedule=optimizer.schedule):
+            raise BadInput(
+                "optimizer: other than plain sgd, for beer; accepted: sgd with lr and schedule alone"
+            )
 
     async def run(self, node: Node) -> None:
         state = node.state

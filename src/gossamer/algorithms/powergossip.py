@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm
+from gossamer.algorithms.corrected import check_doubly_stochastic
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
@@ -56,6 +57,7 @@ class PowerGossip(Algorithm):
         rank: columns of V and U.
     """
 
+    needs_every_message: ClassVar[bool] = True
     tolerates_loss: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = False
 
@@ -66,9 +68,9 @@ class PowerGossip(Algorithm):
         return False
 
     def check(self, setting: Setting) -> None:
-        topology = setting.topology
-        if topology.static and topology.graph(0).directed:
+        if setting.topology.graph(0).directed:
             raise BadInput("topology: directed, for powergossip; accepted: an undirected one")
+        check_doubly_stochastic(setting.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -102,7 +104,7 @@ class PowerGossip(Algorithm):
         rng = node.rng("powergossip", min(node.rank, peer), max(node.rank, peer), r, shared=True)
         shapes = [(each.rows if r % 2 else each.columns, self.rank) for each in matrices if each.columns]
         drawn = [torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes]
-        return [torch.linalg.qr(each).Q for each in drawn]
+        return [torch.linalg.qr(each).Q.to(node.parameters.device) for each in drawn]
 
     def _projected(
         self, x: Tensor, bases: list[Tensor], matrices: list[_Matrix], r: int

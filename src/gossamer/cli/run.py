@@ -205,6 +205,8 @@ def _listen(address: str | None, token: str | None, least: int, workers: str | N
     if address is None and workers is None:
         return None
     known = new_token() if token is None else check_token(token)
+    if token is None and workers is None:
+        typer.echo(f"the token of this run: {known}", err=True)
     return Listen(address or "127.0.0.1:0", known, least, workers)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from pydantic import BeforeValidator
 from torch import Tensor
 
@@ -57,6 +57,16 @@ class Codec(Component):
     _state_goes_to: ClassVar[str] = "self.memory(node), which checkpoints keep"
 
     @property
+    def contracts(self) -> bool:
+        """Whether what it loses of a difference is less than the difference, as algorithms that send differences need."""
+        return True
+
+    @property
+    def comes_first(self) -> bool:
+        """Whether it encodes whole vectors only, and so comes first in a chain. Sparse codecs do."""
+        return self.sparse
+
+    @property
     def common_support(self) -> bool:
         """Whether all nodes encode the same coordinates in a round, so that their values can be summed as they are."""
         return not self.sparse
@@ -72,7 +82,7 @@ class Codec(Component):
         """Called after each of a node's rounds, when it has mixed."""
 
     @abstractmethod
-    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+    def encode(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
         """The payload that is sent instead of a vector; called once, however many receivers it has.
 
         Args:
@@ -85,7 +95,7 @@ class Codec(Component):
             ``[vector]`` itself travels as if there were no codec.
         """
 
-    def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+    def compress(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
         """As :meth:`encode`, for a difference instead of a model (:meth:`~gossamer.Node.compress`): a codec that encodes a
         model by its change encodes the difference itself."""
         return self.encode(node, vector, round)
@@ -134,7 +144,7 @@ def _codecs(value: Any, info: Any) -> Any:
     ]
     codecs = tuple(part for codec in built for part in codec.parts())  # a chain in a chain is one chain
     for place, codec in enumerate(codecs):
-        if codec.sparse and place > 0:
+        if codec.comes_first and place > 0:
             raise BadInput(
                 f"codec.{place}: {codec.name_of()} after another codec; accepted: in the first place"
             )
@@ -237,7 +247,7 @@ class Coder:
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
         """What travels in place of a difference, and what receivers decode it to."""
-        coded = Coded(self._codec.compress(self._node, vector, self._node.round))
+        coded = Coded(self._codec.compress(self._node, vector.detach(), self._node.round))
         decoded = self._vector(self._node.rank, coded)
         return coded, decoded
 
@@ -261,8 +271,10 @@ class Coder:
 
     def _encode(self, model: Model) -> Model:
         vector, round = model.parameters, self._node.round
-        if type(vector) is not Tensor:  # a part that came in
+        if not isinstance(vector, Tensor):  # a part that came in, or a compressed difference
             return model
+        if vector.requires_grad:
+            vector = vector.detach()
         if (last := self._last) is not None and last[0] is vector and last[1:3] == (vector._version, round):
             return Model(last[3], model.buffers)  # type: ignore[arg-type]
         payload = self._codec.encode(self._node, vector, round)
@@ -317,6 +329,9 @@ class Coder:
             ) from error
         if isinstance(found, Tensor):
             found = node.store(found)
+        else:
+            device = node.parameters.device
+            found = Part(found.values.to(device), found.where.to(device), found.size)
         if self._alike:
             coded.decoded.append(found)
         return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from pydantic import Field
 from torch import Tensor
 
@@ -37,7 +37,7 @@ class Entropy(Codec):
 
     level: int = Field(default=3, ge=1, le=19)
 
-    def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
+    def encode(self, node: Node, vector: Shaped[Tensor, " n"], round: int) -> list[Payload]:
         import zstandard
 
         values = vector.detach().cpu().contiguous()

@@ -46,14 +46,9 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
     Raises:
         ValueError: for bytes that stand for no such indices.
     """
-    return _unpacked(data.tobytes(), count, size)
-
-
-@lru_cache(maxsize=64)  # so that the receivers of a simulation decode once
-def _unpacked(data: bytes, count: int, size: int) -> Int[np.ndarray, " k"]:
-    if len(data) % 4 or not 0 <= count <= size or (data and not count):
+    if len(data) % 4 or not 0 <= count <= size or (len(data) and not count):
         raise ValueError(f"{len(data)} bytes for {count} indices below {size}")
-    words = np.trim_zeros(np.frombuffer(data, "<u4").astype(np.uint32), "b")
+    words = np.trim_zeros(np.frombuffer(data.tobytes(), "<u4").astype(np.uint32), "b")
     if not count:
         return np.empty(0, np.int64)
     low, model, uniform = _models(count, size)
@@ -77,7 +72,7 @@ def _length(count: int, size: int) -> int:
     does not depend on which coordinates are sent."""
     sent, kept = count / size, 1 - count / size
     bits = -count * math.log2(sent) - ((size - count) * math.log2(kept) if kept else 0.0)
-    return int(1.001 * bits / 32) + 2
+    return int(1.001 * bits / 32) + 3
 
 
 @lru_cache(maxsize=64)

@@ -40,6 +40,10 @@ class LowRank(Codec):
 
     rank: int = Field(default=1, ge=1)
 
+    @property
+    def comes_first(self) -> bool:
+        return True
+
     def _fields(self, node: Node) -> Iterator[tuple[int, int, int, bool]]:
         """Of each tensor: start, rows, columns, and whether it is approximated."""
         for field in node.layout:
@@ -53,7 +57,7 @@ class LowRank(Codec):
         self.memory(node)["q"] = torch.from_numpy(drawn.standard_normal(sum(sizes), dtype=np.float32))
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
-        before, at = self.memory(node)["q"], 0
+        before, at = self.memory(node)["q"].to(vector.device), 0
         sent, after = [], []
         for start, rows, columns, low in self._fields(node):
             values = vector[start : start + rows * columns]
@@ -75,7 +79,7 @@ class LowRank(Codec):
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]
     ) -> Tensor | Part:
         values, at = vector_in(payload[0], torch.float32), 0
-        found = torch.empty(parameter_count(node))
+        found = values.new_empty(parameter_count(node))
         lengths = [
             self.rank * (rows + columns) if low else rows * columns
             for _, rows, columns, low in self._fields(node)

@@ -68,6 +68,10 @@ class _Scaled(Codec):
 
     block: Annotated[int, Field(ge=1)] | Literal["vector", "tensor"] = "vector"
 
+    @property
+    def comes_first(self) -> bool:
+        return self.block == "tensor"
+
     def starts(self, node: Node, count: int) -> Int[np.ndarray, " blocks"]:
         """Where the blocks of ``count`` values begin.
 
@@ -90,7 +94,7 @@ class _Scaled(Codec):
 
     def opened(
         self, node: Node, payload: list[Payload], bits: int
-    ) -> tuple[UInt16[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    ) -> tuple[UInt16[np.ndarray, " n"], Float[np.ndarray, " #n"]]:
         """The numbers of a payload, and the scale of each.
 
         Raises:
@@ -113,7 +117,7 @@ class _Scaled(Codec):
 
 def _spread(
     scales: Float[np.ndarray, " blocks"], starts: Int[np.ndarray, " blocks"], count: int
-) -> Float[np.ndarray, " n"]:
+) -> Float[np.ndarray, " spread"]:
     """The scale of each value; of a single block, one for all."""
     return scales if len(scales) <= 1 else np.repeat(scales, np.diff(starts, append=count))
 
@@ -176,7 +180,8 @@ class _Levels(_Scaled):
 
 @register("codec", "quantize")
 class Quantize(_Levels):
-    """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and a number takes ``bits`` bits.
+    """Uniform quantization: m is a block's largest magnitude, s = 2^(bits - 1) - 1, and a number takes as many bits as
+    ``bits`` says.
 
     Args:
         bits: bits a value.
@@ -189,6 +194,10 @@ class Quantize(_Levels):
     @property
     def s(self) -> int:
         return int(2 ** (self.bits - 1)) - 1
+
+    @property
+    def contracts(self) -> bool:
+        return self.bits > 2 or self.rounding == "nearest"
 
     def scales(
         self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]
@@ -215,6 +224,10 @@ class QSGD(_Levels):
     @property
     def s(self) -> int:
         return self.levels
+
+    @property
+    def contracts(self) -> bool:
+        return self.contract
 
     def scales(
         self, x: Float[np.ndarray, " n"], starts: Int[np.ndarray, " blocks"]

@@ -10,7 +10,7 @@ not know earlier messages.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.codecs import indices
 from gossamer.codecs.codec import Codec, parameter_count, vector_in
@@ -34,7 +35,7 @@ def part_of(
 ) -> tuple[Float[Tensor, " k"], Tensor | None]:
     """The values at some coordinates, ascending, and these as they travel; None stands for all coordinates."""
     if len(where) == len(vector):
-        return vector, None
+        return vector.clone(), None
     packed = indices.packed(where.cpu().numpy(), len(vector))
     return vector.index_select(0, where), torch.from_numpy(packed)
 
@@ -47,7 +48,15 @@ def coordinates_in(packed: Payload, count: int, size: int) -> Int[Tensor, " k"] 
     """
     if packed is None and count == size:
         return None
-    return torch.from_numpy(indices.unpacked(vector_in(packed, torch.uint8).cpu().numpy(), count, size))
+    data = vector_in(packed, torch.uint8)
+    if (opened := _opened.get(data)) is None or opened[:2] != (count, size):
+        where = torch.from_numpy(indices.unpacked(data.cpu().numpy(), count, size))
+        opened = _opened[data] = (count, size, where)
+    return opened[2]
+
+
+_opened: MutableMapping[Tensor, tuple[int, int, Tensor]] = WeakTensorKeyDictionary()
+"""Packed indices that were opened: the receivers of a simulation share them, as long as the message is there."""
 
 
 def count_of(share: float, size: int) -> int:
@@ -76,8 +85,9 @@ class ChangeSparsifier(Codec):
 
     Args:
         accumulate: whether changes that were not sent count on (error feedback; DecentralizePy's ``accumulation`` with
-            ``accumulate_averaging_changes``). Else y is the model at the start of the round, as the round before left it
-            after mixing, so that only the round's local changes count (DecentralizePy's default).
+            ``accumulate_averaging_changes``); a message that is lost or taken back counts as sent. Else y is the model at
+            the start of the round, as the round before left it after mixing, so that only the round's local changes count
+            (DecentralizePy's default).
     """
 
     sparse: ClassVar[bool] = True
@@ -105,7 +115,7 @@ class ChangeSparsifier(Codec):
         values, packed = part_of(transformed, where)
         if self.accumulate:
             last = memory["last"].scatter(0, where, values)
-            memory["last"] = node.store(last) if len(last) == len(node.parameters) else last
+            memory["last"] = node.store(last) if transformed is vector else last
         return [values, packed]
 
     def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
@@ -232,7 +242,7 @@ class RoundRobin(Codec):
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         block = (round + (0 if self.common_support else node.rank)) % self.blocks
         first, end = self._bounds(block, len(vector))
-        return [vector[first:end], block]
+        return [vector[first:end].clone(), block]
 
     def decode(
         self, node: Node, source: int, payload: list[Payload], own: Callable[[], Float[Tensor, " params"]]

@@ -57,7 +57,7 @@ class STC(Codec):
                 or (len(mean), len(signs)) != (1, -(-count // 8))
             ):
                 raise ValueError(f"{len(signs)} bytes for {count!r} signs of a vector of {size}")
-            positive = torch.from_numpy(np.unpackbits(signs, count=count).astype(bool))
+            positive = torch.from_numpy(np.unpackbits(signs, count=count).astype(bool)).to(mean.device)
             values = torch.where(positive, mean, -mean)
         where = coordinates_in(payload[1], len(values), size)
         return values if where is None else Part(values, where, size)

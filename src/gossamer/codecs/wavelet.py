@@ -7,6 +7,7 @@ averages in the wavelet domain, as JWINS does. Vectors are padded with their las
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -27,16 +28,14 @@ if TYPE_CHECKING:
     from gossamer.node import Node
 
 
-@register("codec", "wavelet")
-class Wavelet(ChangeSparsifier):
-    """Sends the wavelet coefficients that have changed most, k = round(fraction of them), with their indices:
+class _Wavelets(ChangeSparsifier):
+    """Base of the codecs that send the wavelet coefficients that have changed most, with their indices:
 
         z = T(x),   S = the k largest of |z - y|,   send z[S],   y[S] <- z[S]
 
-    Receivers put their own coefficients in the place of the others, and transform back (DecentralizePy's ``Wavelet``).
+    Receivers put their own coefficients in the place of the others, and transform back.
 
     Args:
-        fraction: share of the coefficients that is sent.
         wavelet: name of an orthogonal wavelet in PyWavelets.
         levels: depth of the decomposition.
         by_change: whether coefficients are ranked by change; else by magnitude.
@@ -45,7 +44,6 @@ class Wavelet(ChangeSparsifier):
 
     decodes_alike: ClassVar[bool] = False
 
-    fraction: float = Field(default=0.1, gt=0, le=1)
     wavelet: str = "sym2"
     levels: int = Field(default=4, ge=1, le=10)
     by_change: bool = True
@@ -56,17 +54,19 @@ class Wavelet(ChangeSparsifier):
     def _orthogonal(cls, name: str) -> str:
         import pywt
 
-        if name not in pywt.wavelist(kind="discrete") or not pywt.Wavelet(name).orthogonal:
-            orthogonal = [each for each in pywt.wavelist(kind="discrete") if pywt.Wavelet(each).orthogonal]
+        # (The filters of dmey are cut off, so that it is orthogonal by name only.)
+        discrete = [each for each in pywt.wavelist(kind="discrete") if each != "dmey"]
+        if name not in discrete or not pywt.Wavelet(name).orthogonal:
+            orthogonal = [each for each in discrete if pywt.Wavelet(each).orthogonal]
             raise BadInput(f"codec.wavelet: got {name!r}; accepted: {listed(orthogonal)}")
         return name
 
     def forward(self, vector: Float[Tensor, " params"]) -> Float[Tensor, " n"]:
         return _transformed(vector, vector._version, self.wavelet, self.levels)
 
+    @abstractmethod
     def share(self, node: Node, round: int) -> float:
         """The share of the coefficients that is sent in a round."""
-        return self.fraction
 
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
         share = self.share(node, round)
@@ -87,8 +87,22 @@ class Wavelet(ChangeSparsifier):
         return _inverse(coefficients, size, self.wavelet, self.levels)
 
 
+@register("codec", "wavelet")
+class Wavelet(_Wavelets):
+    """Sends the same share of the wavelet coefficients in every round (DecentralizePy's ``Wavelet``).
+
+    Args:
+        fraction: the share.
+    """
+
+    fraction: float = Field(default=0.1, gt=0, le=1)
+
+    def share(self, node: Node, round: int) -> float:
+        return self.fraction
+
+
 @register("codec", "jwins")
-class JWINS(Wavelet):
+class JWINS(_Wavelets):
     """JWINS (Dhasade et al., "Get More for Less in Decentralized Learning Systems", ICDCS 2023): ``wavelet`` with a share
     of the coefficients that each node draws afresh in every round, keyed by rank and round (randomized cut-off, section
     III).

@@ -284,6 +284,8 @@ class Node:
         Returns:
             What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
             the difference."""
+        if not self._setup.experiment.algorithm.sends_differences:
+            raise ValueError("node.compress: for an algorithm with sends_differences = True")
         self._check_vector(v, "compress", self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v

@@ -117,6 +117,14 @@ def _check_network(experiment: Experiment, network: Network) -> None:
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     name = algorithm.name_of()
     waits = algorithm.gathers and experiment.gather.timeout_s is None
+    for field, value, accepted in (
+        ("timeout_s", experiment.gather.timeout_s, None),
+        ("lost_peer", experiment.gather.lost_peer, "fail"),
+    ):
+        if algorithm.needs_every_message and value != accepted:
+            raise BadInput(
+                f"gather.{field}: {value}, for {name}, which needs every message; accepted: {accepted or 'null'}"
+            )
     if (algorithm.tolerates_loss and not waits) or not network.loses(nodes, seed):
         return
     field, lose = ("network", "loses") if experiment.network.loses(nodes, seed) else ("faults", "lose")
@@ -190,6 +198,11 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
+        if algorithm.sends_differences and not part.contracts:
+            raise BadInput(
+                f"codec: {part.name_of()}, which loses more of a difference than there is, with {name}; accepted:"
+                f" {'contract: true' if part.name_of() == 'qsgd' else '3 bits or more, or rounding: nearest'}"
+            )
         if part.only_differences and not algorithm.sends_differences:
             raise BadInput(
                 f"codec: {part.name_of()}, which is for differences of models, with {name}, which sends models; accepted:"

@@ -146,6 +146,7 @@ class SelectorChannel(Generic[M]):
         handle: called with the messages that have come together; raises :class:`ChannelError` for one that is invalid.
         gone: called when the other end is gone, or has sent an invalid message; with what is wrong with that, or None.
         largest: bytes of a message at most.
+        more: gives a frame to send once everything else is sent; empty where there is none.
 
     Attributes:
         waiting: bytes that the system has not taken.
@@ -160,11 +161,12 @@ class SelectorChannel(Generic[M]):
         gone: Callable[[str | None], object],
         *,
         largest: int = LARGEST,
+        more: Callable[[], bytes] = bytes,
     ) -> None:
         end.setblocking(False)
         self._socket, self._selector = end, selector
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
-        self._handle, self._gone = handle, gone
+        self._handle, self._gone, self._more = handle, gone, more
         self.waiting = bytearray()
         self._events = selectors.EVENT_READ
         self._open = True
@@ -178,7 +180,7 @@ class SelectorChannel(Generic[M]):
         """Write a packed message after all that waits, as far as there is room."""
         self.waiting += frame
         try:
-            while self.waiting:
+            while self.waiting or self._refill():
                 del self.waiting[: self._socket.send(self.waiting)]
         except _NOT_NOW:
             pass
@@ -188,6 +190,10 @@ class SelectorChannel(Generic[M]):
         if self._open and events != self._events:
             self._events = events
             self._selector.modify(self._socket, events, self._serve)
+
+    def _refill(self) -> bool:
+        self.waiting += self._more()
+        return bool(self.waiting)
 
     def _serve(self, events: int) -> None:
         if self._open and events & selectors.EVENT_WRITE:
@@ -230,7 +236,8 @@ class _Kept:
         self._file = os.fdopen(descriptor, "w+b")
         Path(path).unlink()
         self._lengths: deque[int] = deque()
-        self._start = 0
+        self.taken = 0  # how many of them
+        self._start = self._position = 0  # in the file: of the first, and of the next to take
 
     def append(self, frame: bytes) -> None:
         self._file.seek(0, os.SEEK_END)
@@ -240,14 +247,24 @@ class _Kept:
     def drop(self) -> None:
         """Forget the first."""
         self._start += self._lengths.popleft()
+        self.taken -= 1
         if not self._lengths:
             self._file.truncate(0)
-            self._start = 0
+            self._start = self._position = 0
 
-    def read(self) -> bytes:
-        """All frames, one after the other."""
-        self._file.seek(self._start)
-        return self._file.read()
+    def take(self) -> bytes:
+        """The next frame; empty where there is none."""
+        if self.taken == len(self._lengths):
+            return b""
+        self._file.seek(self._position)
+        frame = self._file.read(self._lengths[self.taken])
+        self._position += len(frame)
+        self.taken += 1
+        return frame
+
+    def rewind(self) -> None:
+        """Take all of them once more."""
+        self.taken, self._position = 0, self._start
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -286,17 +303,23 @@ class Session(Generic[M]):
         self._acknowledge(received)
         self._detach()
         self.channel = SelectorChannel(
-            end, self._kinds, self._selector, self._take, self._lose, largest=LARGEST_FILE
+            end,
+            self._kinds,
+            self._selector,
+            self._take,
+            self._lose,
+            largest=LARGEST_FILE,
+            more=self._kept.take,
         )
-        self.channel.write(b"".join(map(pack, first)) + self._kept.read())
+        self._kept.rewind()
+        self.channel.write(b"".join(map(pack, first)))
         self.channel.read()  # which may have been decrypted with what came before
 
     def send(self, message: Message) -> None:
         """Send a message, now or as soon as the other end can be reached."""
-        frame = pack(message)
-        self._kept.append(frame)
+        self._kept.append(pack(message))
         if self.channel is not None:
-            self.channel.write(frame)
+            self.channel.write()
 
     @property
     def settled(self) -> bool:
@@ -305,8 +328,8 @@ class Session(Generic[M]):
 
     def _acknowledge(self, count: int) -> None:
         """The first ``count`` messages of the conversation have arrived."""
-        if not 0 <= count - self._acknowledged <= len(self._kept):
-            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
+        if not 0 <= count - self._acknowledged <= self._kept.taken:
+            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + self._kept.taken}")
         while self._acknowledged < count:
             self._kept.drop()
             self._acknowledged += 1

@@ -287,6 +287,17 @@ def test_a_run_that_needs_all_nodes_ends_and_names_one_that_stands_still() -> No
     assert scene.failure() == "node 1 stands still: it was stopped"
 
 
+def test_a_coordinator_that_was_itself_stopped_blames_nobody() -> None:
+    scene = Scene().begin()
+    scene.take(0, Stood(True))
+    looks = 0
+    while not scene.lifecycle.away:
+        scene.now += 1000.0
+        scene.lifecycle.look(scene.now)
+        looks += 1
+    assert looks == DETECTION_S  # a second counts for each
+
+
 def test_it_is_said_for_whom_the_others_wait_ever_more_rarely() -> None:
     scene = Scene(gather={"lost_peer": "wait", "timeout_s": 500.0}).begin()
     scene.take(0, Progress(7, 0.0))

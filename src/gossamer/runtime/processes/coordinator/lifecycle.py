@@ -36,6 +36,8 @@ END_S = 30.0
 SAY_S = 10.0
 """Seconds after which the user is told which nodes the others wait for; then after twice as many, and so on."""
 MOST_NAMED = 5
+STEP_S = 1.0
+"""Seconds that count at most between two looks at a stopped node."""
 
 
 class Over(Exception):
@@ -128,7 +130,7 @@ class Lifecycle:
         self.away: dict[int, str] = {}  # the ranks that are not there, or taken for dead, and why
         self._began: float | None = None
         self._start_deadline = math.inf
-        self._now = self._heard_at = 0.0
+        self._now = self._heard_at = self._looked = 0.0
         self._early: list[FaultEvent] = []
         self._lost_before = [] if rounds is None else [r for r in range(self._size) if r not in rounds]
         self._restarting: dict[int, StartFrom] = {}  # as soon as their last process has ended
@@ -166,7 +168,7 @@ class Lifecycle:
         return all(node.ready for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        self._now = self._began = now
+        self._now = self._began = self._looked = now
         for rank, why in sorted(self.away.items()):
             self._tell_lost(rank, why)
         self._tell_all(sorted(self.alive), protocol.Go(now))
@@ -200,6 +202,9 @@ class Lifecycle:
     def _look_at_nodes(self, now_s: float) -> None:
         for fault in self._agenda.due(now_s):
             self._happens(fault)
+        # A coordinator that was itself stopped, perhaps with all of its nodes, blames no node.
+        stood, self._looked = max(self._now - self._looked - STEP_S, 0.0), self._now
+        self._noticed = {rank: due + stood for rank, due in self._noticed.items()}
         for rank in [rank for rank, due in self._noticed.items() if due <= self._now]:
             del self._noticed[rank]
             node, text = self.nodes[rank], f"node {rank} stands still"
@@ -209,8 +214,9 @@ class Lifecycle:
                 self._lose(rank, text, keep=True)
         if self._waits and self._lost_peer == "wait":
             self._look_at_away()
-        for rank in [rank for rank in self._restarting if rank not in self.alive and self._has_room(rank)]:
-            self._start_node(rank, self._restarting.pop(rank))
+        for rank in [rank for rank in self._restarting if rank not in self.alive]:
+            if self._has_room(rank):
+                self._start_node(rank, self._restarting.pop(rank))
         if self._introduction is not None and self._now > self._introduction.deadline:
             for rank in sorted(self._introduction.awaited):
                 self._lose(rank, f"node {rank} is silent", keep=True)

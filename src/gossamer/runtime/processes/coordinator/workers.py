@@ -261,7 +261,7 @@ class Workers:
         each = -(-self._nodes // self._least)
         return (
             f"{here}; awaited: {self._least} or more, for {self._nodes} nodes. Join with:"
-            f" gossamer worker {self._door.address} --join {self._door.token} --slots {each}"
+            f" gossamer worker {self._door.address} --join TOKEN --slots {each}"
         )
 
     def _place(self, worker: _Worker, ranks: Sequence[int]) -> None:
