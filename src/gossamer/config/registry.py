@@ -14,7 +14,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PydanticUserError,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import core_schema
 
 from gossamer.config.validation import bad_input
@@ -170,6 +178,9 @@ def _import(kind: str, path: str, said: str) -> type[Component]:
         raise BadInput(
             f"{said}: no module named {error.name!r} (the working directory is searched too)"
         ) from None
+    except PydanticUserError as error:  # its sentences on how to configure pydantic are left out
+        problem = error.message.partition(". ")[0]
+        raise BadInput(f"{said}: {problem}; accepted: a type for each attribute, e.g. rate: float") from error
     except Exception as error:
         raise BadInput(f"{said}: importing {module_name!r} raised {cause(error)}") from error
     if (found := getattr(module, attribute, None)) is None:
