@@ -117,6 +117,7 @@ def surroundings(
             and every node a message whatever it bears.
         flickers: whether it may be a network that lets nothing through that takes long: who has to hear from somebody doesn't.
     """
+    lossless = lossless or ALGORITHMS[name].needs_every_message
     rng = random.Random(f"{name} {number}")
     graph = nx.random_labeled_tree(nodes, seed=number)
     graph.add_edges_from(nx.gnp_random_graph(nodes, rng.choice([0.0, 0.3, 1.0]), seed=number).edges)
