@@ -43,6 +43,7 @@ class Codec(Component):
         lossless: whether it takes values of any type and returns them as they were.
         only_differences: whether it is for algorithms that send differences of models: what it decodes is too far from a
             model.
+        contracts_with: the settings with which it :attr:`contracts`, where not all do; for messages.
         decodes_alike: whether ``decode`` returns the same to every receiver of a payload, as is the default: then it is
             called once for all receivers within one process.
     """
@@ -53,6 +54,7 @@ class Codec(Component):
     final: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     only_differences: ClassVar[bool] = False
+    contracts_with: ClassVar[str] = "another codec"
     decodes_alike: ClassVar[bool] = True
     _state_goes_to: ClassVar[str] = "self.memory(node), which checkpoints keep"
 

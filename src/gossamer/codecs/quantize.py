@@ -188,6 +188,8 @@ class Quantize(_Levels):
         rounding: "stochastic", which is unbiased, or "nearest".
     """
 
+    contracts_with: ClassVar[str] = "3 bits or more, or rounding: nearest"
+
     bits: int = Field(default=8, ge=2, le=16)
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
@@ -217,6 +219,8 @@ class QSGD(_Levels):
         contract: divide by 1 + min(n / s^2, sqrt(n) / s), n the block's length, as CHOCO-SGD needs it: the error is then
             below that of sending nothing (Koloskova et al., ICML 2019, section 3.5).
     """
+
+    contracts_with: ClassVar[str] = "contract: true"
 
     levels: int = Field(default=16, ge=1, le=2**14)
     contract: bool = False

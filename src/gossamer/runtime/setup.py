@@ -201,7 +201,7 @@ def _check_codec(
         if algorithm.sends_differences and not part.contracts:
             raise BadInput(
                 f"codec: {part.name_of()}, which loses more of a difference than there is, with {name}; accepted:"
-                f" {'contract: true' if part.name_of() == 'qsgd' else '3 bits or more, or rounding: nearest'}"
+                f" {part.contracts_with}"
             )
         if part.only_differences and not algorithm.sends_differences:
             raise BadInput(
