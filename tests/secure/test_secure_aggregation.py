@@ -474,18 +474,33 @@ def test_both_engines_end_with_the_same_bits_and_bytes(tmp_path: Path, drop_outs
     simulated = gossamer.run(described(**fields), tmp_path)
     real = gossamer.run(described(**{**fields, "engine": "processes"}), tmp_path)
     assert torch.equal(simulated.parameters, real.parameters)
-    sums = [run.metrics.filter(run.metrics["round"] == 3)["bytes_sent"].sum() for run in (simulated, real)]
-    assert sums[0] == sums[1]
+    if drop_outs == "skip":  # otherwise a node may answer a last question after its last row
+        sent = [run.metrics.filter(run.metrics["round"] == 3)["bytes_sent"] for run in (simulated, real)]
+        assert sent[0].sum() == sent[1].sum()
 
 
-def test_a_resumed_run_ends_with_the_same_bits_and_no_key_is_saved(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"secure_aggregation": {"drop_outs": "recover"}}
+@pytest.mark.parametrize("drop_outs", ["skip", "recover"])
+def test_a_resumed_run_ends_with_the_same_bits_and_no_key_is_saved(tmp_path: Path, drop_outs: str) -> None:
+    fields: dict[str, Any] = {"secure_aggregation": {"drop_outs": drop_outs}}
     whole = gossamer.run(described(6, **fields), tmp_path)
     half = gossamer.run(described(3, checkpoint={"every_rounds": 3}, **fields), tmp_path)
     resumed = gossamer.resume(half.path, ["stop.rounds=6"])
     assert torch.equal(resumed.parameters, whole.parameters)
     for file in (half.path / "checkpoints").rglob("*"):
         assert not file.is_file() or TAG.encode() not in file.read_bytes()
+
+
+def test_nodes_agree_once_where_nothing_can_change(tmp_path: Path) -> None:
+    number = len(SEEN)
+    SEEN[number] = []
+    experiment = described(3, algorithm=Mixing(), wrappers=[Seen(number=number)])
+    np.testing.assert_allclose(
+        models(gossamer.run(experiment, tmp_path)), mixed(experiment, 3), atol=3 * NODES * 2.0**-20
+    )
+    assert {message.tag[1:] for _, message in SEEN[number] if message.tag[0] == TAG} == {
+        ("keys", 0),
+        ("roster", 0),
+    }
 
 
 def test_all_of_it_costs_less_than_one_percent_of_the_bytes(tmp_path: Path) -> None:

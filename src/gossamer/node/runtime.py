@@ -49,9 +49,12 @@ class NodeRuntime:
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
         codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
-        secret = setup.experiment.secure_aggregation is not None
-        self.secure = SecureAggregation(setup.experiment, self.node, host) if secret else None
-        self.coder = None if codec is None or secret else Coder(codec, self.node, differences=differences)
+        self.secure: SecureAggregation | None = None
+        if setup.experiment.secure_aggregation is not None:
+            static = setup.topology.static
+            self.secure = SecureAggregation(setup.experiment, self.node, host, static=static)
+            codec = None  # it encodes models itself
+        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler

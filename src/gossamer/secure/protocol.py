@@ -1,13 +1,14 @@
 """Secure aggregation as a node carries it out: it learns the weighted sum of its in-neighbours' models, and nothing else.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Every receiver i takes the
-part that the server has there, and its senders j, the in-neighbours, that of the users. In every round r, before training::
+part that the server has there, and its senders j, the in-neighbours, that of the users. Before training in round r, or
+only once where the graph is static and no node can be lost::
 
     keys      j -> i   the public key c_j
     roster    i -> j   rank, weight W_ik and public key of each sender k of i
 
-and in place of the model, where fix() gives fixed-point numbers and PRG_jk is a stream of a key that follows from c_j, c_k, i
-and r::
+In place of the model, where fix() gives fixed-point numbers and PRG_jk
+is a stream of a key that follows from c_j, c_k, i and r::
 
     words     j -> i   y_j = fix(W_ij x_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk    mod 2^ring_bits
 
@@ -97,19 +98,22 @@ class SecureAggregation:
 
     Keys and secrets are here and in messages only. No checkpoint has them: a node that is restarted has new ones."""
 
-    def __init__(self, experiment: Experiment, node: Node, host: Host) -> None:
-        settings = experiment.secure_aggregation
+    def __init__(self, experiment: Experiment, node: Node, host: Host, *, static: bool) -> None:
+        settings, gather = experiment.secure_aggregation, experiment.gather
         assert settings is not None
         self._settings, self._codec, self._node, self._host = settings, experiment.codec, node, host
         self._recovers = settings.drop_outs == "recover"
-        self._wait_s = experiment.gather.timeout_s and 2 * experiment.gather.timeout_s
+        self._wait_s = gather.timeout_s and 2 * gather.timeout_s
         """How long a sender waits for a receiver, which waits for senders meanwhile."""
+        nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
+        self._agrees_once = static and nobody_lost and not self._recovers
         self._ring = Ring(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
         self._agreed: dict[
             bytes, bytes
         ] = {}  # secrets in common, by the other's public key, whose signature was right
+        self._rosters: dict[int, Any] = {}  # by receiver
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
 
@@ -118,6 +122,10 @@ class SecureAggregation:
     async def begin_round(self, r: int) -> None:
         """Agree on masks with the co-senders of each receiver of this round, and relay what one's own senders agree on."""
         node = self._node
+        if self._agrees_once and self._rosters:
+            for to, each in self._rosters.items():
+                self._join(to, r, each, None)
+            return
         inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
         if len(inward) == 1:
             raise ValueError(
@@ -134,6 +142,7 @@ class SecureAggregation:
         rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
         joined = {to: each for to, each in rosters.items() if self._join(to, r, each, pairs.get(to))}
         if not self._recovers:
+            self._rosters = joined
             return
         for to, each in joined.items():
             node.send(to, self._shares(to, each, *secrets[to]), (TAG, "shares", r))
