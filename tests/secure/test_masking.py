@@ -74,10 +74,15 @@ def test_any_so_many_shares_determine_a_secret_and_fewer_do_not(threshold: int, 
         assert masking.join({each: shares[each] for each in chosen}) != secret
 
 
-def test_a_sealed_message_opens_with_its_key_and_context_only() -> None:
+def test_a_sealed_message_opens_with_its_key_sender_and_context_only() -> None:
     key, other = bytes(32), bytes([1] * 32)
-    sealed = masking.seal(key, b"share", b"roster")
-    assert masking.unseal(key, sealed, b"roster") == b"share"
-    for wrong in ((other, sealed, b"roster"), (key, sealed, b"other"), (key, sealed[:-1] + b"!", b"roster")):
-        with pytest.raises(ValueError, match="another key or context"):
+    sealed = masking.seal(key, b"share", 3, b"roster")
+    assert masking.unseal(key, sealed, 3, b"roster") == b"share"
+    for wrong in (
+        (other, sealed, 3, b"roster"),
+        (key, sealed, 4, b"roster"),
+        (key, sealed, 3, b"other"),
+        (key, sealed[:-1] + b"!", 3, b"roster"),
+    ):
+        with pytest.raises(ValueError, match="another key, sender or context"):
             masking.unseal(*wrong)

@@ -116,9 +116,13 @@ def test_models_are_mixed_as_the_weights_say(tmp_path: Path, topology: Any, drop
     )
 
 
-@pytest.mark.parametrize("codec", [None, COMMON, {"name": "round-robin", "blocks": 3, "support": "common"}])
-@pytest.mark.parametrize("drop_outs", ["skip", "recover"])
-@pytest.mark.parametrize("overlap", [False, True])
+ROUND_ROBIN = {"name": "round-robin", "blocks": 3, "support": "common"}
+
+
+@pytest.mark.parametrize(
+    ("codec", "drop_outs", "overlap"),
+    [(None, "skip", False), (None, "recover", True), (COMMON, "recover", False), (ROUND_ROBIN, "skip", True)],
+)
 def test_masks_change_no_bit_and_the_result_is_that_of_plain_d_psgd(
     tmp_path: Path, codec: Any, drop_outs: str, overlap: bool
 ) -> None:

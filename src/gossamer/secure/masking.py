@@ -105,14 +105,15 @@ def _shamir() -> Any:
     return Shamir
 
 
-def seal(key: bytes, message: bytes, context: bytes) -> bytes:
-    """Encrypt a message so that it can't be read or changed, nor opened in another context. A key must serve once."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), message, context)
+def seal(key: bytes, message: bytes, sender: int, context: bytes) -> bytes:
+    """Encrypt a message so that it can't be read or changed, nor opened as another sender's or in another context. A key must
+    serve each sender once."""
+    return ChaCha20Poly1305(key).encrypt(sender.to_bytes(12, "big"), message, context)
 
 
-def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
-    """The message in what :func:`seal` returned; ValueError if it was changed, or is of another key or context."""
+def unseal(key: bytes, sealed: bytes, sender: int, context: bytes) -> bytes:
+    """The message in what :func:`seal` returned; ValueError if it was changed, or is of another key, sender or context."""
     try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, context)
+        return ChaCha20Poly1305(key).decrypt(sender.to_bytes(12, "big"), sealed, context)
     except InvalidTag:
-        raise ValueError("a sealed message of another key or context, or a changed one") from None
+        raise ValueError("a sealed message of another key, sender or context, or a changed one") from None

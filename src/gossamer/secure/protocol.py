@@ -7,8 +7,8 @@ only once where the graph is static and no node can be lost::
     keys      j -> i   the public key c_j
     roster    i -> j   rank, weight W_ik and public key of each sender k of i
 
-In place of the model, where fix() gives fixed-point numbers and PRG_jk
-is a stream of a key that follows from c_j, c_k, i and r::
+In place of the model, where fix() gives fixed-point numbers and PRG_jk is a stream of a key that follows from c_j, c_k, i
+and r::
 
     words     j -> i   y_j = fix(W_ij x_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk    mod 2^ring_bits
 
@@ -70,6 +70,8 @@ class _Given:
         senders: all senders on the roster, ascending.
         keys: the key of the mask in common with each other sender.
         sent: whether words have gone to this receiver.
+        context: the digest of its roster: shares can be opened only by a node that got the same one.
+        sealing: the key by which shares are sealed between this node and each other sender.
         own: b, the secret of its own mask; empty if there is none.
         shares: its shares of a and b of each other sender that gave some."""
 
@@ -78,6 +80,8 @@ class _Given:
     bound: float
     senders: Sequence[int]
     keys: dict[int, bytes]
+    context: bytes
+    sealing: dict[int, bytes] = field(default_factory=dict)
     sent: bool = False
     own: bytes = b""
     shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
@@ -144,13 +148,13 @@ class SecureAggregation:
         if not self._recovers:
             self._rosters = joined
             return
-        for to, each in joined.items():
-            node.send(to, self._shares(to, each, *secrets[to]), (TAG, "shares", r))
+        for to in joined:
+            node.send(to, self._shares(to, *secrets[to]), (TAG, "shares", r))
         await self._relay(r)
         relayed = await node.gather(joined, (TAG, "relay", r), timeout=self._wait_s)
-        for to, each in joined.items():
+        for to in joined:
             if relayed.get(to):
-                self._open(to, each, relayed[to])
+                self._open(to, relayed[to])
             else:
                 del self._given[to]
 
@@ -173,14 +177,16 @@ class SecureAggregation:
             raise ValueError(
                 f"the roster of node {to} has weights {weights}; accepted: {LEAST} or more, from 0"
             )
-        keys = {}
-        for rank, _, public, signature, other in roster:
-            if rank == own:
-                continue
-            agreed = self._agree(rank, public, signature) if pair is None else pair.agree(other)
-            keys[rank] = masking.derive(agreed, "mask", to, r)
         bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
-        self._given[to] = _Given(r, weights[own], bound, sorted(weights), keys)
+        given = _Given(r, weights[own], bound, sorted(weights), {}, _digest(roster))
+        for rank, _, public, signature, other in roster:
+            if rank != own:
+                common = self._agree(rank, public, signature)
+                given.sealing[rank] = masking.derive(common, "shares", to, r)
+                given.keys[rank] = masking.derive(
+                    common if pair is None else pair.agree(other), "mask", to, r
+                )
+        self._given[to] = given
         return True
 
     def _agree(self, rank: int, public: bytes, signature: bytes) -> bytes:
@@ -193,29 +199,17 @@ class SecureAggregation:
 
     # --- shares of secrets, with drop_outs: recover
 
-    def _shares(self, to: int, roster: Any, a: bytes, b: bytes) -> dict[int, bytes]:
+    def _shares(self, to: int, a: bytes, b: bytes) -> dict[int, bytes]:
         """Shares of this node's two secrets, sealed for each co-sender."""
-        given = self._given[to]
+        given, own = self._given[to], self._node.rank
         given.own = b
-        others = [rank for rank in given.senders if rank != self._node.rank]
-        needed = threshold(len(given.senders))
+        count, needed = len(given.senders), threshold(len(given.senders))
         # (A node's own share would be one more, which it does not need: it has the secret.)
-        shares = zip(
-            others, *(masking.split(each, needed, len(given.senders)) for each in (a, b)), strict=False
-        )
-        context = _context(roster)
+        shares = zip(given.keys, *(masking.split(each, needed, count) for each in (a, b)), strict=False)
         return {
-            rank: masking.seal(
-                self._sealing(self._node.rank, rank, to, given.round, roster), one + other, context
-            )
+            rank: masking.seal(given.sealing[rank], one + other, own, given.context)
             for rank, one, other in shares
         }
-
-    def _sealing(self, sender: int, receiver: int, to: int, r: int, roster: Any) -> bytes:
-        """The key by which shares for the sum of node ``to`` are sealed between two of its senders."""
-        other = sender if receiver == self._node.rank else receiver
-        public, signature = next((each[2], each[3]) for each in roster if each[0] == other)
-        return masking.derive(self._agree(other, public, signature), "shares", to, r, sender, receiver)
 
     async def _relay(self, r: int) -> None:
         """Hand each sender what the others have sealed for it."""
@@ -228,12 +222,11 @@ class SecureAggregation:
             others = {other: each[rank] for other, each in given.items() if other != rank}
             self._node.send(rank, others if enough and rank in given else None, (TAG, "relay", r))
 
-    def _open(self, to: int, roster: Any, relayed: Any) -> None:
+    def _open(self, to: int, relayed: Any) -> None:
         """Keep the others' shares. Masks are only in common with those whose shares have come."""
-        given, context, own = self._given[to], _context(roster), self._node.rank
+        given = self._given[to]
         for rank, sealed in relayed.items():
-            key = self._sealing(rank, own, to, given.round, roster)
-            opened = masking.unseal(key, sealed, context)
+            opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
             given.shares[rank] = opened[: len(opened) // 2], opened[len(opened) // 2 :]
         given.keys = {rank: given.keys[rank] for rank in given.shares}
 
@@ -388,8 +381,7 @@ def _signed(public: bytes) -> bytes:
     return b"gossamer/secure-aggregation/key" + public
 
 
-def _context(roster: Any) -> bytes:
-    """The digest of a roster: shares can be opened only by a node that got the same one."""
+def _digest(roster: Any) -> bytes:
     return hashlib.sha256(encode(roster).structure).digest()
 
 
