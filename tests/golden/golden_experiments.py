@@ -433,6 +433,18 @@ EXPERIMENTS: dict[str, Settings] = {
         "gather": {"timeout_s": 0.05},
         "secure_aggregation": {"drop_outs": "recover"},
     },
+    "topology-aware": {
+        "algorithm": {
+            "name": "topology-aware",
+            "participation": 0.7,
+            "proximal": 0.1,
+            "distance": "norm",
+            "order": "sequential",
+            "evaluate_trained": ["test"],
+        },
+        "initial": "independent",
+        "optimizer": {"name": "adam", "lr": 0.01, "reset_every_round": True},
+    },
     "secure-once": {"algorithm": "qg-momentum", "secure_aggregation": {}},
     "ad-psgd-quantize": {
         "algorithm": "ad-psgd",
@@ -519,6 +531,7 @@ SYNCHRONOUS: list[str] = [
     "threshold",
     "wrapped",
     "secure-once",
+    "topology-aware",
 ]
 """Experiments that come to the same bits as real processes."""
 

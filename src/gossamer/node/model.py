@@ -51,7 +51,8 @@ class OwnModel:
         buffers: the model's buffers.
         state: the optimizer's, as the last committed step left it; None is a fresh one.
         reset: whether the next step that is asked for starts with a fresh one.
-        losses: mean losses of the committed steps since the last row."""
+        losses: mean losses of the committed steps since the last row.
+        steps_per_epoch: the steps that see every sample of the node."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
@@ -63,6 +64,7 @@ class OwnModel:
         self.losses: list[float] = []
         experiment = setup.experiment
         self._batches = BatchStream(experiment.seed, rank, self._samples, experiment.batch_size)
+        self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
         """The model for a reader that settles it first: its values may not be written yet."""

@@ -38,6 +38,7 @@ class Node:
         rank: this node's number, from 0.
         size: number of nodes.
         samples: number of training samples that this node holds.
+        steps_per_epoch: the local steps that see each of them at least once.
         label_counts: how many of them are of each class, int64 [classes]; None where the targets are no classes.
         layout: fields (name, start, shape) of the flat parameter vector.
         lr: learning rate of the next steps. The optimizer's schedule, if any, sets it when a round ends; a value that an
@@ -50,6 +51,7 @@ class Node:
         setup = runtime.setup
         self.rank, self.size = runtime.rank, setup.experiment.nodes
         self.samples = len(setup.parts[self.rank])
+        self.steps_per_epoch = runtime.own.steps_per_epoch
         self.label_counts = None if setup.labels is None else setup.labels[self.rank]
         self.layout: tuple[Field, ...] = setup.layout.parameters
         self.lr = setup.experiment.optimizer.lr_at(0)
