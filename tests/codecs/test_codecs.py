@@ -23,6 +23,7 @@ from gossamer.config.registry import names
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Part, Payload
 from gossamer.randomness import generator
+from gossamer.runtime.simulate.mixing import LEAST_LENGTH
 from scenario import FEATURES, experiment, play
 
 CODECS: dict[str, Any] = {
@@ -200,10 +201,13 @@ def test_each_vector_of_a_round_is_rounded_by_other_chance(tmp_path: Path) -> No
 
 @given(st.integers(2, 16), st.data())
 def test_bits_are_packed_and_unpacked(width: int, data: Any) -> None:
+    """Low bytes, then the bits that are left."""
     codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), dtype=np.uint16)
     packed = _packed(codes, width)
-    as_text = "".join(f"{code:0{width}b}"[::-1] for code in codes)
-    assert packed.tolist() == [int(as_text[at : at + 8][::-1], 2) for at in range(0, len(as_text), 8)]
+    low, rest = (codes.tolist(), width - 8) if width >= 8 else ([], width)
+    as_text = "".join(f"{code >> (width - rest):0{rest}b}"[::-1] for code in codes) if rest else ""
+    bits = [int(as_text[at : at + 8][::-1], 2) for at in range(0, len(as_text), 8)]
+    assert packed.tolist() == [*(code & 255 for code in low), *bits]
     assert _unpacked(packed, width, len(codes)).tolist() == codes.tolist()
 
 
@@ -255,6 +259,45 @@ def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
     cut = gossamer.run(described(codec, 3, checkpoint={"every_rounds": 3}), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
     assert torch.equal(bits(whole), bits(resumed))
+
+
+@pytest.mark.parametrize("codec", ["top-k", "jwins", "entropy"])
+def test_the_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: Path) -> None:
+    """Long vectors are decoded and mixed by several threads."""
+    task = {"name": "least-squares", "features": LEAST_LENGTH, "samples": 8, "test_samples": 1}
+    runs = [
+        gossamer.run(
+            described(
+                CODECS[codec],
+                2,
+                nodes=8,
+                topology="complete",
+                task=task,
+                engine={"name": "simulate", "workers": workers},
+            ),
+            tmp_path / str(workers),
+        )
+        for workers in (1, 2, 5)
+    ]
+    assert torch.equal(bits(runs[0]), bits(runs[1]))
+    assert torch.equal(bits(runs[0]), bits(runs[2]))
+
+
+def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        other = 1 - node.rank
+        if node.rank == 1:
+            await node.sleep(1)
+            node.send(other, node.model, "m")
+            return node.parameters
+        gathering = node.spawn(node.gather([other], "m"))
+        await node.sleep(1)
+        await node.sleep(0)  # the message is delivered, and mixing steps and the like are about to run
+        gathering.cancel()
+        return node.drain("m")[0].payload.parameters
+
+    values = play(tmp_path, script, 2, codec="identity", initial="independent").values
+    assert torch.equal(values[0], values[1])
 
 
 def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:

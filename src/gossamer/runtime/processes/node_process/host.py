@@ -29,7 +29,7 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.malloc import trim
-from gossamer.learning.mixing import Mix
+from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
 from gossamer.messages import encode
@@ -345,7 +345,7 @@ class NodeHost:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def mix(self, prepare: Callable[[], Mix], commit: Callable[[Any], Any], *, read: bool) -> Any:
+    async def mix(self, prepare: Callable[[], Step], commit: Callable[[Any], Any], *, read: bool) -> Any:
         # Tasks that were spawned before get their turn first, as in the simulator, where mixing comes last of an instant.
         await asyncio.sleep(0)
         return commit(prepare().run(self.fresh))
