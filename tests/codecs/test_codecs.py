@@ -461,6 +461,111 @@ def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> N
     play(tmp_path, script, 2, codec="float16")
 
 
+# --- the time that encoding takes
+
+ENCODING: dict[str, Any] = {"name": "constant", "seconds_per_step": 1.0, "steps_per_encoding": 0.25}
+AFTER_A_TENTH: dict[str, Any] = {"name": "uniform", "latency_s": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("compute", "codec", "seconds", "algorithm"),
+    [
+        (ENCODING, "float16", 1.35, "d-psgd"),
+        (ENCODING, "float16", 1.35, "choco-sgd"),
+        ({**ENCODING, "steps_per_encoding": 0}, "float16", 1.1, "d-psgd"),
+        (ENCODING, None, 1.1, "d-psgd"),
+        (ENCODING, "identity", 1.1, "d-psgd"),  # it encodes nothing
+    ],
+)
+def test_encoding_takes_time_on_the_nodes_clock(
+    compute: dict[str, Any], codec: Any, seconds: float, algorithm: str, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"topology": "complete", "algorithm": algorithm, "network": AFTER_A_TENTH}
+    run = gossamer.run(described(codec, 3, compute=compute, **more), tmp_path)
+    last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == 3)
+    assert last["time_s"].to_list() == pytest.approx([3 * seconds] * 4)
+
+
+def test_encoding_takes_a_straggler_as_much_longer_as_a_step(tmp_path: Path) -> None:
+    compute = {"name": "stragglers", "base": {"name": "constant", "seconds_per_step": 1.0}, "factor": 3}
+    compute |= {"ranks": [2], "steps_per_encoding": 0.25}
+    run = gossamer.run(
+        described("float16", 3, compute=compute, network=AFTER_A_TENTH, topology="complete"), tmp_path
+    )
+    last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == 3)
+    # The others wait for its messages, which come 0.1 s later.
+    assert last["time_s"].to_list() == pytest.approx([11.35, 11.35, 11.25, 11.35])
+
+
+def test_messages_leave_in_order_when_the_ones_before_are_encoded(tmp_path: Path) -> None:
+    """A node encodes and trains one after the other, in the order in which it was asked to."""
+
+    async def script(node: Node) -> Any:
+        if node.rank == 1:
+            came = [await node.receive() for _ in range(5)]
+            return [(message.tag[0], round(node.now(), 6), round(message.sent_at, 6)) for message in came]
+        node.send(1, 0, "exact, first")
+        training = node.spawn(node.train())
+        await node.sleep(0)
+        node.send(1, node.model, "encoded")
+        node.send(1, node.model, "again")  # is encoded already
+        lost = node.send(1, node.model, "taken back")
+        node.send(1, node.model, "exact, last", exact=True)
+        assert not lost.done()
+        assert lost.cancel()
+        assert lost.done()
+        await node.train()
+        trained = node.now()
+        node.parameters = 2 * node.parameters
+        await node.send(1, node.model, "new")
+        return training.done(), trained, node.now(), node.traffic.messages_cancelled
+
+    values = play(tmp_path, script, 2, codec="float16", compute=ENCODING).values
+    assert values[0] == (True, 2.25, 2.5, 1)
+    assert [tag for tag, _, _ in values[1]] == ["exact, first", "encoded", "again", "exact, last", "new"]
+    assert [sent_at for _, _, sent_at in values[1]] == [0.0, 1.25, 1.25, 1.25, 2.5]
+
+
+def test_a_round_ends_when_its_messages_have_left(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        if node.rank == 1:
+            return (await node.receive("m")).sent_at
+        node.send(1, node.model, "m")
+        await node.end_round(0)
+        return node.now()
+
+    assert play(tmp_path, script, 2, codec="float16", compute=ENCODING).values == {0: 0.25, 1: 0.25}
+
+
+@pytest.mark.parametrize("algorithm", ["d-psgd", "ad-psgd"])
+def test_a_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"algorithm": algorithm, "compute": ENCODING, "network": AFTER_A_TENTH}
+    whole = gossamer.run(described("float16", 6, **more), tmp_path / "whole")
+    cut = gossamer.run(described("float16", 3, checkpoint={"every_rounds": 3}, **more), tmp_path / "cut")
+    resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
+    times = [run.metrics.filter(run.metrics["round"] == 6)["time_s"].to_list() for run in (whole, resumed)]
+    if (
+        algorithm == "d-psgd"
+    ):  # (ad-psgd answers in a task of its own, so its resumed run may go another way.)
+        assert times[0] == times[1]
+    assert resumed.status == "done"
+
+
+def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
+    compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
+    engine = {"name": "processes", "pace": True}
+    run = gossamer.run(described("float16", 3, compute=compute, engine=engine), tmp_path)
+    assert run.metrics["time_s"].max() >= 3 * 0.21  # type: ignore[operator]
+
+
+def test_only_the_outermost_profile_says_what_encoding_takes(tmp_path: Path) -> None:
+    compute = {"name": "stragglers", "base": ENCODING, "count": 1}
+    with pytest.raises(
+        BadInput, match=r"compute\.base.*a profile without steps_per_encoding, which the outermost one has"
+    ):
+        gossamer.run(described("float16", compute=compute), tmp_path)
+
+
 DIFFERENCES: dict[str, Any] = {
     "sign": "sign",
     "stc": {"name": "stc", "fraction": 0.4},

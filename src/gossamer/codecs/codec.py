@@ -231,13 +231,18 @@ class Coder:
 
     Args:
         codec: the experiment's.
-        node: the node, which is kept as an attribute.
+        node: the node.
         differences: whether the algorithm sends differences (:attr:`~gossamer.Algorithm.sends_differences`).
+
+    Attributes:
+        node: the node.
+        encoded: vectors that the codec has encoded so far.
     """
 
     def __init__(self, codec: Codec, node: Node, *, differences: bool = False) -> None:
         self._codec, self.node = codec, node
         self._differences = differences
+        self.encoded = 0
         self._alike = all(part.decodes_alike for part in codec.parts())
         self._last: tuple[Tensor, int, int, Coded] | None = None
         for part in codec.parts():
@@ -247,6 +252,7 @@ class Coder:
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
         """What travels in place of a difference, and what receivers decode it to."""
+        self.encoded += 1
         coded = Coded(self._codec.compress(self.node, vector.detach(), self.node.round))
         decoded = self._vector(self.node.rank, coded)
         return coded, decoded
@@ -281,6 +287,7 @@ class Coder:
         if payload[0] is vector and len(payload) == 1:
             return model
         coded = Coded(payload)
+        self.encoded += 1
         self._last = vector, vector._version, round, coded
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 

@@ -101,6 +101,8 @@ class Host(Protocol):
 
     lost: set[int]
     """Ranks known to be dead."""
+    paced: bool
+    """Whether computations take as long as the compute profile says."""
 
     @property
     def traffic(self) -> Traffic:

@@ -50,6 +50,7 @@ class SimHost:
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended = round_ended
         self.lost: set[int] = set()
+        self.paced = True
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
