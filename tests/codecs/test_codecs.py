@@ -42,6 +42,7 @@ CODECS: dict[str, Any] = {
     "random-k, common": {"name": "random-k", "fraction": 0.3, "support": "common"},
     "float16": "float16",
     "quantize": {"name": "quantize", "bits": 5},
+    "quantize and entropy": [{"name": "quantize", "bits": 3}, "entropy"],
     "chain": [{"name": "top-k", "fraction": 0.5}, "identity", {"name": "quantize", "bits": 4}],
 }
 EVERY = pytest.mark.parametrize("codec", CODECS.values(), ids=list(CODECS))
@@ -589,19 +590,23 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "gossip-learning"},
 ]
 TAKES_DIFFERENCES: list[dict[str, Any]] = [{"name": "choco-sgd"}, {"name": "deepsqueeze"}, {"name": "beer"}]
+TAKES_PIECES: list[dict[str, Any]] = [
+    {"name": "all-reduce"},
+    {"name": "divshare", "fraction": 0.3, "recipients": 2},
+]
+ENCODES_PIECES = ("identity", "bfloat16", "qsgd", "float16", "quantize", "quantize and entropy")
 TAKES_NONE: list[dict[str, Any]] = [
     {"name": "local"},
     {"name": "centralized"},
-    {"name": "all-reduce"},
     {"name": "powergossip"},
     {"name": "relay-sum", "tree": "spanning"},
-    {"name": "divshare", "fraction": 0.2},
 ]
 EIGHT: dict[str, Any] = {"nodes": 8, "topology": "complete"}
 
 
 def test_every_algorithm_is_in_one_of_these_lists() -> None:
-    listed = {each["name"] for each in (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_NONE)}
+    takes = (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_PIECES, *TAKES_NONE)
+    listed = {each["name"] for each in takes}
     assert listed == set(names("algorithm"))
 
 
@@ -641,6 +646,59 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
             same = total(run, "bytes_sent") == total(plain, "bytes_sent")
             assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
+
+
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", TAKES_PIECES, ids=lambda each: str(each["name"]))
+def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
+    algorithm: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    more = {**EIGHT, "algorithm": algorithm, "engine": engine}
+    for name, codec in (CODECS | DIFFERENCES).items():
+        if name not in ENCODES_PIECES:
+            with pytest.raises(BadInput, match=f"codec: .*, with {algorithm['name']}, which sends"):
+                gossamer.run(described(codec, 2, **more), tmp_path)
+            continue
+        run = gossamer.run(described(codec, 2, **more), tmp_path / name)
+        assert run.status == "done"
+        assert bits(run).isfinite().all()
+        if algorithm["name"] == "all-reduce":
+            assert all(torch.equal(each, bits(run)[0]) for each in bits(run))
+
+
+def test_all_reduce_encodes_its_segments_on_both_ways(tmp_path: Path) -> None:
+    """Nodes that don't learn: the mean of what the owner of a segment decodes, and that rounded again."""
+    still = {"optimizer": {"name": "sgd", "lr": 1e-30}, "algorithm": "all-reduce"}
+    start = bits(
+        gossamer.run(described(None, 1, **{**still, "algorithm": "local"}), tmp_path / "start")
+    ).numpy()
+    found = bits(gossamer.run(described("float16", 1, **still), tmp_path / "run")).numpy()
+    whole = []
+    for owner, columns in enumerate(np.array_split(np.arange(P), 4)):
+        theirs = [
+            x[columns].astype(np.float16 if rank != owner else np.float32) for rank, x in enumerate(start)
+        ]
+        whole.append(np.mean([each.astype(np.float64) for each in theirs], axis=0).astype(np.float16))
+    np.testing.assert_allclose(found, [np.concatenate(whole)] * 4, rtol=2e-3, atol=1e-6)
+    assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
+
+
+def test_a_fragment_is_encoded_once_for_all_its_recipients(tmp_path: Path) -> None:
+    """Two rounds of nodes that don't learn: in the second, all have the fragments of the first."""
+    number = len(_payloads)
+    _payloads[number] = []
+    algorithm = {"name": "divshare", "fraction": 0.5, "recipients": 3}
+    still = {"optimizer": {"name": "sgd", "lr": 1e-30}, "algorithm": algorithm, "topology": "complete"}
+    start = bits(
+        gossamer.run(described(None, 1, **{**still, "algorithm": "local"}), tmp_path / "start")
+    ).numpy()
+    wrappers = [Spy(number=number)]
+    run = gossamer.run(described("float16", 2, wrappers=wrappers, **still), tmp_path / "run")
+    rounded = start.astype(np.float16).astype(np.float32)
+    expected = (start - rounded + rounded.sum(axis=0)) / 4
+    np.testing.assert_allclose(bits(run).numpy(), expected, rtol=1e-5, atol=1e-6)
+    encoded = {id(payload.parameters) for source, _, payload in _payloads[number] if source == 0}
+    assert len(encoded) == 2 * 2  # a round and fragment
 
 
 @pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
@@ -694,7 +752,12 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
             {"algorithm": {"name": "relay-sum", "tree": "spanning"}},
             "codec: float16 for relay-sum, which sends no whole models",
         ),
-        ("float16", {"algorithm": "divshare"}, "codec: float16 for divshare, which sends no whole models"),
+        ("jwins", {"algorithm": "divshare"}, "codec: jwins, which takes whole models, with divshare"),
+        (
+            {"name": "quantize", "block": "tensor"},
+            {"algorithm": "all-reduce"},
+            "quantize, which takes whole models",
+        ),
         ("float16", {"algorithm": "local"}, "codec: float16 for local"),
         (
             {"name": "top-k", "fraction": 0.5},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Shaped
 from pydantic import BeforeValidator
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.config.registry import Component, build, register
 from gossamer.errors import BadInput
@@ -65,7 +66,8 @@ class Codec(Component):
 
     @property
     def comes_first(self) -> bool:
-        """Whether it encodes whole vectors only, and so comes first in a chain. Sparse codecs do."""
+        """Whether it encodes whole vectors only, and so comes first in a chain, and does not take pieces of models. Sparse
+        codecs do."""
         return self.sparse
 
     @property
@@ -233,25 +235,26 @@ class Coder:
         codec: the experiment's.
         node: the node.
         differences: whether the algorithm sends differences (:attr:`~gossamer.Algorithm.sends_differences`).
+        pieces: whether it sends pieces of models (:meth:`~gossamer.Algorithm.sends_pieces`).
 
     Attributes:
         node: the node.
         encoded: vectors that the codec has encoded so far.
     """
 
-    def __init__(self, codec: Codec, node: Node, *, differences: bool = False) -> None:
+    def __init__(self, codec: Codec, node: Node, *, differences: bool = False, pieces: bool = False) -> None:
         self._codec, self.node = codec, node
-        self._differences = differences
+        self._differences, self._pieces = differences, pieces
         self.encoded = 0
         self._alike = all(part.decodes_alike for part in codec.parts())
-        self._last: tuple[Tensor, int, int, Coded] | None = None
+        self._coded: MutableMapping[Tensor, tuple[tuple[int, int], Coded]] = WeakTensorKeyDictionary()
         for part in codec.parts():
             part.begin(node)
 
     # --- out
 
     def compress(self, vector: Float[Tensor, " params"]) -> tuple[Coded, Tensor | Part]:
-        """What travels in place of a difference, and what receivers decode it to."""
+        """What travels in place of a difference or a piece, and what receivers decode it to."""
         self.encoded += 1
         coded = Coded(self._codec.compress(self.node, vector.detach(), self.node.round))
         decoded = self._vector(self.node.rank, coded)
@@ -276,19 +279,20 @@ class Coder:
         return payload
 
     def _encode(self, model: Model) -> Model:
-        vector, round = model.parameters, self.node.round
+        vector = model.parameters
         if not isinstance(vector, Tensor):  # a part that came in, or a compressed difference
             return model
         if vector.requires_grad:
             vector = vector.detach()
-        if (last := self._last) is not None and last[0] is vector and last[1:3] == (vector._version, round):
-            return Model(last[3], model.buffers)  # type: ignore[arg-type]
-        payload = self._codec.encode(self.node, vector, round)
+        key = vector._version, self.node.round
+        if (known := self._coded.get(vector)) is not None and known[0] == key:
+            return Model(known[1], model.buffers)  # type: ignore[arg-type]
+        payload = self._codec.encode(self.node, vector, self.node.round)
         if payload[0] is vector and len(payload) == 1:
             return model
         coded = Coded(payload)
         self.encoded += 1
-        self._last = vector, vector._version, round, coded
+        self._coded[vector] = key, coded
         return Model(coded, model.buffers)  # type: ignore[arg-type]
 
     def end_round(self) -> None:
@@ -334,14 +338,14 @@ class Coder:
 
         try:
             found = self._codec.decode(node, source, _encoded(coded.payload), own)
-            if (found.size if isinstance(found, Part) else len(found)) != size:
+            if not self._pieces and (found.size if isinstance(found, Part) else len(found)) != size:
                 raise ValueError("a vector of another length")
         except (ValueError, TypeError, LookupError) as error:
             raise ValueError(
                 f"a model from node {source} that codec {self._codec.name_of()} can't decode: {error}"
             ) from error
         if isinstance(found, Tensor):
-            found = node.store(found)
+            found = found if self._pieces else node.store(found)
         else:
             device = node.parameters.device
             found = Part(found.values.to(device), found.where.to(device), found.size)

@@ -276,18 +276,21 @@ class Node:
         return self._queue(ranks, payload, name)
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
-        """Encode a difference of models by the experiment's codec, without sending it; for an algorithm with
-        ``sends_differences``.
+        """Encode a difference of models or a piece of a model by the experiment's codec, without sending it; for an algorithm
+        with ``sends_differences`` or ``sends_pieces``.
 
         Args:
-            v: the difference, float32 [P].
+            v: the difference, float32 [P], or the piece, float32 [n].
 
         Returns:
-            What to send, as ``Model(sent, node.buffers)``, and the vector [P] that it stands for. Without a codec both are
-            the difference."""
-        if not self._setup.experiment.algorithm.sends_differences:
-            raise ValueError("node.compress: for an algorithm with sends_differences = True")
-        self._check_vector(v, "compress", self._setup.layout.size)
+            What to send, as ``Model(sent, node.buffers)``, and the vector that it stands for. Without a codec both are
+            ``v``."""
+        algorithm = self._setup.experiment.algorithm
+        if not (algorithm.sends_differences or algorithm.sends_pieces()):
+            raise ValueError(
+                "node.compress: for an algorithm with sends_differences = True, or with sends_pieces()"
+            )
+        self._check_vector(v, "compress", len(v) if algorithm.sends_pieces() else self._setup.layout.size)
         if self._runtime.coder is None:
             return v, v
         sent, found = self._runtime.coder.compress(v)

@@ -46,8 +46,9 @@ class NodeRuntime:
         self.before_round = self._wrappers("before_round")
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
-        codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
-        self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
+        codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
+        kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
+        self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
