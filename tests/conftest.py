@@ -37,7 +37,7 @@ settings.register_profile("gossamer", deadline=None)
 settings.load_profile("gossamer")
 
 
-QUICK = {"algorithms", "cli", "codecs", "faults", "network", "node", "results", "sweep", "topology"}
+QUICK = {"algorithms", "cli", "codecs", "faults", "network", "node", "results", "secure", "sweep", "topology"}
 
 
 @pytest.fixture(autouse=True)

@@ -426,6 +426,14 @@ EXPERIMENTS: dict[str, Settings] = {
         "algorithm": {"name": "powergossip", "local_steps": 2},
         "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
     },
+    "secure": {
+        "topology": {"name": "random-regular", "degree": 3, "every_rounds": 2},
+        "codec": {"name": "random-k", "fraction": 0.5, "support": "common"},
+        "network": {**SLOW_LINKS, "loss": 0.05},
+        "gather": {"timeout_s": 0.05},
+        "secure_aggregation": {"drop_outs": "recover"},
+    },
+    "secure-once": {"algorithm": "qg-momentum", "secure_aggregation": {}},
     "ad-psgd-quantize": {
         "algorithm": "ad-psgd",
         "codec": "quantize",
@@ -510,6 +518,7 @@ SYNCHRONOUS: list[str] = [
     "powergossip",
     "threshold",
     "wrapped",
+    "secure-once",
 ]
 """Experiments that come to the same bits as real processes."""
 

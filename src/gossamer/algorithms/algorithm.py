@@ -23,6 +23,9 @@ class Algorithm(Component):
             neither for weights nor for the graph. Not the default.
         mixes_models: whether it takes weighted means of whole models, with :meth:`Node.mix` or with :meth:`Node.combine` and
             ``aggregate``, so that the experiment may name another ``aggregator``. Not the default.
+        sums_suffice: whether all that it sends in a round is its model, once to each out-neighbour, and all that it does
+            with others' models is to mix them with ``node.mixing_weights(r)``; then ``secure_aggregation`` can hide them.
+            Not the default.
         sends_differences: whether what it sends as :class:`~gossamer.Model` are differences, encoded by
             :meth:`Node.compress`. Not the default.
         needs_every_message: whether a message that comes too late would leave nodes with different ideas of each other; then
@@ -33,6 +36,7 @@ class Algorithm(Component):
     tolerates_loss: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = False
+    sums_suffice: ClassVar[bool] = False
     sends_differences: ClassVar[bool] = False
     needs_every_message: ClassVar[bool] = False
     tolerates_absence: ClassVar[bool] = True

@@ -185,6 +185,7 @@ class QuasiGlobalMomentum(Algorithm):
         nesterov: look ahead along the momentum."""
 
     mixes_models: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = True
     beta: float = Field(default=0.9, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False

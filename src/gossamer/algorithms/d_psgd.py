@@ -31,6 +31,7 @@ class DPSGD(Algorithm):
             form."""
 
     mixes_models: ClassVar[bool] = True
+    sums_suffice: ClassVar[bool] = True
     local_steps: int = Field(default=1, ge=1)
     overlap: bool = False
 

@@ -93,6 +93,29 @@ class Gather(Section):
         return self
 
 
+class SecureAggregation(Section):
+    """Nodes learn the weighted sum of their neighbours' models, and no single one; see docs/security.md.
+
+    Attributes:
+        ring_bits: width of the integers that travel.
+        fraction_bits: how many of these are behind the point; values have to be below
+            2^(ring_bits - 1 - fraction_bits) - 1.
+        drop_outs: when a sender is lost, "skip" a round's mixing, or "recover" the sum of the others.
+        masked: false sends the same integers without masks, to measure what these cost.
+    """
+
+    ring_bits: Literal[32, 64] = 32
+    fraction_bits: int = Field(default=20, ge=8)
+    drop_outs: Literal["skip", "recover"] = "skip"
+    masked: bool = Field(default=True, strict=True)
+
+    @model_validator(mode="after")
+    def _has_whole_bits(self) -> SecureAggregation:
+        if self.fraction_bits > self.ring_bits - 4:
+            raise ValueError(f"fraction_bits of at most {self.ring_bits - 4}")
+        return self
+
+
 class Failures(Section):
     """When peers consider a node dead. A null ``heartbeat_s`` sends none on one machine, where the parent process sees which
     node ends or stops, elsewhere every fifth of ``detection_s``. With heartbeats, a peer that hangs is noticed within
@@ -211,6 +234,7 @@ class Experiment(Section):
     network: Annotated[Any, ComponentField("network")] = Field(default="uniform", validate_default=True)
     faults: Annotated[tuple[Any, ...], ComponentField("fault", "faults", many=True)] = ()
     gather: Gather = Gather()
+    secure_aggregation: SecureAggregation | None = None
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
     stop: Stop

@@ -167,6 +167,8 @@ class Node:
         Returns:
             A vector or a model, as ``own`` is."""
         whole, setup = isinstance(own, Model), self._setup
+        if aggregate and self._runtime.secure is not None:
+            inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
@@ -187,6 +189,8 @@ class Node:
 
         An inbox of :class:`Model` mixes buffers too, where the model has any. ``missing`` and ``self_weight`` are as for
         :meth:`combine`."""
+        if self._runtime.secure is not None:
+            inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
@@ -261,11 +265,19 @@ class Node:
         name = as_tag(tag)
         if self._sampler is not None and name[:1] == (SAMPLER,):
             raise ValueError(f"tag {tag!r}: it belongs to the peer sampler; accepted: any other first part")
-        runtime, own = self._runtime, self._own.parameters.vector
+        runtime = self._runtime
         if not ranks:
             return []
+        if runtime.secure is not None and type(payload) is Model:
+            masked = runtime.secure.mask(ranks, payload)
+            return [sending for rank, words in masked.items() for sending in self._send((rank,), words, name)]
         if runtime.coder is not None and not exact:
             payload = runtime.coder.encode(payload)
+        return self._send(ranks, payload, name)
+
+    def _send(self, ranks: Sequence[int], payload: Payload, name: tuple[str | int, ...]) -> list[Sending]:
+        """Send a payload that is encoded; wrappers may change it."""
+        runtime, own = self._runtime, self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
         if payload is not own and not (
             type(payload) is Model and payload.parameters is own and not self._has_buffers
@@ -614,4 +626,6 @@ class AsyncRounds:  # its name says, in the error of a plain for, what it is
         self._current = node.round
         for wrapper in runtime.before_round:
             await wrapper.before_round(node, self._current)
+        if runtime.secure is not None:
+            await runtime.secure.begin_round(self._current)
         return self._current

@@ -20,6 +20,7 @@ from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import Hospitality
 from gossamer.node.setup import Host, NodeWrapper, Setup
+from gossamer.secure.protocol import SecureAggregation
 from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class NodeRuntime:
         mailbox: the messages that no task has taken.
         columns: values for the node's next recorded row.
         hospitality: gives the node's model to newcomers, if there may be any.
+        secure: hides models in sums, if the experiment says so; it encodes them too.
         deliver: called with each message that has arrived. An exception in a wrapper is the node's failure."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
@@ -47,12 +49,18 @@ class NodeRuntime:
         self._incoming = self._wrappers("incoming")[::-1]
         self.node = Node(self)
         codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
+        self.secure: SecureAggregation | None = None
+        if setup.experiment.secure_aggregation is not None:
+            static = setup.topology.static
+            self.secure = SecureAggregation(setup.experiment, self.node, host, static=static)
+            codec = None  # it encodes models itself
         kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
         self.coder = None if codec is None else Coder(codec, self.node, **kind)
         self.mailbox.coder = self.coder
         self.hospitality = Hospitality(self) if setup.faults.asks_neighbors else None
         self._sampler = self.node._sampler
-        self._receive_own = self._deliver_wrapped if self._incoming else self.mailbox.deliver
+        self._accept = self.mailbox.deliver if self.secure is None else self._accept_secure
+        self._receive_own = self._deliver_wrapped if self._incoming else self._accept
         plain = self._sampler is None and self.hospitality is None
         self.deliver = self._receive_own if plain else self._deliver_sorted
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -87,7 +95,17 @@ class NodeRuntime:
             self.fail(error)
             return
         if changed is not None:
-            self.mailbox.deliver(changed)
+            self._accept(changed)
+
+    def _accept_secure(self, message: Message) -> None:
+        assert self.secure is not None
+        try:
+            taken = self.secure.takes(message)
+        except Exception as error:  # noqa: BLE001 - whatever a faulty peer's message raises is this node's failure
+            self.fail(error)
+            return
+        if not taken:
+            self.mailbox.deliver(message)
 
     def _deliver_sorted(self, message: Message) -> None:
         if self._sampler is not None and message.tag[:1] == (SAMPLER,):

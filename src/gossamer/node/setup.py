@@ -152,6 +152,12 @@ class Host(Protocol):
     def secret(self, n: int) -> bytes:
         """n bytes that no other node knows: keyed when simulated, from the operating system when real."""
 
+    def sign(self, data: bytes) -> bytes:
+        """This rank's signature; empty where nodes have no keys of their own."""
+
+    def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
+        """Whether this is the signature of a rank."""
+
 
 class NodeWrapper(Component):
     """Base of wrappers, which change what a node sends or receives: attacks, privacy noise, research on messages.

@@ -58,6 +58,8 @@ def prepare(experiment: Experiment) -> Setup:
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
     _check_codec(experiment, topology, network, faults)
     _check_aggregator(experiment, topology)
+    if experiment.secure_aggregation is not None:
+        _check_secure_aggregation(experiment, topology, faults)
     task, reached = poisoned(task, parts, experiment.poison, lambda: _first_graph(topology), seed)
     _check_metric(experiment, task)
     return Setup(
@@ -72,7 +74,7 @@ def prepare(experiment: Experiment) -> Setup:
         layout=layout,
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(_evaluated(experiment, outcomes)),
-        message_limit=algorithm.message_limit(layout.size, nodes),
+        message_limit=_message_limit(experiment, layout),
         poisoned=reached,
     )
 
@@ -226,6 +228,42 @@ def _check_codec(
             if lossy:
                 needs = f"{part.name_of()}, which needs every message"
                 raise BadInput(f"codec: {needs}, with {found}; accepted: none of this")
+
+
+def _check_secure_aggregation(
+    experiment: Experiment, topology: TopologySchedule, faults: FaultSchedule
+) -> None:
+    """Refuse what does not work with sums of models, and what would show a single one."""
+    algorithm, codec, aggregator = experiment.algorithm, experiment.codec, experiment.aggregator
+    if not algorithm.sums_suffice:
+        refused = f"for {algorithm.name_of()}, which needs more than sums; accepted: {_able('sums_suffice')}"
+    elif type(aggregator) is not Mean:
+        refused = f"with aggregator {aggregator.name_of()}, which needs single models; accepted: mean"
+    elif codec is not None and not (codec.sparse and codec.common_support):
+        refused = (
+            f"with codec {codec.name_of()}, whose output can't be summed; accepted: null, or random-k or round-robin with"
+            " support: common"
+        )
+    elif faults.asks_neighbors:
+        refused = (
+            "with faults whose nodes start from a neighbor, which shows them its model; accepted: others"
+        )
+    elif (alone := _with_one_sender(experiment.nodes, topology)) is not None:
+        refused = f"and node {alone} has one sender, whose model would be the sum; accepted: two or more"
+    else:
+        return
+    raise BadInput(f"secure_aggregation: {refused}")
+
+
+def _with_one_sender(nodes: int, topology: TopologySchedule) -> int | None:
+    return next((rank for rank in range(nodes) if len(topology.neighbors(rank, 0, "in")) == 1), None)
+
+
+def _message_limit(experiment: Experiment, layout: Layout) -> int:
+    limit: int = experiment.algorithm.message_limit(layout.size, experiment.nodes)
+    if (secure := experiment.secure_aggregation) is None:
+        return limit
+    return max(limit, secure.ring_bits // 8 * (layout.size + layout.buffer_size) + 65536)
 
 
 def _check_metric(experiment: Experiment, task: Task) -> None:

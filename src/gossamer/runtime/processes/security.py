@@ -28,6 +28,7 @@ import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gossamer.errors import BadInput
 
@@ -96,7 +97,7 @@ class Security:
     """The key of the node ``rank`` (:attr:`Identity.pem`), and the certificates (DER) of every rank."""
 
     def __init__(self, pem: bytes, certificates: Sequence[bytes], rank: int) -> None:
-        self._certificates = certificates
+        self._pem, self._certificates = pem, certificates
         self.server = context(ssl.PROTOCOL_TLS_SERVER, pem, certificates)
         self.client = context(ssl.PROTOCOL_TLS_CLIENT, pem, certificates)
         text = pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode("ascii")
@@ -109,6 +110,25 @@ class Security:
             and 0 <= rank < len(self._certificates)
             and hmac.compare_digest(certificate, self._certificates[rank])
         )
+
+    def sign(self, data: bytes) -> bytes:
+        """This rank's signature (Ed25519)."""
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        key: Any = load_pem_private_key(self._pem, None)
+        return bytes(key.sign(data))
+
+    def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
+        """Whether this is the signature of a rank, whose certificate has its key."""
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+
+        key: Any = x509.load_der_x509_certificate(self._certificates[rank]).public_key()
+        try:
+            key.verify(signature, data)
+        except InvalidSignature:
+            return False
+        return True
 
 
 def context(protocol: int, pem: bytes | None, trusted: Sequence[bytes]) -> ssl.SSLContext:

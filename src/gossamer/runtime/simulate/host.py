@@ -94,6 +94,12 @@ class SimHost:
         self.secrets += 1
         return generator(self._seed, "secret", self._rank, self.secrets).bytes(n)
 
+    def sign(self, data: bytes) -> bytes:
+        return b""
+
+    def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
+        return not signature
+
 
 class FaultyHost(SimHost):
     """The host of a node that can crash, leave and freeze. ``lost`` are the ranks that count as dead, a set that changes with

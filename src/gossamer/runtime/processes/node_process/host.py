@@ -323,10 +323,11 @@ class NodeHost:
         computing: Computing,
         rounds: int | None,
         end_round: Callable[[], Awaitable[None]],
+        security: Security | None,
     ) -> None:
         self.lost: set[int] = set()
         self.leaving = False  # whether it was told to leave
-        self._clock, self._rounds = clock, rounds
+        self._clock, self._rounds, self._security = clock, rounds, security
         self.now, self.compute, self.end_round = clock.now, computing.compute, end_round
         self.paced = computing.pace
         self.store, self.is_stored, self.fresh = rows.store, rows.owns, rows.vector
@@ -359,3 +360,9 @@ class NodeHost:
 
     def secret(self, n: int) -> bytes:
         return os.urandom(n)
+
+    def sign(self, data: bytes) -> bytes:
+        return b"" if self._security is None else self._security.sign(data)
+
+    def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
+        return not signature if self._security is None else self._security.verify(rank, data, signature)

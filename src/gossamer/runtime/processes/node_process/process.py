@@ -80,7 +80,12 @@ class NodeProcess:
         self._clock = Clock(0.0 if saved is None else saved.time_s, 0.0 if cut is None else cut.wall_s)
         self._computing = Computing(rank, setup, context, stage, self._clock, self._timeline)
         self._host = NodeHost(
-            stage.rows, self._clock, self._computing, experiment.stop.rounds, self._end_round
+            stage.rows,
+            self._clock,
+            self._computing,
+            experiment.stop.rounds,
+            self._end_round,
+            context.security,
         )
         self._node = NodeRuntime(setup, rank, stage.initial(rank), self._host)
         self._usage = Usage()

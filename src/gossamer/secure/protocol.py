@@ -1,0 +1,396 @@
+"""Secure aggregation as a node carries it out: it learns the weighted sum of its in-neighbours' models, and nothing else.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Every receiver i takes the
+part that the server has there, and its senders j, the in-neighbours, that of the users. Before training in round r, or
+only once where the graph is static and no node can be lost::
+
+    keys      j -> i   the public key c_j
+    roster    i -> j   rank, weight W_ik and public key of each sender k of i
+
+In place of the model, where fix() gives fixed-point numbers and PRG_jk is a stream of a key that follows from c_j, c_k, i
+and r::
+
+    words     j -> i   y_j = fix(W_ij x_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk    mod 2^ring_bits
+
+The masks cancel in sum_j y_j. If a sender is lost they do not, and the receiver keeps its own model in that round
+(``drop_outs: skip``). With ``drop_outs: recover``, every sender draws two secrets for each receiver and round: a for a key
+pair s, from which the masks then follow, and b for a mask of its own. It gives its co-senders shares of both (Shamir), of
+which more than half determine a secret::
+
+    keys      j -> i   also the public key s_j
+    shares    j -> i   for each k: its shares of a_j and b_j, which only k can open
+    relay     i -> k   for each j: these shares
+    words     j -> i   y_j = fix(W_ij x_j) + PRG(b_j) + sum_{k > j} PRG_jk - sum_{k < j} PRG_jk
+    survivors i -> j   the ranks whose words have come
+    unmask    j -> i   b_j, its share of b_k for each other survivor k, and of a_k for each of the others
+
+No node ever gives shares of both secrets of one sender: the words of a sender that was declared lost stay masked by its b,
+even if they come later. What the paper's users sign are here the keys c (:meth:`gossamer.node.setup.Host.sign`), and shares
+can be opened only by a node that got the same roster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.config import Experiment
+from gossamer.messages import encode
+from gossamer.messages.tags import Message, Model, Part, Payload
+from gossamer.secure import masking
+from gossamer.secure.masking import SECRET_BYTES, KeyPair, Ring
+
+if TYPE_CHECKING:
+    from gossamer.node import Node
+    from gossamer.node.setup import Host
+
+TAG = "~secure"
+_SIGNED = {4: torch.int32, 8: torch.int64}
+LEAST = 2
+"""Senders of a receiver. The sum of one model is that model."""
+
+
+def threshold(senders: int) -> int:
+    """How many of some senders can uncover a secret of another: more than half, so that no receiver finds two such groups."""
+    return senders // 2 + 1
+
+
+@dataclass
+class _Given:
+    """What a sender keeps of one receiver's sum, until it has helped to unmask it.
+
+    Attributes:
+        senders: all senders on the roster, ascending.
+        keys: the key of the mask in common with each other sender.
+        sent: whether words have gone to this receiver.
+        context: the digest of its roster: shares can be opened only by a node that got the same one.
+        sealing: the key by which shares are sealed between this node and each other sender.
+        own: b, the secret of its own mask; empty if there is none.
+        shares: its shares of a and b of each other sender that gave some."""
+
+    round: int
+    weight: float
+    bound: float
+    senders: Sequence[int]
+    keys: dict[int, bytes]
+    context: bytes
+    sealing: dict[int, bytes] = field(default_factory=dict)
+    sent: bool = False
+    own: bytes = b""
+    shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+
+
+@dataclass
+class _Wanted:
+    """What a receiver knows of the sum in its present round: the weights and public keys s of the roster, and the senders
+    that agreed on masks."""
+
+    senders: Sequence[int] = ()
+    weights: Mapping[int, float] = field(default_factory=dict)
+    public: Mapping[int, bytes] = field(default_factory=dict)
+
+
+class SecureAggregation:
+    """One node's part in the sums of its neighbours and in its own.
+
+    Keys and secrets are here and in messages only. No checkpoint has them: a node that is restarted has new ones."""
+
+    def __init__(self, experiment: Experiment, node: Node, host: Host, *, static: bool) -> None:
+        settings, gather = experiment.secure_aggregation, experiment.gather
+        assert settings is not None
+        self._settings, self._codec, self._node, self._host = settings, experiment.codec, node, host
+        self._recovers = settings.drop_outs == "recover"
+        self._wait_s = gather.timeout_s and 2 * gather.timeout_s
+        """How long a sender waits for a receiver, which waits for senders meanwhile."""
+        nobody_lost = gather.timeout_s is None and gather.lost_peer == "fail" and not experiment.has_faults
+        self._agrees_once = static and nobody_lost and not self._recovers
+        self._ring = Ring(settings.ring_bits, settings.fraction_bits)
+        self._key = KeyPair(node.secret(SECRET_BYTES))
+        self._signature = host.sign(_signed(self._key.public))
+        self._agreed: dict[
+            bytes, bytes
+        ] = {}  # secrets in common, by the other's public key, whose signature was right
+        self._rosters: dict[int, Any] = {}  # by receiver
+        self._given: dict[int, _Given] = {}  # by receiver
+        self._wanted = _Wanted()
+
+    # --- before a round
+
+    async def begin_round(self, r: int) -> None:
+        """Agree on masks with the co-senders of each receiver of this round, and relay what one's own senders agree on."""
+        node = self._node
+        if self._agrees_once and self._rosters:
+            for to, each in self._rosters.items():
+                self._join(to, r, each, None)
+            return
+        inward, outward = await node.neighbors(r, "in"), await node.neighbors(r, "out")
+        if len(inward) == 1:
+            raise ValueError(
+                f"secure_aggregation: node {node.rank} has one sender in round {r}, whose model would be the sum; accepted:"
+                f" none, or {LEAST} and more"
+            )
+        secrets = {to: (node.secret(SECRET_BYTES), node.secret(SECRET_BYTES)) for to in outward}
+        pairs = {to: KeyPair(a) for to, (a, _) in secrets.items()} if self._recovers else {}
+        for to in outward:
+            own = pairs[to].public if pairs else b""
+            node.send(to, [self._key.public, self._signature, own], (TAG, "keys", r))
+        roster = await self._roster(inward, r)
+        node.broadcast(inward, roster, (TAG, "roster", r))
+        rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
+        joined = {to: each for to, each in rosters.items() if self._join(to, r, each, pairs.get(to))}
+        if not self._recovers:
+            self._rosters = joined
+            return
+        for to in joined:
+            node.send(to, self._shares(to, *secrets[to]), (TAG, "shares", r))
+        await self._relay(r)
+        relayed = await node.gather(joined, (TAG, "relay", r), timeout=self._wait_s)
+        for to in joined:
+            if relayed.get(to):
+                self._open(to, relayed[to])
+            else:
+                del self._given[to]
+
+    async def _roster(self, inward: Sequence[int], r: int) -> list[Payload] | None:
+        """What senders are told: rank, weight and keys of each of them; None if they are too few."""
+        self._wanted = _Wanted()
+        keys = await self._node.gather(inward, (TAG, "keys", r))
+        if len(keys) < LEAST:
+            return None
+        weights = self._node.mixing_weights(r)
+        self._wanted = _Wanted(tuple(keys), weights, {rank: sent[2] for rank, sent in keys.items()})
+        return [[rank, weights[rank], *sent] for rank, sent in keys.items()]
+
+    def _join(self, to: int, r: int, roster: Any, pair: KeyPair | None) -> bool:
+        """Agree with the others on a receiver's roster; says whether this node is on it."""
+        own, weights = self._node.rank, {rank: weight for rank, weight, *_ in roster or ()}
+        if own not in weights:
+            return False
+        if len(weights) < LEAST or not all(weight >= 0 for weight in weights.values()):
+            raise ValueError(
+                f"the roster of node {to} has weights {weights}; accepted: {LEAST} or more, from 0"
+            )
+        bound = self._ring.bound / max(1.0, math.fsum(weights.values()))
+        given = _Given(r, weights[own], bound, sorted(weights), {}, _digest(roster))
+        for rank, _, public, signature, other in roster:
+            if rank != own:
+                common = self._agree(rank, public, signature)
+                given.sealing[rank] = masking.derive(common, "shares", to, r)
+                given.keys[rank] = masking.derive(
+                    common if pair is None else pair.agree(other), "mask", to, r
+                )
+        self._given[to] = given
+        return True
+
+    def _agree(self, rank: int, public: bytes, signature: bytes) -> bytes:
+        """The secret in common with a node, after its key was verified once."""
+        if public not in self._agreed:
+            if not self._host.verify(rank, _signed(public), signature):
+                raise ValueError(f"a key that is said to be of node {rank}, without its signature")
+            self._agreed[public] = self._key.agree(public)
+        return self._agreed[public]
+
+    # --- shares of secrets, with drop_outs: recover
+
+    def _shares(self, to: int, a: bytes, b: bytes) -> dict[int, bytes]:
+        """Shares of this node's two secrets, sealed for each co-sender."""
+        given, own = self._given[to], self._node.rank
+        given.own = b
+        count, needed = len(given.senders), threshold(len(given.senders))
+        # (A node's own share would be one more, which it does not need: it has the secret.)
+        shares = zip(given.keys, *(masking.split(each, needed, count) for each in (a, b)), strict=False)
+        return {
+            rank: masking.seal(given.sealing[rank], one + other, own, given.context)
+            for rank, one, other in shares
+        }
+
+    async def _relay(self, r: int) -> None:
+        """Hand each sender what the others have sealed for it."""
+        senders = self._wanted.senders
+        shares = await self._node.gather(senders, (TAG, "shares", r))
+        given = {rank: each for rank, each in shares.items() if each}
+        enough = len(given) >= threshold(len(senders))
+        self._wanted.senders = tuple(given) if enough else ()
+        for rank in senders:
+            others = {other: each[rank] for other, each in given.items() if other != rank}
+            self._node.send(rank, others if enough and rank in given else None, (TAG, "relay", r))
+
+    def _open(self, to: int, relayed: Any) -> None:
+        """Keep the others' shares. Masks are only in common with those whose shares have come."""
+        given = self._given[to]
+        for rank, sealed in relayed.items():
+            opened = masking.unseal(given.sealing[rank], sealed, rank, given.context)
+            given.shares[rank] = opened[: len(opened) // 2], opened[len(opened) // 2 :]
+        given.keys = {rank: given.keys[rank] for rank in given.shares}
+
+    # --- a model
+
+    def mask(self, receivers: Sequence[int], model: Model) -> dict[int, Tensor]:
+        """What is sent to each receiver in place of a model: words, signed integers [n] of ``ring_bits``; none at all to a
+        receiver that has no sum in this round."""
+        values = np.concatenate([each.numpy(force=True) for each in (self._encoded(model)[0], model.buffers)])
+        largest = float(np.abs(values).max(initial=0))
+        words = {to: self._masked(to, values, largest) for to in receivers}
+        return {to: torch.from_numpy(each.view(f"i{each.itemsize}")) for to, each in words.items()}
+
+    def _masked(self, to: int, values: Any, largest: float) -> Any:
+        given = self._given.get(to)
+        if given is None or given.round != self._node.round:
+            return np.empty(0, self._ring.dtype)
+        if given.sent:
+            raise ValueError(f"secure_aggregation: a second model for node {to} in a round; accepted: one")
+        given.sent = True
+        if not largest < given.bound:
+            raise ValueError(
+                f"secure_aggregation: a model with the value {largest:g}; accepted: values below {given.bound:g}, for"
+                f" ring_bits {self._settings.ring_bits} and fraction_bits {self._settings.fraction_bits}"
+            )
+        words = self._ring.fix(values, given.weight)
+        if self._settings.masked:
+            if given.own:
+                words += self._ring.stream(masking.derive(given.own, "own"), len(words))
+            self._add_masks(words, self._node.rank, given.keys)
+        return words
+
+    def _add_masks(self, words: Any, sender: int, keys: Mapping[int, bytes]) -> None:
+        """Add the masks that a sender has in common with others."""
+        for rank, key in keys.items():
+            if rank > sender:
+                words += self._ring.stream(key, len(words))
+            else:
+                words -= self._ring.stream(key, len(words))
+
+    def _encoded(self, model: Model) -> list[Any]:
+        """The parameters that are sent, followed by what else is needed to decode them: the same at all nodes."""
+        if self._codec is None:
+            return [model.parameters]
+        encoded: list[Any] = self._codec.encode(self._node, model.parameters, self._node.round)
+        return encoded
+
+    # --- a sum
+
+    async def unmask(
+        self, inbox: Mapping[int, Payload], weights: Mapping[int, float]
+    ) -> tuple[dict[int, Model], dict[int, float]]:
+        """An inbox and weights that :func:`~gossamer.learning.mixing.combine` mixes to the same result: the mean of the
+        models that have come under the lowest rank, with the weight of all. The inbox is empty if there is no sum."""
+        agreed = self._wanted.weights
+        if agreed and agreed != weights:
+            raise ValueError(f"secure_aggregation: weights {dict(weights)}; accepted: node.mixing_weights(r)")
+        total, came = await self._sum(inbox)
+        self._node.record(summed_models=len(came))
+        weight = math.fsum(weights[rank] for rank in came)
+        if weight == 0:
+            return {}, dict(weights)
+        first = came[0]
+        absent = {rank: each for rank, each in weights.items() if rank not in came}
+        return {first: self._model(self._ring.number(total) / weight, first)}, {first: weight, **absent}
+
+    async def _sum(self, inbox: Mapping[int, Payload]) -> tuple[Any, Sequence[int]]:
+        """The sum of the words that have come, without their masks, and from whom; nobody if it can't be had."""
+        wanted, node = self._wanted, self._node
+        sent = {rank: inbox[rank] for rank in sorted(inbox) if rank in wanted.senders and len(inbox[rank])}
+        came = tuple(sent)
+        total = self._ring.sum([_words(each, rank, self._ring.dtype) for rank, each in sent.items()])
+        if not self._recovers:
+            return total, came if came == wanted.senders else ()
+        least = max(LEAST, threshold(len(wanted.public)))
+        if len(came) < least:
+            return total, ()
+        r = node.round
+        node.broadcast(came, list(came), (TAG, "survivors", r))
+        answers = await node.gather(came, (TAG, "unmask", r))
+        if len(answers) < least:
+            return total, ()
+        if self._settings.masked:
+            self._remove_masks(total, came, answers)
+        return total, came
+
+    def _remove_masks(self, total: Any, came: Sequence[int], answers: Mapping[int, Payload]) -> None:
+        """Subtract the survivors' own masks, and those that they have in common with senders that were lost."""
+        wanted, r = self._wanted, self._node.round
+
+        def secret(rank: int) -> bytes:
+            # The share of node ``other`` has the position that it has among the senders other than ``rank``.
+            others = [other for other in sorted(wanted.public) if other != rank]
+            held = {
+                others.index(other): answer[1][rank] for other, answer in answers.items() if other != rank
+            }
+            needed = threshold(len(wanted.public))
+            return masking.join(dict(list(held.items())[:needed]))
+
+        for rank in came:
+            own = answers[rank][0] if rank in answers else secret(rank)
+            total -= self._ring.stream(masking.derive(own, "own"), len(total))
+        for lost in set(wanted.senders) - set(came):
+            pair = KeyPair(secret(lost))
+            if pair.public != wanted.public[lost]:
+                raise ValueError(f"secure_aggregation: shares that are not of the key of node {lost}")
+            agreed = {rank: pair.agree(wanted.public[rank]) for rank in came}
+            keys = {rank: masking.derive(each, "mask", self._node.rank, r) for rank, each in agreed.items()}
+            self._add_masks(total, lost, keys)  # what the lost one would have added
+
+    def _model(self, mean: Any, rank: int) -> Model:
+        """The model in a mean of what was sent."""
+        node = self._node
+        own = node.parameters
+        sent, *rest = self._encoded(node.model)
+        values = torch.from_numpy(mean).to(own.device, torch.float32)
+        parameters: Any = values[: len(sent)]
+        if self._codec is not None:
+            parameters = self._codec.decode(node, rank, [parameters, *rest], lambda: own)
+        if isinstance(parameters, Part):
+            parameters = Part(parameters.values, parameters.where.to(own.device), parameters.size)
+        else:
+            parameters = node.store(parameters)
+        return Model(parameters, values[len(sent) :])
+
+    # --- questions of receivers, which come at any time
+
+    def takes(self, message: Message) -> bool:
+        """Answer a receiver that asks how to unmask its sum; says whether this was such a message."""
+        if message.tag[:2] != (TAG, "survivors"):
+            return False
+        to, survivors = message.source, message.payload
+        given = self._given.get(to)
+        if given is None or message.tag[2:] != (given.round,):
+            return True  # answered before, or of a round in which this node took no part
+        del self._given[to]  # it answers once
+        named, own = {*survivors}, self._node.rank
+        if (
+            own not in named
+            or not named <= {*given.shares, own}
+            or len(named) < threshold(len(given.senders))
+        ):
+            raise ValueError(
+                f"node {to} names the survivors {survivors}, of the senders {list(given.senders)}"
+            )
+        shares = {rank: given.shares[rank][rank in named] for rank in sorted(given.shares)}
+        self._node.send(to, [given.own, shares], (TAG, "unmask", given.round))
+        return True
+
+
+def _signed(public: bytes) -> bytes:
+    return b"gossamer/secure-aggregation/key" + public
+
+
+def _digest(roster: Any) -> bytes:
+    return hashlib.sha256(encode(roster).structure).digest()
+
+
+def _words(payload: Payload, rank: int, dtype: Any) -> Any:
+    if not isinstance(payload, Tensor) or payload.dim() != 1 or payload.dtype != _SIGNED[dtype.itemsize]:
+        found = (
+            f"{payload.dtype} {tuple(payload.shape)}"
+            if isinstance(payload, Tensor)
+            else type(payload).__name__
+        )
+        raise ValueError(f"node {rank} sent {found}; accepted: a vector of {_SIGNED[dtype.itemsize]}")
+    return payload.numpy(force=True).view(dtype)

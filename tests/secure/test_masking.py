@@ -1,0 +1,88 @@
+"""Fixed-point sums, streams, shares and sealed messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.secure import masking
+from gossamer.secure.masking import KeyPair, Ring
+
+VALUES = st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize(("bits", "fraction"), [(32, 20), (64, 40)])
+@given(vectors=st.lists(VALUES, min_size=1, max_size=6), weight=st.floats(0, 1))
+def test_sums_are_those_of_the_rounded_terms(
+    bits: int, fraction: int, vectors: list[list[float]], weight: float
+) -> None:
+    ring = Ring(bits, fraction)
+    length = min(map(len, vectors))
+    weight /= len(vectors)
+    terms = [np.array(vector[:length], dtype=np.float32) for vector in vectors]
+    exact = sum(np.rint(term.astype(np.float64) * weight * 2.0**fraction) for term in terms) / 2.0**fraction
+    np.testing.assert_array_equal(ring.number(ring.sum([ring.fix(term, weight) for term in terms])), exact)
+
+
+def test_a_sum_of_nothing_is_empty_and_terms_have_one_length() -> None:
+    ring = Ring(32, 20)
+    assert len(ring.sum([])) == 0
+    with pytest.raises(ValueError, match="shape"):
+        ring.sum([np.zeros(3, np.uint32), np.zeros(2, np.uint32)])
+
+
+def test_values_up_to_the_bound_sum_without_overflow() -> None:
+    ring = Ring(32, 20)
+    for sign in (1, -1):
+        terms = [ring.fix(np.array([sign * ring.bound], np.float32), 1 / 7) for _ in range(7)]
+        assert abs(ring.number(ring.sum(terms))[0] - sign * ring.bound) < 1e-5
+
+
+def test_a_stream_is_aes_in_counter_mode() -> None:
+    key = bytes(range(32))
+    expected = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(40))
+    assert Ring(32, 20).stream(key, 10).tobytes() == expected
+    assert Ring(64, 20).stream(key, 5).tobytes() == expected
+
+
+def test_keys_differ_by_secret_purpose_and_numbers() -> None:
+    keys = [masking.derive(*given) for given in ((b"a", "x"), (b"b", "x"), (b"a", "y"), (b"a", "x", 0))]
+    keys += [masking.derive(b"a", "x", *numbers) for numbers in ((1, 2), (2, 1), (0, 0))]
+    assert len({*keys}) == len(keys)
+
+
+def test_two_key_pairs_agree_on_a_secret_that_a_third_one_has_not() -> None:
+    one, two, three = (KeyPair(bytes([each] * 16)) for each in (1, 2, 3))
+    assert one.agree(two.public) == two.agree(one.public) != one.agree(three.public)
+    assert KeyPair(bytes([1] * 16)).public == one.public
+    with pytest.raises(ValueError, match="shared key"):
+        one.agree(bytes(32))
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(2, 2), (2, 3), (3, 5), (4, 6)])
+def test_any_so_many_shares_determine_a_secret_and_fewer_do_not(threshold: int, count: int) -> None:
+    secret = bytes(range(16))
+    shares = dict(enumerate(masking.split(secret, threshold, count)))
+    for chosen in itertools.combinations(shares, threshold):
+        assert masking.join({each: shares[each] for each in chosen}) == secret
+    for chosen in itertools.combinations(shares, threshold - 1):
+        assert masking.join({each: shares[each] for each in chosen}) != secret
+
+
+def test_a_sealed_message_opens_with_its_key_sender_and_context_only() -> None:
+    key, other = bytes(32), bytes([1] * 32)
+    sealed = masking.seal(key, b"share", 3, b"roster")
+    assert masking.unseal(key, sealed, 3, b"roster") == b"share"
+    for wrong in (
+        (other, sealed, 3, b"roster"),
+        (key, sealed, 4, b"roster"),
+        (key, sealed, 3, b"other"),
+        (key, sealed[:-1] + b"!", 3, b"roster"),
+    ):
+        with pytest.raises(ValueError, match="another key, sender or context"):
+            masking.unseal(*wrong)
