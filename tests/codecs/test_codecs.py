@@ -580,6 +580,7 @@ TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "gradient-tracking"},
     {"name": "d2"},
     {"name": "qg-momentum"},
+    {"name": "topology-aware", "proximal": 0.1},
     {"name": "sgp"},
     {"name": "fedavg"},
     {"name": "ad-psgd"},
