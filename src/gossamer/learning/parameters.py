@@ -31,6 +31,7 @@ class Field:
     name: str
     start: int
     shape: tuple[int, ...]
+    integer: bool = False  # a buffer of whole numbers, such as a counter
 
     @property
     def stop(self) -> int:
@@ -76,7 +77,8 @@ class Layout:
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
     fields: list[Field] = []
     for name, tensor in named:
-        fields.append(Field(name, fields[-1].stop if fields else 0, tuple(tensor.shape)))
+        start, whole = fields[-1].stop if fields else 0, not tensor.is_floating_point()
+        fields.append(Field(name, start, tuple(tensor.shape), whole))
     return tuple(fields)
 
 

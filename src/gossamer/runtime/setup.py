@@ -248,15 +248,22 @@ def _check_secure_aggregation(
         refused = (
             "with faults whose nodes start from a neighbor, which shows them its model; accepted: others"
         )
-    elif (alone := _with_one_sender(experiment.nodes, topology)) is not None:
-        refused = f"and node {alone} has one sender, whose model would be the sum; accepted: two or more"
+    elif experiment.checkpoint.every_s is not None:
+        refused = "with checkpoint.every_s: nodes agree anew after the same round; accepted: checkpoint.every_rounds"
     else:
-        return
+        for rank in range(experiment.nodes):
+            weights = topology.mixing_weights(rank, 0)
+            if len(weights) == 1:
+                refused = (
+                    f"and node {rank} has one sender, whose model would be the sum; accepted: two or more"
+                )
+                break
+            if any(weight <= 0 for weight in weights.values()):
+                refused = f"and node {rank} has the weights {weights}; accepted: above 0 for all, or sums show models"
+                break
+        else:
+            return
     raise BadInput(f"secure_aggregation: {refused}")
-
-
-def _with_one_sender(nodes: int, topology: TopologySchedule) -> int | None:
-    return next((rank for rank in range(nodes) if len(topology.neighbors(rank, 0, "in")) == 1), None)
 
 
 def _message_limit(experiment: Experiment, layout: Layout) -> int:
