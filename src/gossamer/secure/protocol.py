@@ -124,9 +124,7 @@ class SecureAggregation:
         self._ring = Ring(settings.ring_bits, settings.fraction_bits)
         self._key = KeyPair(node.secret(SECRET_BYTES))
         self._signature = host.sign(_signed(self._key.public))
-        self._agreed: dict[
-            bytes, bytes
-        ] = {}  # secrets in common, by the other's public key, whose signature was right
+        self._agreed: dict[bytes, bytes] = {}  # secrets in common, by the other's (verified) public key
         self._rosters: dict[int, Any] | None = None  # by receiver, if they hold for all rounds
         self._given: dict[int, _Given] = {}  # by receiver
         self._wanted = _Wanted()
