@@ -715,12 +715,26 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
 # --- what is refused
 
 
+DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
+
+
 @pytest.mark.parametrize(
     ("codec", "changes", "said"),
     [
         ("zip", {}, "codec: unknown name 'zip'"),
         ({"name": "top-k"}, {}, r"codec\.fraction: missing"),
         ({"name": "quantize", "bits": 1}, {}, r"codec\.bits"),
+        ({"name": "round-robin", "blocks": 10}, {}, r"codec\.blocks: 10 of 9 parameters; accepted: 1 to 9"),
+        (
+            {"name": "low-rank", "rank": 60},
+            {"algorithm": "choco-sgd", **DIGITS},
+            r"codec\.rank: 60, at which no matrix of the model takes less",
+        ),
+        (
+            None,
+            {"algorithm": {"name": "powergossip", "rank": 64}, **DIGITS},
+            r"algorithm\.rank: 64, at which no matrix of the model takes less",
+        ),
         ([], {}, "a list of codecs"),
         (
             ["identity", {"name": "top-k", "fraction": 0.5}],
