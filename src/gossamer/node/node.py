@@ -239,7 +239,8 @@ class Node:
 
         Awaiting the result waits until at most one window (64 KiB) of the message is still unacknowledged; ``done()``
         says whether it is; ``cancel()`` takes the message back. To a peer known dead it returns at once and the message
-        is counted as lost.
+        is counted as lost. If encoding takes time (``steps_per_encoding`` of the compute profile), the message is queued when
+        it is done, and later messages and computations of this node wait for it.
 
         Args:
             to: the receiver's rank.
