@@ -552,6 +552,18 @@ def test_a_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Pat
     assert resumed.status == "done"
 
 
+@pytest.mark.parametrize("fault", ["crash", "leave", "freeze"])
+@pytest.mark.parametrize("at_s", [2.4, 3.55])
+def test_nodes_fail_while_they_encode_and_others_go_on(fault: str, at_s: float, tmp_path: Path) -> None:
+    """At both times the nodes are encoding, until 2.5 and 3.75 s."""
+    times = {"crash": {"restart_after_s": 2.0}, "leave": {}, "freeze": {"for_s": 2.0}}
+    faults = [{"name": fault, "nodes": [1], "at_s": at_s, **times[fault]}]
+    more: dict[str, Any] = {"faults": faults, "gather": {"lost_peer": "skip"}, "compute": ENCODING}
+    run = gossamer.run(described("float16", 6, algorithm="d-psgd", **more), tmp_path)
+    assert run.status == "done"
+    assert bits(run).isfinite().all()
+
+
 def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
     engine = {"name": "processes", "pace": True}
