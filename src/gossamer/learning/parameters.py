@@ -38,6 +38,12 @@ class Field:
         """The first coordinate after this field."""
         return self.start + prod(self.shape)
 
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of the tensor as a matrix: a convolution's kernel [out, in, height, width] has out rows, and a
+        vector has one column."""
+        return (self.shape[0] if self.shape else 1), prod(self.shape[1:])
+
     def of(self, v: Float[Tensor, "*nodes params"]) -> Float[Tensor, "..."]:
         """The field as a view of a vector, or of each row of a stack of vectors."""
         return v[..., self.start : self.stop].view((*v.shape[:-1], *self.shape))

@@ -55,8 +55,8 @@ def prepare(experiment: Experiment) -> Setup:
             f" accepted: a topology with a graph, or one of {_able('tolerates_sampling')}"
         )
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
-    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec))
-    _check_codec(experiment, topology, network, faults)
+    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout))
+    _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
@@ -190,7 +190,11 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
 
 
 def _check_codec(
-    experiment: Experiment, topology: TopologySchedule, network: Network, faults: FaultSchedule
+    experiment: Experiment,
+    layout: Layout,
+    topology: TopologySchedule,
+    network: Network,
+    faults: FaultSchedule,
 ) -> None:
     """Refuse a codec that has nothing to encode, or whose needs are not met."""
     codec, algorithm = experiment.codec, experiment.algorithm
@@ -200,6 +204,7 @@ def _check_codec(
     if not algorithm.sends_models():
         raise BadInput(f"codec: {codec.name_of()} for {name}, which sends no whole models; accepted: null")
     for part in codec.parts():
+        part.check(layout)
         if algorithm.sends_pieces() and part.comes_first:
             raise BadInput(
                 f"codec: {part.name_of()}, which takes whole models, with {name}, which sends pieces of models; accepted:"
