@@ -51,7 +51,7 @@ class NodeRuntime:
         codec, differences = setup.experiment.codec, setup.experiment.algorithm.sends_differences
         self.secure: SecureAggregation | None = None
         if setup.experiment.secure_aggregation is not None:
-            static = setup.topology.static
+            static = setup.topology.static_weights
             self.secure = SecureAggregation(setup.experiment, self.node, host, static=static)
             codec = None  # it encodes models itself
         self.coder = None if codec is None else Coder(codec, self.node, differences=differences)
